@@ -89,6 +89,11 @@ class Checkpoint:
         except UnicodeDecodeError as error:
             raise FileFormatError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
 
+    def texts(self, folder: str, suffix: str) -> dict[str, str]:
+        """Contents of the text files with a suffix in a subfolder, by their names without it."""
+        names = sorted(path.name for path in (self.folder / folder).glob(f"*{suffix}"))
+        return {name.removesuffix(suffix): self.text(f"{folder}/{name}") or "" for name in names}
+
     def raw(self, name: str) -> np.ndarray:
         """The stored words of a tensor, read-only, as a view of the file."""
         tensor = self.tensors[name]

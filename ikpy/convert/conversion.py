@@ -13,6 +13,7 @@ from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
 from ikpy.convert.families import family
 from ikpy.convert.families.base import Change
+from ikpy.convert.rope import scaling_notes
 from ikpy.convert.tensor_map import OutputTensor, Part, map_tensors, pieces
 from ikpy.convert.tokenizer import tokenizer_keys
 from ikpy.convert.weights import Weights, to_float32
@@ -88,7 +89,7 @@ class Conversion:
         ]
         self.tensors = constants + [PlannedTensor(output, self._tensor_type(output)) for output in mapped.outputs]
         self.name = self.options.model_name or Path(self.checkpoint.folder).resolve().name
-        self.notes = self.family.notes()
+        self.notes = self.family.notes() + scaling_notes(config)
         if mapped.skipped_layers:
             self.notes.append(f"{len(mapped.skipped_layers)} tensors of prediction layers (MTP) are left out")
         if mapped.skipped_parts:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ikpy.convert.config import Config
-from ikpy.errors import UnsupportedError
 
 Value = int | float | bool | str
 
@@ -18,7 +17,7 @@ def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
     return 1.0 + 0.1 * multiplier * math.log(factor) if factor > 1 else 1.0
 
 
-def scaling_keys(config: Config, arch: str, *, own_magnitude: bool = False) -> dict[str, Value]:
+def scaling_keys(config: Config, *, own_magnitude: bool = False) -> dict[str, Value]:
     """Keys `rope.*` without the architecture prefix. own_magnitude: the family writes the YaRN magnitude itself."""
     rope = config.rope()
     keys: dict[str, Value] = {"rope.freq_base": float(rope["rope_theta"])}
@@ -27,8 +26,6 @@ def scaling_keys(config: Config, arch: str, *, own_magnitude: bool = False) -> d
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
     elif kind == "yarn":
         keys |= _yarn(config, rope, own_magnitude)
-    elif kind not in ("default", "llama3", "longrope", "su", "proportional"):
-        raise UnsupportedError(f"{config.path}: RoPE scaling '{kind}' is not supported for {arch}")
     return keys
 
 
@@ -42,7 +39,7 @@ def _yarn(config: Config, rope: dict[str, Any], own_magnitude: bool) -> dict[str
     }
     if own_magnitude:
         return keys
-    betas = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
+    betas = tuple(yarn_corners(rope).values())
     config.require(f"YaRN with beta_fast {betas[0]:g} and beta_slow {betas[1]:g} instead of 32 and 1", betas == (32, 1))
     magnitude = rope.get("attention_factor")
     if magnitude is None and rope.get("mscale") and rope.get("mscale_all_dim"):
@@ -50,6 +47,20 @@ def _yarn(config: Config, rope: dict[str, Any], own_magnitude: bool) -> dict[str
     if magnitude is not None and not math.isclose(magnitude, yarn_magnitude(factor)):
         keys["rope.scaling.attn_factor"] = float(magnitude) / yarn_magnitude(factor)
     return keys
+
+
+def yarn_corners(rope: dict[str, Any]) -> dict[str, float]:
+    """Keys of the rotations between which YaRN fades, for architectures that have them."""
+    betas = {"fast": rope.get("beta_fast") or 32, "slow": rope.get("beta_slow") or 1}
+    return {f"rope.scaling.yarn_beta_{name}": float(beta) for name, beta in betas.items()}
+
+
+def scaling_notes(config: Config) -> list[str]:
+    """What GGUF files cannot say about the scaling of any architecture."""
+    rope = config.rope()
+    if rope["rope_type"] != "yarn" or rope.get("truncate", True):
+        return []
+    return ["the YaRN ramp is rounded to whole dimensions when the file is run, the model's is not"]
 
 
 def llama3_factors(rope: dict[str, Any], n_rot: int) -> np.ndarray:

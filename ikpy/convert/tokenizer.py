@@ -268,11 +268,13 @@ class _Reader:
         template = self.checkpoint.text("chat_template.jinja")
         template = template or self.settings.get("chat_template")
         template = template or self.checkpoint.json("chat_template.json").get("chat_template")
-        if not template:
+        further = self.checkpoint.texts("additional_chat_templates", ".jinja")
+        if not template and not further:
             return {}
-        if isinstance(template, str):
+        if isinstance(template, str) and not further:
             return {"tokenizer.chat_template": template}
-        named = {str(entry["name"]): str(entry["template"]) for entry in template}
+        entries = [{"name": "default", "template": template}] if isinstance(template, str) else template or []
+        named = {str(entry["name"]): str(entry["template"]) for entry in entries} | further
         keys: dict[str, Any] = {f"tokenizer.chat_template.{name}": text for name, text in named.items()}
         keys["tokenizer.chat_templates"] = list(named)
         keys["tokenizer.chat_template"] = keys.pop("tokenizer.chat_template.default", next(iter(named.values())))

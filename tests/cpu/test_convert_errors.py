@@ -82,6 +82,27 @@ BAD_CONFIGS = {
         FileFormatError,
         "beta_fast 64",
     ),
+    "longrope": ("llama", {"rope_parameters": {"rope_type": "longrope"}}, UnsupportedError, "RoPE scaling 'longrope'"),
+    "ntk": ("hunyuan-dense", {"rope_parameters": {"rope_type": "dynamic"}}, UnsupportedError, "RoPE scaling 'dynamic'"),
+    "mscale": (
+        "deepseek-v3",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        FileFormatError,
+        "YaRN with mscale None and mscale_all_dim None",
+    ),
+    "windows": (
+        "smollm3",
+        {"sliding_window": 8, "layer_types": ["sliding_attention"] * 5},
+        FileFormatError,
+        "a window in some layers",
+    ),
+    "gemma3 both ways": (
+        "gemma3",
+        {"use_bidirectional_attention": True},
+        FileFormatError,
+        "use_bidirectional_attention true",
+    ),
+    "llama4 temperature": ("llama4", {"floor_scale": 4096}, FileFormatError, "floor_scale 4096"),
     # Numbers of things that are listed one by one.
     "layers 2^31": ("qwen3next", {"num_hidden_layers": 2**31}, FileFormatError, "'num_hidden_layers' is 2147483648;"),
     "layers -1": ("llama", {"num_hidden_layers": -1}, FileFormatError, "'num_hidden_layers' is -1;"),

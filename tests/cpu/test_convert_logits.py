@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.quants import dequantize, registry
 from ikpy.vocab import Vocab
-from tests.cpu.checkpoints import CHECKPOINTS, NAMES
+from tests.cpu.checkpoints import CHECKPOINTS, NAMES, amend, copy
 
 # Measured: at most 1e-4 of logits between -20 and 20 (float32 sums in another order).
 F32_TOLERANCE = 5e-4
@@ -54,11 +55,11 @@ def decoded(path: Path) -> Path:
     return target
 
 
-def logits(path: Path, tokens: np.ndarray, mla: int = 0) -> np.ndarray:
-    """Logits f32 [T, V] of one batch with an f32 cache."""
+def logits(path: Path, tokens: np.ndarray, mla: int = 0, **values: Any) -> np.ndarray:
+    """Logits f32 [T, V] of one batch with an f32 cache; values: further parameters of the context."""
     model = Model.load(path, ModelParams(mla=mla))
-    caches = dict.fromkeys(("type_k", "type_v", "type_indexer"), "f32")
-    params = ContextParams(n_ctx=64, n_threads=2, flash_attn=False, mla=mla, **caches)  # type: ignore[arg-type]
+    values = {**dict.fromkeys(("type_k", "type_v", "type_indexer"), "f32"), **values}
+    params = ContextParams(n_ctx=64, n_threads=2, flash_attn=False, mla=mla, **values)  # type: ignore[arg-type]
     return Context(model, params).decode(Batch.single(tokens.astype(np.int32), 0, logits="all"))
 
 
@@ -88,6 +89,19 @@ def test_logits(name, tmp_path):
 def test_logits_of_the_absorbed_form(name, mla, tmp_path):
     tokens, expected = golden(name)
     assert_close(logits(convert(name, "f32", tmp_path), tokens, mla), expected, F32_TOLERANCE)
+
+
+def test_yarn_corners_of_kimi_k2(tmp_path):
+    tokens, _ = golden("deepseek-v3")
+    usual = convert("deepseek-v3", "f32", tmp_path)
+    expected = logits(usual, tokens, yarn_beta_fast=1.0, yarn_beta_slow=1.0)
+    assert np.abs(expected - logits(usual, tokens)).max() > 0.1
+    folder = copy("deepseek-v3", tmp_path)
+    rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    amend(folder, rope_parameters={**rope, "beta_fast": 1.0, "beta_slow": 1.0})
+    path = tmp_path / "kimi.gguf"
+    Conversion(folder, ConvertOptions(outtype="f32", outfile=str(path))).write()
+    assert np.array_equal(logits(path, tokens), expected)
 
 
 @pytest.mark.parametrize("outtype", ["bf16", "q8_0"])

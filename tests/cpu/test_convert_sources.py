@@ -79,7 +79,8 @@ def test_other_parts_and_prediction_layers_are_left_out(tmp_path):
     def wrap(tensors: made.Tensors) -> None:
         for name in list(tensors):
             tensors[f"language_model.{name}"] = tensors.pop(name)
-        tensors["vision_tower.blocks.0.weight"] = made.bf16(np.zeros((2, 2), np.float32))
+        for part in ("vision_tower.blocks.0", "embed_vision.embedding_projection", "embed_audio.embedding_projection"):
+            tensors[f"{part}.weight"] = made.bf16(np.zeros((2, 2), np.float32))
         tensors["language_model.model.layers.7.eh_proj.weight"] = made.bf16(np.zeros((2, 2), np.float32))
 
     made.change_tensors(folder, wrap)
@@ -95,6 +96,30 @@ def test_gemma3_defaults_of_published_configurations(tmp_path):
     made.amend(folder, drop=("max_position_embeddings", "rms_norm_eps", "rope_parameters", "layer_types"))
     keys = convert(folder, tmp_path).metadata
     assert keys["gemma3.context_length"] == 131072 and keys["gemma3.rope.freq_base"] == 1e6
+
+
+def test_window_layers_that_a_configuration_does_not_list(tmp_path):
+    folder = made.copy("exaone4", tmp_path)
+    listed = convert(folder, tmp_path).metadata["exaone4.attention.sliding_window_pattern"]
+    made.amend(folder, drop=("layer_types",))
+    keys = convert(folder, tmp_path).metadata
+    assert list(keys["exaone4.attention.sliding_window_pattern"]) == list(listed) == [1, 1, 1, 0]
+    made.amend(folder, drop=("sliding_window",))
+    assert "exaone4.attention.sliding_window" not in convert(folder, tmp_path).metadata
+
+
+def test_windows_of_llama_are_noted(tmp_path):
+    folder = made.copy("mistral", tmp_path)
+    made.amend(folder, sliding_window=8, layer_types=["sliding_attention"] * 2)
+    assert "window of 8 tokens is not part" in Conversion(folder).notes[0]
+
+
+@pytest.mark.parametrize("truncate", [None, True, False])
+def test_a_yarn_ramp_that_is_not_rounded_is_noted(truncate, tmp_path):
+    folder = made.copy("qwen2", tmp_path)
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": truncate}
+    made.amend(folder, rope_parameters={k: v for k, v in rope.items() if v is not None})
+    assert ["ramp is rounded" in note for note in Conversion(folder).notes] == [True] * (truncate is False)
 
 
 @pytest.mark.parametrize(

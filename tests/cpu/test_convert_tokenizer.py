@@ -46,6 +46,17 @@ def test_named_chat_templates(tmp_path):
     assert list(keys["tokenizer.chat_templates"]) == ["default", "tool_use"]
 
 
+def test_chat_templates_in_files_of_their_own(tmp_path):
+    folder = made.copy("llama", tmp_path)
+    more = folder / "additional_chat_templates"
+    more.mkdir()
+    (folder / "chat_template.jinja").write_text("A")
+    (more / "tool_use.jinja").write_text("B")
+    keys = convert(folder, tmp_path).metadata
+    assert keys["tokenizer.chat_template"] == "A" and keys["tokenizer.chat_template.tool_use"] == "B"
+    assert list(keys["tokenizer.chat_templates"]) == ["default", "tool_use"]
+
+
 def test_rows_without_a_token_are_filled(tmp_path):
     folder = made.copy("llama", tmp_path)
     rows = np.zeros((400, 64), np.float32)

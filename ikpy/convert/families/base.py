@@ -86,8 +86,8 @@ class Family:
     norm_offset: ClassVar[float] = 0.0  # added to every norm weight
     needs_output: ClassVar[bool] = False  # output.weight is written even if it is the token embedding
     has_output: ClassVar[bool] = True
-    proportional_rope: ClassVar[bool] = False
-    rope_freqs: ClassVar[bool] = False  # llama3 scaling can be expressed
+    rope_scalings: ClassVar[tuple[str, ...]] = ()  # that can be expressed, beside linear and yarn
+    has_windows: ClassVar[bool] = False  # in the layers that `layer_types` says
     own_yarn_magnitude: ClassVar[bool] = False
     activations: ClassVar[tuple[str, ...]] = ("silu", "swish")
     rotary_fraction: ClassVar[float] = 1.0
@@ -114,12 +114,13 @@ class Family:
 
     def check(self) -> None:
         """Refuse configurations that the architecture cannot express."""
-        kind = self.config.rope()["rope_type"]
-        self.config.require(f"RoPE scaling '{kind}'", kind != "proportional" or self.proportional_rope)
         activation = self.config.get("hidden_act", "hidden_activation", default=self.activations[0])
         self.config.require(f"activation '{activation}'", activation in self.activations)
-        if self.config.rope()["rope_type"] == "llama3" and not self.rope_freqs:
-            raise UnsupportedError(f"{self.config.path}: RoPE scaling 'llama3' is not supported for {self.arch}")
+        windows = any(self.config.sliding_layers() or [])
+        self.config.require("a window in some layers", self.has_windows or not windows)
+        kind = self.config.rope()["rope_type"]
+        if kind not in ("default", "linear", "yarn", *self.rope_scalings):
+            raise UnsupportedError(f"{self.config.path}: RoPE scaling '{kind}' is not supported for {self.arch}")
 
     def keys(self) -> Keys:
         """Metadata under the architecture prefix: int is u32, float f32, list u32 array."""
@@ -135,7 +136,7 @@ class Family:
             "attention.value_length": config.head_dim,
             self.norm_key: config.number("rms_norm_eps", "layer_norm_eps"),
             "rope.dimension_count": self.n_rot,
-            **scaling_keys(config, self.arch, own_magnitude=self.own_yarn_magnitude),
+            **scaling_keys(config, own_magnitude=self.own_yarn_magnitude),
         }
         if self.n_expert:
             keys["expert_count"] = self.n_expert
@@ -167,11 +168,22 @@ class Family:
 
 
 class WindowFamily(Family):
-    """A window in the layers that the configuration lists."""
+    """A window in the layers that the configuration lists, or else in those that transformers takes."""
+
+    has_windows = True
+    full_layer_period: ClassVar[int] = 4
+
+    @property
+    def window_layers(self) -> list[bool]:
+        """Whether each layer attends to a window."""
+        config, listed = self.config, self.config.sliding_layers()
+        has_window = config.get("sliding_window", default=None) is not None
+        usual = [has_window and (il + 1) % self.full_layer_period != 0 for il in range(config.n_layer)]
+        return usual if listed is None else listed
 
     def keys(self) -> Keys:
-        keys, layers = super().keys(), self.config.sliding_layers()
-        if not layers or not any(layers):
+        keys, layers = super().keys(), self.window_layers
+        if not any(layers):
             return keys
         return keys | {
             "attention.sliding_window": self.config.integer("sliding_window"),

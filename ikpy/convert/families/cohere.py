@@ -32,6 +32,7 @@ class Cohere2(CommandR):
     """Three rotated window layers for every full one without RoPE."""
 
     arch = "cohere2"
+    has_windows = True
     modules: ClassVar[Modules] = {**ATTENTION, **DENSE}
 
     def check(self) -> None:

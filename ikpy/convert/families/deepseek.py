@@ -16,6 +16,7 @@ from ikpy.convert.families.base import (
     group_note,
     routing_keys,
 )
+from ikpy.convert.rope import yarn_corners
 
 
 class DeepSeekV2(Family):
@@ -53,9 +54,8 @@ class DeepSeekV2(Family):
         rope = self.config.rope()
         if rope["rope_type"] == "yarn":
             scales = rope.get("mscale"), rope.get("mscale_all_dim")
-            self.config.require(f"YaRN with mscale {scales[0]} and mscale_all_dim {scales[1]}", scales[0] == scales[1])
-            betas = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
-            self.config.require(f"YaRN with beta_fast {betas[0]:g}, beta_slow {betas[1]:g}", betas == (32, 1))
+            is_known = bool(scales[0]) and scales[0] == scales[1]
+            self.config.require(f"YaRN with mscale {scales[0]} and mscale_all_dim {scales[1]}", is_known)
 
     def keys(self) -> Keys:
         config, rope = self.config, self.config.rope()
@@ -72,7 +72,7 @@ class DeepSeekV2(Family):
         if config.get("q_lora_rank", default=None):
             keys["attention.q_lora_rank"] = config.integer("q_lora_rank")
         if rope["rope_type"] == "yarn":
-            keys["rope.scaling.yarn_log_multiplier"] = 0.1 * float(rope["mscale_all_dim"])
+            keys |= yarn_corners(rope) | {"rope.scaling.yarn_log_multiplier": 0.1 * float(rope["mscale_all_dim"])}
         return keys
 
     def view(self, target: str, source: str) -> View | None:

@@ -38,6 +38,7 @@ class Gemma2(Gemma):
     """Norms after both branches, soft caps, a window in every other layer."""
 
     arch = "gemma2"
+    has_windows = True
     modules: ClassVar[Modules] = {
         **ATTENTION,
         **DENSE,
@@ -86,6 +87,8 @@ class Gemma3(Gemma2):
     def check(self) -> None:
         Gemma.check(self)
         config = self.config
+        both = bool(config.get("use_bidirectional_attention", default=False))
+        config.require("use_bidirectional_attention true", not both)
         self.check_window_layers([(il + 1) % 6 != 0 for il in range(config.n_layer)])
         pattern = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
         config.require(f"sliding_window_pattern {pattern}", pattern == 6)

@@ -19,7 +19,7 @@ class Gemma4(WindowFamily):
 
     arch = "gemma4"
     activations = ("gelu_pytorch_tanh", "gelu")
-    proportional_rope = True
+    rope_scalings = ("proportional",)
     outer: ClassVar[Mapping[str, str]] = {
         **WindowFamily.outer,
         "model.embed_tokens_per_layer": "per_layer_token_embd",

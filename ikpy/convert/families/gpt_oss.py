@@ -13,6 +13,7 @@ class GptOss(Family):
     """Gate and up rows of the experts take turns: even rows are gates."""
 
     arch = "gpt-oss"
+    has_windows = True
     needs_output = True
     modules: ClassVar[Modules] = {
         **ATTENTION,
@@ -53,8 +54,3 @@ class GptOss(Family):
         if is_split:  # [E, D, 2F]
             return lambda values: values.swapaxes(1, 2)[:, first::2]
         return lambda values: values.swapaxes(1, 2)
-
-    def notes(self) -> list[str]:
-        if self.config.rope().get("truncate", True):
-            return []
-        return ["the YaRN ramp is rounded to whole dimensions when the file is run, the model's is not"]

@@ -12,6 +12,7 @@ from ikpy.convert.families.base import (
     Keys,
     Modules,
 )
+from ikpy.convert.rope import yarn_corners
 
 
 class Llama(Family):
@@ -19,7 +20,8 @@ class Llama(Family):
 
     arch = "llama"
     rotates_pairs = True
-    rope_freqs = True
+    has_windows = True  # told by a note
+    rope_scalings = ("llama3",)
 
     def notes(self) -> list[str]:
         window = self.config.get("sliding_window", default=None)
@@ -48,11 +50,7 @@ class Ministral3(Llama):
             multiplier = float(rope.get("mscale_all_dim") or 0.0)
             is_known = multiplier == 0 or float(rope.get("mscale") or 1.0) == 1.0
             self.config.require(f"YaRN with mscale {rope.get('mscale')}", is_known)
-            keys |= {
-                "rope.scaling.yarn_beta_fast": float(rope.get("beta_fast") or 32.0),
-                "rope.scaling.yarn_beta_slow": float(rope.get("beta_slow") or 1.0),
-                "rope.scaling.yarn_log_multiplier": multiplier,
-            }
+            keys |= yarn_corners(rope) | {"rope.scaling.yarn_log_multiplier": multiplier}
         return keys
 
 

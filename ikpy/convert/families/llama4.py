@@ -21,7 +21,8 @@ class Llama4(Family):
     """Scout and Maverick, the text part. Checkpoints hold adjacent pairs already."""
 
     arch = "llama4"
-    rope_freqs = True
+    has_windows = True
+    rope_scalings = ("llama3",)
     modules: ClassVar[Modules] = {
         **ATTENTION,
         **feed_forward("feed_forward"),
@@ -36,6 +37,12 @@ class Llama4(Family):
         config, n_layer = self.config, self.config.n_layer
         chunk = config.integer("attention_chunk_size", default=8192)
         config.require(f"attention_chunk_size {chunk} instead of 8192", chunk == 8192)
+        tuning = bool(config.get("attn_temperature_tuning", default=True))
+        floor, scale = config.number("floor_scale", default=8192), config.number("attn_scale", default=0.1)
+        is_known = tuning and (floor, scale) == (8192, 0.1)
+        config.require(
+            f"attn_temperature_tuning {tuning} with floor_scale {floor:g} and attn_scale {scale:g}", is_known
+        )
         norm = bool(config.get("use_qk_norm", default=True))
         config.require(f"use_qk_norm {norm} with {self.n_expert} experts", norm == (self.n_expert != 128))
         rotated = config.get("no_rope_layers", default=None) or [(il + 1) % 4 != 0 for il in range(n_layer)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from ikpy.convert.config import Config
 from ikpy.convert.families.base import (
     ATTENTION,
     DENSE,
@@ -47,18 +48,18 @@ class HunyuanDense(Family):
         "self_attn.key_layernorm": "attn_k_norm",
     }
 
-    def check(self) -> None:
-        super().check()
-        self.config.require("use_qk_norm false", bool(self.config.get("use_qk_norm", default=True)))
-
-    def keys(self) -> Keys:
-        config, rope = self.config, self.config.rope()
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        rope = config.rope()
         if rope["rope_type"] == "dynamic" and rope.get("alpha"):
             # alpha stretches the base once and for all: base * alpha^(n / (n - 2)).
             n = config.head_dim
             base = float(rope["rope_theta"]) * float(rope["alpha"]) ** (n / (n - 2))
             config.values["rope_parameters"] = {"rope_type": "default", "rope_theta": base}
-        return super().keys()
+
+    def check(self) -> None:
+        super().check()
+        self.config.require("use_qk_norm false", bool(self.config.get("use_qk_norm", default=True)))
 
 
 class HunyuanMoe(HunyuanDense):

@@ -47,5 +47,5 @@ class Exaone4(WindowFamily):
     """A norm of every head of q and k; with windows, full layers do not know positions."""
 
     arch = "exaone4"
-    rope_freqs = True
+    rope_scalings = ("llama3",)
     modules: ClassVar[Modules] = BEHIND

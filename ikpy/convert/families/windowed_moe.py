@@ -38,7 +38,7 @@ class ExaoneMoe(_WindowedMoe):
     """K-EXAONE."""
 
     arch = "exaone-moe"
-    rope_freqs = True
+    rope_scalings = ("llama3",)
     modules: ClassVar[Modules] = {
         **ATTENTION,
         **HEAD_NORMS,

@@ -278,6 +278,10 @@ def test_a_single_part_is_shown_as_one(model, tmp_path):
     for number, part in enumerate((first, second), start=1):
         line = f"part {number} of 2 of a split model: 1 of 2 tensors, and this part's keys"
         assert run("dump", part, "--this-file")[0].splitlines()[1] == line
+    second.rename(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=r"part-00002-of-00002\.gguf: this part .* does not exist; --this-file shows"):
+        run("dump", first)
+    (tmp_path / "elsewhere").rename(second)
     first.unlink()
     assert run("dump", second)[0] == run("dump", second, "--this-file")[0]
     shown = json.loads(run("dump", second, "--json")[0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import time
 
 import numpy as np
 import pytest
@@ -256,6 +258,35 @@ def test_longer_special_tokens_win():
     vocab = plain_vocab({"<a>": 3, "<a><b>": 3})
     end = vocab.token_id("<a><b>")
     assert vocab.tokenize("<a><b><a>", add_special=False, parse_special=True) == [end, 256]
+
+
+def cut_one_by_one(text: str, tokens: list[str]) -> list[str]:
+    """A text divided at one token after the other, the longest first."""
+    fragments = [text]
+    for token in sorted(tokens, key=lambda token: -len(token.encode())):
+        parts = (re.split(f"({re.escape(token)})", part) if part not in tokens else [part] for part in fragments)
+        fragments = [part for group in parts for part in group if part]
+    return fragments
+
+
+@given(
+    st.lists(st.sampled_from(["<u", "<u1>", "<u12>", "<u3><u1>", ">", "1", "<|x|>", "<", "日", "ab", "a"]), max_size=30)
+)
+@settings(max_examples=200, deadline=None)
+def test_many_special_tokens_of_one_beginning(parts):
+    special = [*(f"<u{i}>" for i in range(40)), "<u3><u1>", "<u", "日", "<|x|>", "ab"]
+    vocab = plain_vocab(dict.fromkeys(special, 3))
+    ids = vocab.tokenize("".join(parts), add_special=False, parse_special=True)
+    found = [vocab.token_text(index) for index in ids if index >= 256]
+    assert found == [part for part in cut_one_by_one("".join(parts), special) if part in special]
+
+
+def test_thousands_of_special_tokens_cost_little():
+    vocab = plain_vocab(dict.fromkeys((f"<unused{i}>" for i in range(6000)), 3))
+    text = "<ul><li>words</li></ul><unused17>\n" * 10_000
+    start = time.process_time()
+    assert vocab.tokenize(text, add_special=False, parse_special=True).count(vocab.token_id("<unused17>")) == 10_000
+    assert time.process_time() - start < 0.7
 
 
 def test_user_defined_tokens_are_always_parsed_and_control_tokens_on_request():

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import struct
 import uuid
 from pathlib import Path
 
@@ -494,3 +495,16 @@ def test_names_from_files_steer_no_terminal(tmp_path):
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", output)
     (tmp_path / "manifest").write_text(manifest)
     assert run("hash", path, "-c", tmp_path / "manifest")[0] == f"{path}: 2 of 2 digests agree\n"
+
+
+def test_errors_about_long_names_stay_short(tmp_path, capfd):
+    from ikpy.cli import main
+
+    path = tmp_path / "x.gguf"
+    path.write_bytes(made.build([made.string("k" * 60_000) + struct.pack("<I", 77)], [], b""))
+    assert main(["gguf", "dump", str(path)]) == 1
+    line = capfd.readouterr().err
+    assert line.startswith(f"error: {path}: metadata key 'kkk") and line.count("\n") == 1 and len(line) < 1100
+    assert line.endswith(
+        "kkk' has unknown value type 77; the file is truncated or damaged; download or convert it again\n"
+    )

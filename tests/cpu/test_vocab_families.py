@@ -52,6 +52,19 @@ def test_bpe_merges_through_texts_that_are_no_tokens(word):
     assert BPE.tokenize(word, add_special=False) == plain_bpe(word)
 
 
+@pytest.mark.parametrize("model", ["gpt2", "gemma4", "t5", "llama", "bert"])
+def test_tokens_and_merges_that_are_not_utf8(model):
+    """Bytes of damaged files, which are lone surrogates here."""
+    tokens = ["a", "b", "ab", "\udcff", "a\udcff", "\udcc3b", "▁ab"]
+    keys = {"merges": ["a \udcff", "\udcc3 b", "a b"], "scores": [-1.0] * 7, "unknown_token_id": 3}
+    vocab = Vocab.from_metadata(made(model, tokens, pre="gpt-2", token_type=[1] * 7, **keys))
+    for text in ("ab", b"a\xff", b"\xc3b", "é"):
+        ids = vocab.tokenize(text, add_special=False)
+        assert all(0 <= index < 7 for index in ids), text
+    assert vocab.token_to_piece(vocab.tokenize("ab", add_special=False)[-1]) in (b"ab", b" ab")
+    vocab.detokenize(range(7))
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [

@@ -299,6 +299,7 @@ def test_a_single_part_is_shown_as_one(model, tmp_path):
         (("bool", "maybe"), "'maybe' is not a value of type bool"),
         (("u8", "1", "--type", "u16"), "key u8 has type u8, not u16; leave out --type or add --change-type"),
         (("new", "1"), "there is no key new; give --type to add it"),
+        (("general.alignment", "64", "--type", "u64"), "general.alignment must be of type u32, not u64"),
         (("new", "1", "--type", "u128"), "unknown value type 'u128'; one of u8, i8"),
         (("words", "1"), "key words is an array"),
         (("split.count", "1"), "describes how the model is split"),

@@ -25,9 +25,18 @@ class OutOfMemoryError(ResourceError):
     """Memory is too small now; it may be large enough when others have released theirs."""
 
 
+_LONGEST_LINE, _KEPT_END = 1000, 300
+
+
 def printable(text: str) -> str:
-    """The text on one line, with control characters as escapes: names from files shall not steer a terminal."""
-    return escaped(" ".join(text.split()))
+    """The text on one line, with control characters as escapes: names from files shall not steer a terminal.
+
+    Of more than 1000 characters (damaged files have names of 64 KiB) the middle is left out.
+    """
+    line = escaped(" ".join(text.split()))
+    if len(line) <= _LONGEST_LINE:
+        return line
+    return f"{line[: _LONGEST_LINE - _KEPT_END - 5]} ... {line[-_KEPT_END:]}"
 
 
 def escaped(text: str) -> str:

@@ -147,7 +147,10 @@ def _decoded(gguf: GGUFFile, info: TensorInfo, factor: float) -> NDArray[np.floa
     """The tensor as float32 in three dimensions, times a factor."""
     if math.prod(info.shape[3:]) > 1:
         raise FileFormatError(f"{gguf.path}: '{info.name}' has {len(info.shape)} dimensions; at most 3 are possible")
-    values = np.asarray(dequantize(gguf.data(info), info.type_id, info.shape), np.float32) * np.float32(factor)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = np.asarray(dequantize(gguf.data(info), info.type_id, info.shape), np.float32) * np.float32(factor)
+    if not np.isfinite(values).all():
+        raise FileFormatError(f"{gguf.path}: '{info.name}' has elements that are not finite numbers")
     return values.reshape((*info.shape, 1, 1)[:3][::-1])
 
 

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
-import numpy as np
+Area = tuple[int, int]
+"""Address and bytes."""
 
 
-def lock_memory(areas: Sequence[np.ndarray], log: Callable[[str], None]) -> int:
-    """Locks the pages of these arrays; returns the bytes locked. What the system refuses is logged, not an error."""
+def whole_pages(areas: Iterable[Area]) -> list[Area]:
+    """Areas of whole pages that cover these, ascending and apart."""
+    spans: list[tuple[int, int]] = []
+    for address, nbytes in sorted(areas):
+        first, end = address // mmap.PAGESIZE * mmap.PAGESIZE, -(-(address + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        if spans and first <= spans[-1][1]:
+            first, end = spans[-1][0], max(end, spans.pop()[1])
+        spans.append((first, end))
+    return [(first, end - first) for first, end in spans if end > first]
+
+
+def lock_memory(areas: Iterable[Area], log: Callable[[str], None]) -> int:
+    """Locks the pages of these areas; returns the bytes locked. What the system refuses is logged, not an error."""
     try:
         mlock = ctypes.CDLL(None, use_errno=True).mlock
     except (OSError, AttributeError):
@@ -18,13 +31,13 @@ def lock_memory(areas: Sequence[np.ndarray], log: Callable[[str], None]) -> int:
         return 0
     mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     locked = 0
-    for area in areas:
-        if mlock(area.ctypes.data, area.nbytes):
+    for address, nbytes in whole_pages(areas):
+        if mlock(address, nbytes):
             reason = os.strerror(ctypes.get_errno())
             log(
-                f"warning: failed to mlock {area.nbytes}-byte buffer (after previously locking {locked} bytes): "
+                f"warning: failed to mlock {nbytes}-byte buffer (after previously locking {locked} bytes): "
                 f"{reason}; try a larger limit (ulimit -l)"
             )
             return locked
-        locked += area.nbytes
+        locked += nbytes
     return locked

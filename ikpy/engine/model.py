@@ -15,7 +15,7 @@ import numpy as np
 from ikpy._native import core
 from ikpy.backends.cuda import setup
 from ikpy.backends.cuda.devices import wanted_devices
-from ikpy.engine.locking import lock_memory
+from ikpy.engine.locking import Area, lock_memory
 from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
@@ -171,7 +171,7 @@ class Model:
             log(f"============ Repacked {len(weights.repacked)} tensors")
         model.log_decoded_types(log, set(weights.repacked))
         if params.use_mlock and not params.header_only:
-            lock_memory([shard.data for shard in gguf.shards], log)
+            lock_memory(model._areas_on_cpu(weights.own_bytes), log)
         if params.check_tensors and not params.header_only:
             model.check_finite()
         return model
@@ -196,6 +196,12 @@ class Model:
         if self.devices and not self.params.use_mlock:
             self.devices.weights.uploaded = _page_dropper(self.gguf)
         self.arch.buffer_of = self.placement.device_of
+
+    def _areas_on_cpu(self, own: Container[str]) -> list[Area]:
+        """Memory of the weights that the CPU reads: where the file has them, or what took their place (``own``)."""
+        used = (name for name in self.weights if name in own or name not in self.replaced)
+        buffers = [self.weights[name].buffer for name in used if self.placement.device_of(name) == CPU]
+        return [(buffer.address, buffer.nbytes) for buffer in buffers if buffer.address is not None]
 
     def log_decoded_types(self, log: Callable[[str], None], repacked: Container[str] = ()) -> None:
         """Notes the matrix types whose products decode to float first: correct, but slower than with an unpacker."""

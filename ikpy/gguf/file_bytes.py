@@ -31,6 +31,26 @@ def no_report(_: int) -> None:
     """Reading that nobody watches."""
 
 
+def share_of(total: int, progress: Callable[[float], None]) -> Report:
+    """Tells progress the share that the reported bytes have of the total."""
+    done = 0
+
+    def report(n: int) -> None:
+        nonlocal done
+        done += n
+        progress(min(1.0, done / total))
+
+    return report
+
+
+def memory_map(data: np.ndarray) -> mmap.mmap | None:
+    """What holds the bytes that `file_bytes` gave: a mapping of the file, or anonymous memory."""
+    owner = data.base
+    while isinstance(owner, memoryview | np.ndarray):
+        owner = owner.obj if isinstance(owner, memoryview) else owner.base
+    return owner if isinstance(owner, mmap.mmap) else None
+
+
 def file_bytes(path: str, how: Reading | None) -> tuple[np.ndarray, int]:
     """The bytes of a file, read-only uint8 [size], and the size of the reserved pages that they were read into, or 0.
 

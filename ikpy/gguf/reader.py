@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ikpy.errors import FileFormatError, IkpyError, UnsupportedError
-from ikpy.gguf.file_bytes import Reading, Report, file_bytes, no_report
+from ikpy.gguf.file_bytes import Reading, file_bytes, memory_map, no_report, share_of
 from ikpy.gguf.header import Header, TensorRecord, parse_header
 from ikpy.gguf.metadata import Metadata
 from ikpy.gguf.splits import split_path, split_prefix
-from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, GGUFValueType
+from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, GGUFValueType, align_up
 from ikpy.quants import registry
 
 _MAX_OFFSET = (1 << 63) - 1
@@ -99,6 +99,8 @@ class GGUFFile:
         self.alignment = first.header.alignment
         self.file_size = sum(shard.file_size for shard in shards)
         self._metadata = first.metadata
+        self._dropped: set[str] = set()
+        self._mapped_again: dict[int, np.ndarray] = {}
         self.tensors = _collect_tensors(shards)
         _check_data(self.tensors, shards, header_only=header_only)
 
@@ -129,7 +131,7 @@ class GGUFFile:
         name = os.fspath(path)
         how = None
         if not use_mmap and not header_only:
-            report = no_report if progress is None else _share_of(_total_size(name, follow_splits), progress)
+            report = no_report if progress is None else share_of(_total_size(name, follow_splits), progress)
             how = Reading(report, reserved_pages)
         shards = [_open_shard(name, 0, how)]
         if follow_splits:
@@ -175,6 +177,8 @@ class GGUFFile:
         """Zero-copy read-only uint8 [info.nbytes] view of a tensor's bytes."""
         shard = self.shards[info.shard]
         end = info.offset + info.nbytes
+        if info.name in self._dropped:
+            return self._mapped_again[info.shard][info.offset : end]
         if end > shard.file_size:
             raise FileFormatError(
                 f"{shard.path}: data of tensor '{info.name}' is not in the file (bytes {info.offset} to "
@@ -198,6 +202,30 @@ class GGUFFile:
         if mapping and size:
             mapping.madvise(mmap.MADV_DONTNEED, first, info.offset + size - first)
 
+    def drop_copy(self, info: TensorInfo) -> None:
+        """Give back the memory of a tensor that was read into memory; from then on its data are the mapped file's.
+
+        For tensors whose memory nobody reads any more: pages that it alone fills become zero. Reserved huge pages stay.
+        """
+        shard = self.shards[info.shard]
+        first = align_up(info.offset, mmap.PAGESIZE)
+        end = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if shard.mapped or shard.page_size or first >= end or info.name in self._dropped:
+            return
+        memory, data = memory_map(shard.data), self._file_again(shard)
+        if memory is not None and data.size == shard.file_size:
+            self._dropped.add(info.name)
+            memory.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+    def _file_again(self, shard: Shard) -> np.ndarray:
+        """The bytes of a shard's file, mapped; none of them if the file is gone."""
+        if shard.index not in self._mapped_again:
+            try:
+                self._mapped_again[shard.index], _ = file_bytes(shard.path, None)
+            except IkpyError:
+                self._mapped_again[shard.index] = np.empty(0, np.uint8)
+        return self._mapped_again[shard.index]
+
     def stop_read_ahead(self) -> None:
         """Pages of the mapped tensors are read one by one from now on, each where the thread that wants it runs."""
         for shard in self.shards:
@@ -209,6 +237,7 @@ class GGUFFile:
         """Let go of the mapping; using the file afterwards is an error."""
         self.shards = []
         self.tensors = {}
+        self._mapped_again = {}
         self._metadata = Metadata(np.empty(0, np.uint8), {}, self.path)
 
     def __enter__(self) -> GGUFFile:
@@ -224,26 +253,9 @@ def _total_size(path: str, follow_splits: bool) -> int:
         return file.file_size
 
 
-def _share_of(total: int, progress: Callable[[float], None]) -> Report:
-    """Tells progress the share that the reported bytes have of the total."""
-    done = 0
-
-    def report(n: int) -> None:
-        nonlocal done
-        done += n
-        progress(min(1.0, done / total))
-
-    return report
-
-
 def _mapping(shard: Shard) -> mmap.mmap | None:
     """The mapping under the bytes of a shard, None for a copy in memory."""
-    if not shard.mapped:
-        return None
-    owner = shard.data.base
-    while isinstance(owner, memoryview | np.ndarray):
-        owner = owner.obj if isinstance(owner, memoryview) else owner.base
-    return owner if isinstance(owner, mmap.mmap) else None
+    return memory_map(shard.data) if shard.mapped else None
 
 
 def _open_shard(path: str, index: int, how: Reading | None) -> Shard:
@@ -278,6 +290,10 @@ def _open_other_shards(first: Shard, how: Reading | None) -> list[Shard]:
 
 
 def _open_part(path: str, index: int, count: int, how: Reading | None) -> Shard:
+    if not os.path.exists(path):
+        raise FileFormatError(
+            f"failed to load GGUF split from {path}: it does not exist; put all {count} parts of the model together"
+        )
     try:
         shard = _open_shard(path, index, how)
     except IkpyError as error:

@@ -190,6 +190,8 @@ class WeightSource:
             return external(PLANNED_ADDRESS, None, target.id, info.shape, info.name, "weight")
         data = self._repack_block().take(nbytes)
         repack_parallel(self.gguf.data(info), info.type_id, target, info.shape, data)
+        if info.name not in self.values:  # no value reads the file's rows
+            self.gguf.drop_copy(info)
         return external(data.ctypes.data, data, target.id, info.shape, info.name, "weight")
 
     def _repack_block(self) -> Block:
@@ -216,6 +218,8 @@ class WeightSource:
         if self.header_only:
             return external(PLANNED_ADDRESS, None, F32, info.shape, info.name, "weight")
         values = dequantize(self.gguf.data(info), info.type_id, info.shape)
+        if info.name not in self.values:
+            self.gguf.drop_copy(info)
         name = registry.by_id(info.type_id).name
         self.log(f"llm_load_tensors: note: tensor {info.name} of type {name} is decoded to f32 in memory")
         return external(values.ctypes.data, values, F32, info.shape, info.name, "weight")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from ikpy.errors import FileFormatError, UnsupportedError
+from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
+from ikpy.gguf.splits import shard_paths
 from ikpy.gguf.strings import StringArray
 from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, type_label
 from ikpy.quants import registry
@@ -31,12 +33,15 @@ def type_name(type_id: int) -> str:
 def open_model(path: str, *, this_file: bool) -> GGUFFile:
     """The header of a model with those of all its parts; of ``this_file`` alone, and of a part that is not the first.
 
-    Raises what `GGUFFile.open` does.
+    Raises what `GGUFFile.open` does, and UsageError if a part does not exist.
     """
     alone = GGUFFile.open(path, header_only=True, follow_splits=False)
-    if this_file or (part_of(alone) or (1, 1))[0] > 1:
+    part = part_of(alone)
+    if this_file or part is None or part[0] > 1:
         return alone
     alone.close()
+    if lacking := next((name for name in shard_paths(path) if not os.path.exists(name)), None):
+        raise UsageError(f"{lacking}: this part of the model does not exist; --this-file shows the first one alone")
     return GGUFFile.open(path, header_only=True)
 
 

@@ -217,7 +217,9 @@ def _rewrite(
     alignment = file.alignment
     if KEY_ALIGNMENT in replace:
         new = replace[KEY_ALIGNMENT]
-        alignment = int.from_bytes(new.stored, "little") if new.type is GGUFValueType.UINT32 else 0
+        if new.type is not GGUFValueType.UINT32:
+            raise UsageError(f"{KEY_ALIGNMENT} must be of type u32, not {new.type.label}")
+        alignment = int.from_bytes(new.stored, "little")
     writer = GGUFWriter(target, alignment=alignment)
     writer.copy_metadata(file, skip=skip, replace=replace)
     declare_tensors(file, writer)

@@ -22,13 +22,17 @@ from ikpy.vocab.text import SPACE_SYMBOL, byte_encode, byte_to_char, decode_stru
 
 
 def _split_merges(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs by rank; a line is split at its first space at index >= 1, the first of equal lines counts."""
+    """Pairs by rank; a line is split at its first space at index >= 1, the first of equal lines counts.
+
+    Lines with bytes that are not UTF-8 are left out: no text is ever divided into such parts.
+    """
     pairs: dict[tuple[str, str], None] = {}
     for line in lines:
         at = line.find(" ", 1)
         if at < 0:
             raise FileFormatError(f"tokenizer.ggml.merges: {line!r} is not two parts with a space between")
-        pairs[line[:at], line[at + 1 :]] = None
+        if _is_valid_text(line):
+            pairs[line[:at], line[at + 1 :]] = None
     return list(pairs)
 
 
@@ -94,7 +98,7 @@ class EscapedBpe:
         self._ids = table.ids
         self._rule = split_rule(pre.rule)
         pairs = _split_merges(merges)
-        self._alphabet = {text for text in table.ids if len(text) == 1}
+        self._alphabet = {text for text in table.ids if len(text) == 1 and _is_valid_text(text)}
         self._alphabet.update(char for pair in pairs for text in pair for char in text)
         self._merger = _Merger(table, pairs, self._alphabet)
         self._cache = WordCache(self._encode_word)

@@ -6,7 +6,7 @@ Model semantics 8.1, 8.2 and 8.7.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ikpy.vocab import keys
@@ -65,6 +65,9 @@ _CHANNEL_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 # White space that the strip attributes remove: C's isspace on ASCII.
 STRIPPED = " \t\n\v\f\r"
+
+_PREFIX = 2  # characters; texts without any token's beginning are the rule
+_MANY = 16  # tokens of one prefix from which on its places in a text are fewer than they are
 
 
 def read_role_ids(metadata: Mapping[str, Any], table: TokenTable, defaults: Mapping[str, int]) -> dict[str, int | None]:
@@ -145,6 +148,39 @@ def strip_attributes(
     return frozenset(left), frozenset(right)
 
 
+class _Candidates:
+    """Special tokens in the order in which they are cut out, and which of them a text may hold."""
+
+    def __init__(self, tokens: Sequence[tuple[str, int]]):
+        self._tokens = tokens
+        self._places: dict[str, dict[str, int]] = {}
+        for place, (text, _) in enumerate(tokens):
+            self._places.setdefault(text[:_PREFIX], {})[text] = place
+        self._lengths = {prefix: sorted({len(text) for text in group}) for prefix, group in self._places.items()}
+
+    def within(self, text: str) -> list[tuple[str, int]]:
+        """Texts and ids of the tokens that occur in a text, in their order."""
+        found: list[int] = []
+        for prefix, group in self._places.items():
+            if prefix in text:
+                search = self._search_each if len(group) < _MANY else self._look_up
+                found += search(text, prefix)
+        return [self._tokens[place] for place in sorted(found)]
+
+    def _search_each(self, text: str, prefix: str) -> Iterable[int]:
+        return [place for token_text, place in self._places[prefix].items() if token_text in text]
+
+    def _look_up(self, text: str, prefix: str) -> Iterable[int]:
+        """Vocabularies hold thousands of tokens with one prefix: whether one begins is asked wherever the prefix is."""
+        group, lengths = self._places[prefix], self._lengths[prefix]
+        found: set[int] = set()
+        at = text.find(prefix)
+        while at >= 0:
+            found.update(group[part] for n in lengths if (part := text[at : at + n]) in group)
+            at = text.find(prefix, at + 1)
+        return found
+
+
 class SpecialSplitter:
     """Cuts special tokens out of text: longest text first, each replaced wherever it occurs."""
 
@@ -153,16 +189,10 @@ class SpecialSplitter:
         special = [index for index, kind in enumerate(table.types) if kind in kinds]
         special.sort(key=lambda index: -len(table.texts[index].encode("utf-8", "surrogateescape")))
         self.ids = tuple(special)
-        self._all = self._by_prefix(table, special)
-        self._user = self._by_prefix(
-            table, [index for index in special if table.types[index] == TokenType.USER_DEFINED]
-        )
+        self._all = _Candidates([(table.texts[index], index) for index in special])
+        user_defined = [index for index in special if table.types[index] == TokenType.USER_DEFINED]
+        self._user = _Candidates([(table.texts[index], index) for index in user_defined])
         self._left, self._right = left, right
-
-    @staticmethod
-    def _by_prefix(table: TokenTable, special: list[int]) -> list[tuple[str, str, int]]:
-        """(first two characters, text, id): a text without the prefix cannot hold the token."""
-        return [(table.texts[index][:2], table.texts[index], index) for index in special]
 
     def split(self, text: str, parse_special: bool) -> list[str | int]:
         """Fragments (str) and special ids (int) in order.
@@ -170,16 +200,12 @@ class SpecialSplitter:
         Without ``parse_special`` only user-defined tokens are cut out.
         """
         fragments: list[str | int] = [text] if text else []
-        present: dict[str, bool] = {}
-        for prefix, token_text, index in self._all if parse_special else self._user:
-            if prefix not in present:
-                present[prefix] = prefix in text
-            if present[prefix] and token_text in text:
-                fragments = [
-                    part
-                    for fragment in fragments
-                    for part in (self._cut(fragment, token_text, index) if isinstance(fragment, str) else [fragment])
-                ]
+        for token_text, index in (self._all if parse_special else self._user).within(text):
+            fragments = [
+                part
+                for fragment in fragments
+                for part in (self._cut(fragment, token_text, index) if isinstance(fragment, str) else [fragment])
+            ]
         return fragments
 
     def _cut(self, fragment: str, token_text: str, index: int) -> list[str | int]:

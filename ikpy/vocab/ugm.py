@@ -11,7 +11,7 @@ from tokenizers import models
 from ikpy.errors import FileFormatError
 from ikpy.vocab import keys
 from ikpy.vocab.table import TokenTable, TokenType
-from ikpy.vocab.text import REPLACEMENT, SPACE_SYMBOL, to_bytes
+from ikpy.vocab.text import REPLACEMENT, SPACE_SYMBOL, has_invalid_bytes, to_bytes
 
 
 class CharsMap:
@@ -90,7 +90,7 @@ class UgmModel:
         self._token_of_entry: list[int | None] = [self._unknown]
         matched = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
         for index, (text, kind) in enumerate(zip(table.texts, table.types, strict=True)):
-            if kind in matched:
+            if kind in matched and not has_invalid_bytes(text):  # normalised text has none
                 score = 0.0 if kind == TokenType.USER_DEFINED else max(scores[index], lowest)
                 pieces.append((text, score))
                 self._token_of_entry.append(index)

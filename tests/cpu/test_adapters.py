@@ -283,6 +283,8 @@ def damaged(name: str, pairs: Pairs) -> tuple[str, Pairs]:
     return {
         "arch": ("qwen3", pairs),
         "name": ("llama", {"blk.9.attn_q": (a, b)}),
+        "values": ("llama", {"blk.0.attn_q": (a, np.where(b == b.max(), np.nan, b))}),
+        "overflow": ("llama", {"blk.0.attn_q": (np.where(a == a.max(), np.inf, a), b)}),
         "shape": ("llama", {"blk.0.attn_q": (a[:, :-1], b)}),
         "rank": ("llama", {"blk.0.attn_q": (a[:-1], b)}),
         "embedding": ("llama", {"token_embd": (RANDOM.normal(size=(2, 64)), RANDOM.normal(size=(N_VOCAB - 1, 2)))}),
@@ -294,6 +296,8 @@ def damaged(name: str, pairs: Pairs) -> tuple[str, Pairs]:
     [
         ("arch", "the adapter is for 'qwen3', the model is 'llama'"),
         ("name", "the model has no tensor 'blk.9.attn_q.weight'"),
+        ("values", "'blk.0.attn_q.weight.lora_b' has elements that are not finite numbers"),
+        ("overflow", "'blk.0.attn_q.weight.lora_a' has elements that are not finite numbers"),
         ("shape", "'blk.0.attn_q.weight': shapes (63, 3) and (3, 64) do not fit"),
         ("rank", "'blk.0.attn_q.weight': shapes (64, 2) and (3, 64) do not fit"),
         ("embedding", "'token_embd.weight': shapes (64, 2) and (2, 159) do not fit (64, 160, 1)"),

@@ -326,7 +326,8 @@ def test_split_errors(put):
     with pytest.raises(FileFormatError, match=r"failed to load GGUF split from .*00002-of-00002"):
         GGUFFile.open(_put_set(put, _shard(0, 2, 2, "a"), b"junk" * 20))
     os.unlink(second)
-    with pytest.raises(FileFormatError, match=r"failed to load GGUF split from .*00002-of-00002.*does not exist"):
+    message = r"failed to load GGUF split from .*00002-of-00002\.gguf: it does not exist; put all 2 parts .* together$"
+    with pytest.raises(FileFormatError, match=message):
         GGUFFile.open(first)
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import struct
 import uuid
 from pathlib import Path
 
@@ -278,6 +279,10 @@ def test_a_single_part_is_shown_as_one(model, tmp_path):
     for number, part in enumerate((first, second), start=1):
         line = f"part {number} of 2 of a split model: 1 of 2 tensors, and this part's keys"
         assert run("dump", part, "--this-file")[0].splitlines()[1] == line
+    second.rename(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=r"part-00002-of-00002\.gguf: this part .* does not exist; --this-file shows"):
+        run("dump", first)
+    (tmp_path / "elsewhere").rename(second)
     first.unlink()
     assert run("dump", second)[0] == run("dump", second, "--this-file")[0]
     shown = json.loads(run("dump", second, "--json")[0])
@@ -294,6 +299,7 @@ def test_a_single_part_is_shown_as_one(model, tmp_path):
         (("bool", "maybe"), "'maybe' is not a value of type bool"),
         (("u8", "1", "--type", "u16"), "key u8 has type u8, not u16; leave out --type or add --change-type"),
         (("new", "1"), "there is no key new; give --type to add it"),
+        (("general.alignment", "64", "--type", "u64"), "general.alignment must be of type u32, not u64"),
         (("new", "1", "--type", "u128"), "unknown value type 'u128'; one of u8, i8"),
         (("words", "1"), "key words is an array"),
         (("split.count", "1"), "describes how the model is split"),
@@ -490,3 +496,16 @@ def test_names_from_files_steer_no_terminal(tmp_path):
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", output)
     (tmp_path / "manifest").write_text(manifest)
     assert run("hash", path, "-c", tmp_path / "manifest")[0] == f"{path}: 2 of 2 digests agree\n"
+
+
+def test_errors_about_long_names_stay_short(tmp_path, capfd):
+    from ikpy.cli import main
+
+    path = tmp_path / "x.gguf"
+    path.write_bytes(made.build([made.string("k" * 60_000) + struct.pack("<I", 77)], [], b""))
+    assert main(["gguf", "dump", str(path)]) == 1
+    line = capfd.readouterr().err
+    assert line.startswith(f"error: {path}: metadata key 'kkk") and line.count("\n") == 1 and len(line) < 1100
+    assert line.endswith(
+        "kkk' has unknown value type 77; the file is truncated or damaged; download or convert it again\n"
+    )

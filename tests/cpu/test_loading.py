@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import mmap
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from ikpy.cli.logs import ProgressDots
 from ikpy.cli.parser import parse
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
-from ikpy.engine.locking import lock_memory
+from ikpy.engine.locking import lock_memory, whole_pages
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.errors import UnsupportedError
@@ -34,6 +36,7 @@ from tests.cpu.test_zoo_holdouts import RMS, frame, gpt_oss_mxfp4, shape
 from tests.shared import DATA
 
 TINY = ikpy.default_model_path()
+PAGE = mmap.PAGESIZE
 DTYPES = {"f16": "<f2", "f64": "<f8"}
 TOKENS = np.random.default_rng(3).integers(0, 150, 140).astype(np.int32)
 
@@ -253,13 +256,51 @@ def test_locked_memory() -> None:
     model = Model.load(TINY, ModelParams(use_mlock=True), log=lines.append)
     refused = [line for line in lines if "failed to mlock" in line]
     grown = (locked_kib() - before) * 1024
-    assert grown >= model.gguf.file_size or refused, f"{grown} bytes locked and no warning"
+    assert grown >= model.size_bytes or refused, f"{grown} bytes locked and no warning"
     lines.clear()
-    lock_memory(
-        [np.empty(0, np.uint8)[:0], np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (1 << 46,), (1,))],
-        lines.append,
-    )
+    lock_memory([(0, 0), (1 << 20, 1 << 46)], lines.append)
     assert len(lines) == 1 and "failed to mlock 70368744177664-byte buffer" in lines[0]
+
+
+def test_areas_become_whole_pages() -> None:
+    areas = [(3 * PAGE, 1), (PAGE + 7, PAGE), (9 * PAGE - 1, 2), (2 * PAGE, 5), (0, 0), (8 * PAGE, PAGE)]
+    assert whole_pages(areas) == [(PAGE, 3 * PAGE), (8 * PAGE, 2 * PAGE)]
+
+
+def test_repacked_weights_are_locked_in_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked: list[tuple[int, int]] = []
+    monkeypatch.setattr("ikpy.engine.model.lock_memory", lambda areas, log: locked.extend(areas))
+    model = Model.load(quantized(tmp_path, "Q4_0"), ModelParams(repack=True, use_mlock=True))
+    addresses = {address for address, _ in locked}
+    assert addresses == {value.buffer.address for value in model.weights.values()} and model.replaced
+    assert not addresses & {model.gguf.address(model.gguf.tensors[name]) for name in model.replaced}
+    assert sum(nbytes for _, nbytes in locked) == model.size_bytes
+
+
+def resident_bytes(area: np.ndarray) -> int:
+    """Bytes in memory of the mappings that an array lies in."""
+    first, end = area.ctypes.data, area.ctypes.data + area.nbytes
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(span[1], 16) < end and int(span[2], 16) > first
+        elif inside and line.startswith("Rss:"):
+            found += 1024 * int(line.split()[1])
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc")
+def test_what_was_read_and_repacked_is_in_memory_once(tmp_path: Path) -> None:
+    path = quantized(tmp_path, "Q4_0")
+    model = Model.load(path, ModelParams(repack=True, use_mmap=False))
+    kept = sum(info.nbytes for name, info in model.gguf.tensors.items() if name not in model.replaced)
+    left = resident_bytes(model.gguf.shards[0].data) - kept
+    assert left < model.size_bytes / 2, f"{left} of {model.size_bytes} bytes are left"
+    whole = GGUFFile.open(path)
+    for name, info in model.gguf.tensors.items():
+        assert (model.gguf.data(info) == whole.data(info)).all(), name
+    assert model.fingerprint == Model.load(path).fingerprint
+    assert (logits(model) == logits(Model.load(path, ModelParams(repack=True)))).all()
 
 
 def test_a_tool_opens_the_file_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

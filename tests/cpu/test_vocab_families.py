@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import time
 
 import numpy as np
 import pytest
@@ -48,6 +50,19 @@ def plain_bpe(word: str) -> list[int]:
 @settings(max_examples=300, deadline=None)
 def test_bpe_merges_through_texts_that_are_no_tokens(word):
     assert BPE.tokenize(word, add_special=False) == plain_bpe(word)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "gemma4", "t5", "llama", "bert"])
+def test_tokens_and_merges_that_are_not_utf8(model):
+    """Bytes of damaged files, which are lone surrogates here."""
+    tokens = ["a", "b", "ab", "\udcff", "a\udcff", "\udcc3b", "▁ab"]
+    keys = {"merges": ["a \udcff", "\udcc3 b", "a b"], "scores": [-1.0] * 7, "unknown_token_id": 3}
+    vocab = Vocab.from_metadata(made(model, tokens, pre="gpt-2", token_type=[1] * 7, **keys))
+    for text in ("ab", b"a\xff", b"\xc3b", "é"):
+        ids = vocab.tokenize(text, add_special=False)
+        assert all(0 <= index < 7 for index in ids), text
+    assert vocab.token_to_piece(vocab.tokenize("ab", add_special=False)[-1]) in (b"ab", b" ab")
+    vocab.detokenize(range(7))
 
 
 @pytest.mark.parametrize(
@@ -256,6 +271,35 @@ def test_longer_special_tokens_win():
     vocab = plain_vocab({"<a>": 3, "<a><b>": 3})
     end = vocab.token_id("<a><b>")
     assert vocab.tokenize("<a><b><a>", add_special=False, parse_special=True) == [end, 256]
+
+
+def cut_one_by_one(text: str, tokens: list[str]) -> list[str]:
+    """A text divided at one token after the other, the longest first."""
+    fragments = [text]
+    for token in sorted(tokens, key=lambda token: -len(token.encode())):
+        parts = (re.split(f"({re.escape(token)})", part) if part not in tokens else [part] for part in fragments)
+        fragments = [part for group in parts for part in group if part]
+    return fragments
+
+
+@given(
+    st.lists(st.sampled_from(["<u", "<u1>", "<u12>", "<u3><u1>", ">", "1", "<|x|>", "<", "日", "ab", "a"]), max_size=30)
+)
+@settings(max_examples=200, deadline=None)
+def test_many_special_tokens_of_one_beginning(parts):
+    special = [*(f"<u{i}>" for i in range(40)), "<u3><u1>", "<u", "日", "<|x|>", "ab"]
+    vocab = plain_vocab(dict.fromkeys(special, 3))
+    ids = vocab.tokenize("".join(parts), add_special=False, parse_special=True)
+    found = [vocab.token_text(index) for index in ids if index >= 256]
+    assert found == [part for part in cut_one_by_one("".join(parts), special) if part in special]
+
+
+def test_thousands_of_special_tokens_cost_little():
+    vocab = plain_vocab(dict.fromkeys((f"<unused{i}>" for i in range(6000)), 3))
+    text = "<ul><li>words</li></ul><unused17>\n" * 10_000
+    start = time.process_time()
+    assert vocab.tokenize(text, add_special=False, parse_special=True).count(vocab.token_id("<unused17>")) == 10_000
+    assert time.process_time() - start < 0.7
 
 
 def test_user_defined_tokens_are_always_parsed_and_control_tokens_on_request():

@@ -302,6 +302,33 @@ def test_decoded_values_encode_to_the_same_values(name):
     assert again < 0.35 * weighted_error(values, once, None), f"{name}: {again}"
 
 
+WITH_MINIMUM = ("q4_1", "q5_1", "q2_K", "q4_K", "q5_K")
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", WITH_MINIMUM)
+def test_ternary_values_are_met_exactly(name, weighted):
+    """They span an even number of steps, all levels an odd one: one level is to stay without values."""
+    rng = np.random.default_rng(6)
+    values = (rng.integers(-1, 2, (32, 512)) * 0.03).astype(np.float32)
+    weights = rng.gamma(0.5, 1.0, 512).astype(np.float32) + np.float32(1e-3) if weighted else None
+    decoded = decode(name, encode(name, values, weights), values)
+    error = weighted_error(values, decoded, weights) / 0.03
+    assert error < 0.002, f"{name}: {error:.5f}; {worst_block(name, values, decoded)}"
+
+
+@pytest.mark.parametrize("name", WITH_MINIMUM)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_one_huge_value_costs_no_more_than_the_others(name, sign):
+    """A block that kept nothing but the largest value would have the error of the others."""
+    values = (np.random.default_rng(7).standard_normal((500, 256)) * 0.02).astype(np.float32)
+    values[:, 0] = sign * np.abs(values[:, 0]) * 100
+    decoded = decode(name, encode(name, values), values)
+    errors = ((values - decoded) ** 2).sum(axis=1)
+    others = (values[:, 1:] ** 2).sum(axis=1)
+    assert (errors <= 1.1 * others).all(), f"{name}: {(errors / others).max():.2f}"
+
+
 def test_wrong_arguments_are_refused():
     values = np.zeros((4, 256), np.float32)
     with pytest.raises(ValueError, match="cannot be encoded"):

@@ -63,7 +63,36 @@ struct ScaleOffsetLanes {
     int best() const { return index_of_least(error); }
 };
 
-// Best free (scale, offset): LANES starts that clip the range by various amounts, then refits of all of them.
+// 4 x 4 starts: how far the upper and the lower end move inwards, as fractions of the range; later batches
+// lie between those of the first. Steps are positive, so that those of the refits are.
+template <int LEVELS, int SIZE>
+void start_inside(ScaleOffsetLanes<LEVELS, SIZE>& lanes, float low, float high, float highest,
+                  float narrowest, int batch, int batches) {
+    const float range = high - low, inwards = (1.0f - narrowest) / (3 * batches);
+    for (int l = 0; l < LANES; l++) {
+        const float bottom = low + range * inwards * (batches * (l >> 2) + batch);
+        const float top = high - range * inwards * (batches * (l & 3) + (batch * 2) % batches);
+        lanes.scale[l] = std::max(top - bottom, 1e-3f * range) / (LEVELS - 1);
+        lanes.offset[l] = std::min(bottom, highest);
+    }
+}
+
+// Starts whose range spans fewer steps than there are: values of an even number of equal steps, such as those
+// of ternary and of symmetric types, are met exactly by these only. With 4 levels the spare ones lie at
+// either end.
+template <int LEVELS, int SIZE>
+void start_with_spare_levels(ScaleOffsetLanes<LEVELS, SIZE>& lanes, float low, float high, float highest) {
+    constexpr bool BOTH_ENDS = LEVELS == 4;
+    constexpr float STEP = LEVELS == 4 ? 0.25f : LEVELS == 16 ? 0.5f : 1.0f;
+    for (int l = 0; l < LANES; l++) {
+        const float span = LEVELS - 1 - STEP * ((BOTH_ENDS ? l / 2 : l) + 1);
+        const bool at_low_end = BOTH_ENDS && l % 2;
+        lanes.scale[l] = (high - low) / span;
+        lanes.offset[l] = std::min(at_low_end ? high - (LEVELS - 1) * lanes.scale[l] : low, highest);
+    }
+}
+
+// Best free (scale, offset): several batches of LANES starts, then refits of all of them.
 template <int LEVELS, int SIZE, int BATCHES = 1>
 ScaleOffset fit_scale_offset(const float* x, const float* w, float highest, float narrowest, int refits) {
     float low = x[0], high = x[0];
@@ -80,24 +109,20 @@ ScaleOffset fit_scale_offset(const float* x, const float* w, float highest, floa
         sum_x += w[j] * x[j];
     }
     ScaleOffsetLanes<LEVELS, SIZE> lanes;
-    // 4 x 4 starts: how far the upper and the lower end move inwards, as fractions of the range; later
-    // batches lie between those of the first.
-    const float range = high - low;
-    for (int batch = 0; batch < BATCHES; batch++) {
-        const float inwards = (1.0f - narrowest) / (3 * BATCHES);
-        for (int l = 0; l < LANES; l++) {
-            const float bottom = low + range * inwards * (BATCHES * (l >> 2) + batch);
-            const float top = high - range * inwards * (BATCHES * (l & 3) + (batch * 2) % BATCHES);
-            lanes.scale[l] = (top - bottom) / (LEVELS - 1);
-            lanes.offset[l] = std::min(bottom, highest);
-        }
-        for (int round = 0; round <= refits; round++) {
+    const auto refine = [&](int rounds) {
+        for (int round = 0; round <= rounds; round++) {
             lanes.evaluate(x, w);
             const int l = lanes.best();
             if (lanes.error[l] < best.error) best = {lanes.scale[l], lanes.offset[l], lanes.error[l]};
-            if (round < refits) lanes.refit(sum_w, sum_x, highest);
+            if (round < rounds) lanes.refit(sum_w, sum_x, highest);
         }
+    };
+    for (int batch = 0; batch < BATCHES; batch++) {
+        start_inside(lanes, low, high, highest, narrowest, batch, BATCHES);
+        refine(refits);
     }
+    start_with_spare_levels(lanes, low, high, highest);
+    refine(1);
     return best;
 }
 

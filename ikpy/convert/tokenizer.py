@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from ikpy.vocab.table import TokenType
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _EOM = "<|eom_id|>"
+GEMMA4 = "gemma4"
+"""Model name of vocabularies with merges of text whose spaces are escaped."""
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|call|>", "<|user|>", "<EOT>", "[EOT]")
 # Roles in tokenizer_config.json -> GGUF keys ("seperator" is how the format spells it).
 _ROLE_KEYS = {
@@ -82,13 +85,16 @@ class _Reader:
     def keys(self) -> dict[str, Any]:
         model = self.data.get("model", {})
         sentencepiece = self.checkpoint.folder / "tokenizer.model"
+        is_escaped = model.get("type") == "BPE" and bool(model.get("byte_fallback"))
         if _uses(self.data, "ByteLevel"):
             keys = self._byte_level(model)
+        elif is_escaped and self.usual_pre == GEMMA4:
+            keys = self._merges_of_lines(model)
         elif sentencepiece.is_file():
             keys = self._sentencepiece(sentencepiece)
         elif (self.checkpoint.folder / "tiktoken.model").is_file():
             keys = self._tiktoken(self.checkpoint.folder / "tiktoken.model")
-        elif model.get("type") == "BPE" and model.get("byte_fallback"):
+        elif is_escaped:
             keys = self._escaped_bpe(model)
         else:
             kind = model.get("type") or "none"
@@ -117,8 +123,7 @@ class _Reader:
             clean_spaces=self.settings.get("clean_up_tokenization_spaces"),
             where=str(self.path),
         )
-        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-        return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
+        return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": _merge_lines(model)}
 
     def _tiktoken(self, path: Path) -> dict[str, Any]:
         """Ranks alone: how text is split stands in the model's Python code, which is known for Kimi K2."""
@@ -142,19 +147,27 @@ class _Reader:
         self._take_added()
         return {"tokenizer.ggml.model": "llama", "tokenizer.ggml.add_space_prefix": source.add_space_prefix}
 
-    def _escaped_bpe(self, model: dict[str, Any]) -> dict[str, Any]:
-        """A sentencepiece vocabulary given as merges: the score of a token is minus the rank of its first merge."""
-        assert self.tokenizer is not None
-        ranks: dict[str, int] = {}
-        for rank, merge in enumerate(model["merges"]):
-            pair = merge.split(" ") if isinstance(merge, str) else merge
-            ranks.setdefault("".join(pair), rank)
+    def _merges_of_lines(self, model: dict[str, Any]) -> dict[str, Any]:
+        """Merges of text whose spaces are escaped, within lines and within runs of newlines (8.4)."""
+        self._take_escaped(model)
+        return {"tokenizer.ggml.model": GEMMA4, "tokenizer.ggml.merges": _merge_lines(model)}
+
+    def _take_escaped(self, model: dict[str, Any], scores: Mapping[str, float] | None = None) -> None:
+        """Tokens of a vocabulary with byte tokens, and the added ones."""
         for text, index in model["vocab"].items():
             kind = TokenType.BYTE if _BYTE.fullmatch(text) else TokenType.NORMAL
             if text == model.get("unk_token"):
                 kind = TokenType.UNKNOWN
-            self.table.set(index, text, kind, -float(ranks.get(text, len(ranks))))
+            self.table.set(index, text, kind, None if scores is None else scores[text])
         self._take_added()
+
+    def _escaped_bpe(self, model: dict[str, Any]) -> dict[str, Any]:
+        """A sentencepiece vocabulary given as merges: the score of a token is minus the rank of its first merge."""
+        ranks: dict[str, int] = {}
+        for rank, merge in enumerate(model["merges"]):
+            pair = merge.split(" ") if isinstance(merge, str) else merge
+            ranks.setdefault("".join(pair), rank)
+        self._take_escaped(model, {text: -float(ranks.get(text, len(ranks))) for text in model["vocab"]})
         first = self._encoded(add_special_tokens=False).tokens[:1]
         return {
             "tokenizer.ggml.model": "llama",
@@ -279,6 +292,10 @@ class _Reader:
         keys["tokenizer.chat_templates"] = list(named)
         keys["tokenizer.chat_template"] = keys.pop("tokenizer.chat_template.default", next(iter(named.values())))
         return keys
+
+
+def _merge_lines(model: dict[str, Any]) -> list[str]:
+    return [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
 
 
 def _uses(data: dict[str, Any], kind: str) -> bool:

@@ -78,6 +78,23 @@ def test_sentencepiece_model_alone(tmp_path):
     assert vocab.tokenize("<extra>", add_special=False) == [383]
 
 
+def test_gemma4_keeps_its_merges(tmp_path):
+    """Scores, as sentencepiece has them, would join any two parts that give a token: "ab" and "c" too."""
+    folder = made.copy("gemma4", tmp_path)
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    texts += ["▁", "a", "b", "c", "\n", "ab", "bc", "abc", "\n\n", "▁▁", "▁a"]
+    merges = [("a", "b"), ("b", "c"), ("a", "bc"), ("\n", "\n"), ("▁", "▁"), ("▁", "a")]
+    data = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    data["model"] |= {"vocab": {text: i for i, text in enumerate(texts)}, "merges": merges}
+    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    keys = convert(folder, tmp_path).metadata
+    assert keys["tokenizer.ggml.model"] == "gemma4" and "tokenizer.ggml.scores" not in keys
+    tokenizer, vocab = Tokenizer.from_file(str(folder / "tokenizer.json")), Vocab.from_metadata(keys)
+    for text in ("abc", "ab c", "  abcbc\n\nab\n", "aé🙂 c\tb", "</s>a"):
+        assert vocab.tokenize(text, parse_special=True) == tokenizer.encode(text).ids, text
+        assert vocab.detokenize(vocab.tokenize(text, add_special=False)) == text
+
+
 def test_tiktoken_ranks_give_the_merges(tmp_path):
     folder = made.copy("qwen3", tmp_path)
     data = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))

@@ -20,6 +20,7 @@ class Gemma4(WindowFamily):
     arch = "gemma4"
     activations = ("gelu_pytorch_tanh", "gelu")
     rope_scalings = ("proportional",)
+    usual_pre = "gemma4"
     outer: ClassVar[Mapping[str, str]] = {
         **WindowFamily.outer,
         "model.embed_tokens_per_layer": "per_layer_token_embd",

@@ -68,7 +68,7 @@ SHARED_OBJECTS = {"_core_avxvnni": ("_core_avx2", b"__AVXVNNI__")}
 JOINED = ("weights_grid.cpp", "weights_lanes.cpp", "weights_interleaved.cpp")
 JOIN_TWO = "--param=max-combine-insns=2"
 # Modules without kernels, which are the same for all tiers; what they share is declared in their .pxd files.
-PLAIN = ("batches", "cells", "draws", "inputs", "steps", "tables", "windows")
+PLAIN = ("batches", "cells", "draws", "faults", "inputs", "steps", "tables", "windows")
 BUILD_KIND = "-".join(["sanitized", *SANITIZERS]) if SANITIZERS else "debug" if CHECKED else "release"
 DIRECTIVES = {
     "language_level": 3,

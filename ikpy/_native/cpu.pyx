@@ -24,10 +24,6 @@ cdef extern from *:
     #else
     static int ikpy_has_avx2(void) { return 0; }
     static int ikpy_has_avxvnni(void) { return 0; }
-    static int ikpy_has_avxvnni(void) {
-        unsigned a, b, c, d;
-        return ikpy_has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
-    }
     static int ikpy_has_avx512(void) { return 0; }
     static int ikpy_has_avx512bf16(void) { return 0; }
     static int ikpy_has_avx512vbmi(void) { return 0; }

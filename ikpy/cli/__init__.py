@@ -45,6 +45,7 @@ INTERRUPTED = 130
 WRITERS = ("convert", "quantize", "imatrix", "perplexity", "gguf")
 """Subcommands that save or tidy up when they are told to end, as when they are interrupted."""
 MEMORY_HINT = ": a smaller context (-c) or batch (-b, -ub) or fewer threads need less"
+LOST_FILE = b"error: a file in use cannot be read any more: it was shortened, or its disk or network drive failed\n"
 WITHOUT_CONTEXT = ("convert", "quantize", "tokenize", "gguf", "info")
 """Subcommands that the hint does not suit."""
 
@@ -86,6 +87,9 @@ def runner(module: str) -> Callable[..., None]:
     """Callback that imports the module and runs it on the raw arguments."""
 
     def run(ctx: typer.Context) -> None:
+        from ikpy._native.faults import name_bus_errors
+
+        name_bus_errors(LOST_FILE)
         raise typer.Exit(import_module(module).run(list(ctx.args)) or 0)
 
     return run

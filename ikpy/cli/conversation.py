@@ -40,6 +40,8 @@ class Conversation:
         self.system = [{"role": "system", "content": system}] if system else []
         self.single = prompt.single_turn
         self.turns: list[dict[str, str]] = []
+        self.unsaved = True
+        """Whether the prompt cache is still to be written: once, with the first message."""
 
     def example(self) -> str:
         """A short conversation as the template writes it."""
@@ -136,7 +138,12 @@ class Conversation:
         kept = run.sequence.rewind(tokens)
         run.pending = []
         run.sampler.restart_grammar()
+        if self.unsaved:
+            run.report_state(kept, len(tokens))
         run.feed(tokens[kept:])
+        if self.unsaved:
+            run.save_prompt()
+            self.unsaved = False
         text = run.generate()
         self.turns.append({"role": "assistant", "content": text})
         run.console.text("\n" if run.ended or self.single else "")

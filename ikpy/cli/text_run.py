@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,9 +161,8 @@ class TextRun:
         self.sequence.tokens = load_session(path, self.context)
         self.session.log([f"main: loaded a session with prompt size of {len(self.sequence.tokens)} tokens"])
 
-    def report_state(self, kept: int) -> None:
-        """Logs how much of the prompt the prompt cache covers."""
-        n = len(self.prompt_tokens)
+    def report_state(self, kept: int, n: int) -> None:
+        """Logs how much of a prompt of ``n`` tokens the prompt cache covers."""
         if not self.params.prompt.prompt_cache or not kept:
             return
         if kept >= n - 1:
@@ -209,7 +209,7 @@ class Completion:
             raise UsageError("the prompt is empty and the model wants no begin token: give a prompt with -p or -f")
         run.set_prompt(tokens)
         kept = run.sequence.rewind(tokens)
-        run.report_state(kept)
+        run.report_state(kept, len(tokens))
 
     def run(self, run: TextRun) -> bool:
         """Generates; returns whether the user interrupted."""
@@ -258,10 +258,16 @@ class Completion:
             if line is None:
                 return False
             if line.strip("\n"):
-                run.console.text(prompt.in_suffix)
                 begin = [self.vocab.bos] if prompt.in_prefix_bos and self.vocab.bos is not None else []
                 text = prompt.in_prefix + line + prompt.in_suffix
-                run.feed([*begin, *self.vocab.tokenize(text, add_special=False)])
+                tokens = [*begin, *self.vocab.tokenize(text, add_special=False)]
+                room = run.context.n_ctx - 4 - run.sequence.n_keep
+                if len(tokens) > room:
+                    error = f"error: input is too long ({len(tokens)} tokens, max {room}); raise the context with -c"
+                    print(error, file=sys.stderr, flush=True)
+                    continue
+                run.console.text(prompt.in_suffix)
+                run.feed(tokens)
                 run.sampler.restart_grammar()
             with run.interrupt.watched():
                 self.generate(run)

@@ -142,8 +142,8 @@ class GrowingSequence:
             reason = "context shift is off" if not self.shift else "this model's cache cannot be shifted"
             raise ContextFullError(f"the context of {n_ctx} tokens is full and {reason}; raise it with -c")
         keep = min(self.n_keep, len(self.tokens))
-        drop = (len(self.tokens) - keep) // 2
-        if drop < 1 or len(self.tokens) - drop + n > n_ctx:
+        drop = max((len(self.tokens) - keep) // 2, len(self.tokens) + n - n_ctx)
+        if drop > len(self.tokens) - keep:
             raise ContextFullError(
                 f"{n} more tokens do not fit the context of {n_ctx} ({keep} are kept); raise it with -c"
             )

@@ -167,6 +167,7 @@ class Run:
         if self.settings.verbosity > 1:
             self._print_operations(before, now, n_tokens)
         self._last_call = now
+        before = before or now - 1  # calls of files that were loaded are none of this run
         if _passed(before, now, self.settings.output_frequency):
             self._try_save(self.settings.output)
         if _passed(before, now, self.settings.save_frequency):

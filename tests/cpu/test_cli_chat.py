@@ -315,6 +315,28 @@ def test_prompt_cache(cli, tmp_path: Path) -> None:
     assert "is not a session file" in cli("-p", OLD_MAN, "--prompt-cache", path)[2]
 
 
+def test_prompt_cache_of_a_conversation(cli, tmp_path: Path) -> None:
+    """The file holds system message and first message; another first message goes on behind the system message."""
+    path = tmp_path / "cache.bin"
+    arguments = ["-cnv", "-n", "4", "-p", "You answer in the words of the sea. " * 4]
+    _, plain, _ = cli(*arguments, stdin="Hello\nAnd you?\n")
+    _, out, err = cli(*arguments, "--prompt-cache", str(path), stdin="Hello\nAnd you?\n")
+    assert out == plain and "session file does not exist, will create." in err
+    saved = path.read_bytes()
+    for message, line in (("Hello", "has exact match for prompt!"), ("Who are you?", "matches ")):
+        _, out, err = cli(*arguments, "--prompt-cache", str(path), "--prompt-cache-ro", stdin=f"{message}\n")
+        assert out == cli(*arguments, stdin=f"{message}\n")[1] and err.count(f"main: session file {line}") == 1
+    assert path.read_bytes() == saved
+
+
+def test_input_longer_than_the_context_leaves_the_text(cli) -> None:
+    arguments = ("-i", "-p", OLD_MAN, "-n", "4", "-c", "256")
+    status, out, err = cli(*arguments, stdin="the sea " * 300 + "\n, said/\n")
+    assert status == 0 and err.count("error: input is too long (") == 1
+    without = cli(*arguments, stdin=", said/\n")[1]
+    assert out.endswith(without[without.index(", said") :])
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
     (["-p", "x", "--grammar", 'root ::= ("yes"'], "error parsing grammar: expecting ')' at the end"),
     (["-p", "x", "-j", '{"type":"what"}'], "JSON schema conversion failed: root: unknown type"),
@@ -389,6 +411,11 @@ def test_context_shift_keeps_the_beginning() -> None:
     assert [context.kv.cells[0][p] for p in range(len(sequence.tokens))] == sequence.tokens
     assert sequence.rewind([0, 1, 2, 3, 17, 99]) == 5 and sequence.tokens == [0, 1, 2, 3, 17]
     assert sequence.rewind([0, 1, 2, 3, 17]) == 4, "the last token is evaluated again for its logits"
+    context.n_batch = 32
+    sequence.feed(range(4, 24))
+    sequence.feed(range(50, 70))
+    assert dropped == [13, 12], "more than half where the new tokens need it"
+    assert sequence.tokens == [*tokens[:4], *range(16, 24), *range(50, 70)]
     context.kv.can_shift = False
     with pytest.raises(
         ContextFullError, match=r"context of 32 tokens is full and this model's cache cannot be shifted"

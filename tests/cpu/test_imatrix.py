@@ -90,6 +90,18 @@ def test_four_chunks(basic):
     compare(basic, "basic")
 
 
+def test_files_on_the_way_count_loaded_calls(wiki, tmp_path, capfd):
+    """Copies come at multiples of the frequency, as without a file to go on from."""
+    output, first = tmp_path / "on.dat", tmp_path / "first.dat"
+    arguments = ["-m", MODEL, "-f", wiki, "-c", "256", "-t", "2", "-ofreq", "0"]
+    assert run([*arguments, "-o", str(first), "--chunks", "5"]) == 0
+    capfd.readouterr()
+    resumed = ["--in-file", str(first), "--from-chunk", "5", "--chunks", "3", "--save-frequency", "4"]
+    assert run([*arguments, "-o", str(output), *resumed]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["first.dat", "on.dat", "on.dat.at_8"]
+    assert re.findall(r"after (\d+) chunks", capfd.readouterr().err) == ["8", "8"]
+
+
 def test_printed_text(wiki, tmp_path, capfd):
     output = tmp_path / "IM2.dat"
     arguments = ["-m", MODEL, "-f", wiki, "-o", str(output), "-c", "256", "--chunks", "4", "-t", "2"]

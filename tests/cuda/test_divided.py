@@ -167,11 +167,10 @@ def test_quantized_models(name: str, tmp_path: Path) -> None:
     with emulated(2) as kernels:
         ours = logits_of(path, tokens_for(), 16, placement=PlacementParams(**GRAPH))
     assert any(v is not None and v.buffer.gather for n in kernels.launched for v in n.src)
-    # Experts of a token may be chosen by less than what sums in another order round: AVX2 alone and the portable
-    # tier choose differently for token 9 with Q4_K_R4.
-    off = np.abs(ours - truth).max(axis=1) > 2e-5 * np.abs(truth).max()
-    assert off.sum() <= 1, worst(ours, truth)
-    assert_same(ours[~off], truth[~off])
+    # Sums in another order may round an activation to another code or choose another expert, which all tokens behind
+    # inherit: the CPU's tiers differ from each other in that way from token 3 or 4 on with Q4_K_R4, by up to 0.027.
+    difference = np.abs(ours - truth).max(axis=1) / np.abs(truth).max()
+    assert difference.min() <= 2e-5 and difference.max() <= 0.04, worst(ours, truth)
 
 
 def loaded(placement: PlacementParams, log: list[str] | None = None) -> Context:

@@ -68,7 +68,7 @@ class Run:
         self.out = out or sys.stdout
         self.log = log or (lambda line: print(line, file=sys.stderr, flush=True))
         self.losses = LossSums()
-        self.n_done = 0
+        self.n_done = self.n_chunks = 0
         self._last_call = 0
         self._last_saved = 0
         self._calls_before_chunk = 0
@@ -77,10 +77,11 @@ class Run:
         """Processes the text and saves at the end, also when it is interrupted.
 
         Raises:
-            NotEnoughTextError: fewer than two chunks.
+            NotEnoughTextError: fewer than two chunks, or nothing left of a text that loaded data began.
             KeyboardInterrupt: after saving what was collected.
         """
         chunks = self._chunks(self._tokenize(text))
+        self.n_chunks = len(chunks)
         self.data.chunk_size = min(self.settings.n_micro_batch, self.context.n_ctx)
         self.data.add_datasets([self.settings.dataset])
         n_batch = min(self.context.n_batch, self.context.n_ctx)
@@ -121,12 +122,15 @@ class Run:
         size, skip, wanted = self.context.n_ctx, self.settings.from_chunk, self.settings.n_chunks
         if wanted == 0:
             raise UsageError("--chunks 0 leaves nothing to process; give a positive number, or -1 for the whole text")
+        # Of a text that an interrupted run began, a single chunk may be all that is left.
+        goes_on = skip > 0 and bool(self.data.loaded)
         if skip > 0:
-            if (skip + 2) * size >= len(tokens):
+            left = len(tokens) - skip * size
+            if left < size or (left <= 2 * size and not goes_on):
                 raise NotEnoughTextError([f"{NAME}: there will be not enough tokens left after removing {skip} chunks"])
             self.log(f"{NAME}: removing initial {skip} chunks ({skip * size} tokens)")
             tokens = tokens[skip * size :]
-        if len(tokens) < 2 * size:
+        if len(tokens) < 2 * size and not goes_on:
             raise NotEnoughTextError(
                 [
                     f"{NAME}: you need at least {2 * size} tokens for a context of {size} tokens",
@@ -220,9 +224,13 @@ class Run:
             self.save(kept, "gguf")
         # A chunk of which a part was collected shall not be counted twice.
         n = self.n_done + (self.data.last_call > self._calls_before_chunk)
+        if n == self.n_chunks:
+            self.log(f"{NAME}: interrupted in the last of {n} chunks: nothing is left to go on with")
+            return
+        left = f" --chunks {self.n_chunks - n}" if settings.n_chunks > 0 else ""
         self.log(
             f"{NAME}: interrupted after {n} chunks; to go on: "
-            f"--in-file {shlex.quote(kept)} --from-chunk {settings.from_chunk + n}"
+            f"--in-file {shlex.quote(kept)} --from-chunk {settings.from_chunk + n}{left}"
         )
 
     def _print_ppl(self) -> None:

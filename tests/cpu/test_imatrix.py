@@ -343,6 +343,35 @@ def test_a_chunk_that_was_begun_is_not_counted_twice(short_text, tmp_path, capfd
     assert read_file(output).chunks == call
 
 
+@pytest.mark.parametrize(("n_done", "hint"), [(3, ["--from-chunk", "3"]), (4, None)])
+@pytest.mark.parametrize("chunks", [(), ("--chunks", "4")])
+def test_the_last_chunk_can_be_gone_on_with(tmp_path, capfd, monkeypatch, n_done, hint, chunks):
+    """Of four chunks; none of the text is left behind the last one. `--chunks` counts what is left."""
+    text, report = tmp_path / "four.txt", imatrix.Run._print_ppl
+    text.write_text(DEMO.read_text()[:4200])
+
+    def interrupted(self):
+        report(self)
+        if self.n_done == n_done:
+            raise KeyboardInterrupt
+
+    line = ["-m", MODEL, "-f", str(text), "-c", "256", "-t", "2", *chunks]
+    assert run([*line, "-o", str(tmp_path / "whole.gguf")]) == 0
+    assert read_file(tmp_path / "whole.gguf").chunks == 4
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(imatrix.Run, "_print_ppl", interrupted)
+        run([*line, "-o", str(tmp_path / "part.gguf")])
+    err = capfd.readouterr().err
+    if hint is None:
+        assert "interrupted in the last of 4 chunks: nothing is left to go on with" in err
+        return
+    options = shlex.split(re.search(r"to go on: (.*)", err)[1])
+    assert options == ["--in-file", f"{tmp_path}/part.gguf", *hint, *(("--chunks", "1") if chunks else ())]
+    assert run([*line, *options, "-o", str(tmp_path / "rest.gguf")]) == 0
+    for x, y in zip(read_file(tmp_path / "rest.gguf").records, read_file(tmp_path / "whole.gguf").records, strict=True):
+        np.testing.assert_allclose(x.sums, y.sums, rtol=1e-5, err_msg=x.name)
+
+
 def test_legacy_files_keep_what_going_on_needs(tmp_path, capfd, monkeypatch):
     """Interrupted with the default form: the file beside it goes on exactly, although `.dat` has no token counts."""
     chunk, output = imatrix.Run._chunk, tmp_path / "a b.dat"

@@ -18,6 +18,7 @@ from ikpy.backends.cuda.devices import wanted_devices
 from ikpy.engine.locking import Area, lock_memory
 from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError
+from ikpy.gguf.file_bytes import share_of
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.division import Matrix
 from ikpy.graph.ir import Buffer, Value
@@ -70,19 +71,6 @@ def check_holds_model(gguf: GGUFFile) -> None:
     for key, value, what in NO_MODELS:
         if gguf.get(key) == value:
             raise FileFormatError(f"{gguf.path}: this is no model but {what}")
-
-
-def _share_of_bytes(gguf: GGUFFile, progress: Progress) -> Callable[[int], None]:
-    """Tells progress the share of all tensors, by bytes, whenever some more bytes are ready."""
-    total = sum(info.nbytes for info in gguf.tensors.values()) or 1
-    done = 0
-
-    def taken(n: int) -> None:
-        nonlocal done
-        done += n
-        progress(min(1.0, done / total))
-
-    return taken
 
 
 def _repacked(gguf: GGUFFile, keys: Keys, params: ModelParams) -> Callable[[str], bool] | None:
@@ -154,7 +142,7 @@ class Model:
             log,
             header_only=params.header_only,
             repack=_repacked(gguf, keys, params),
-            taken=progress and _share_of_bytes(gguf, progress),
+            taken=progress and share_of(sum(info.nbytes for info in gguf.tensors.values()) or 1, progress),
         )
         arch = architecture(keys.arch)(keys, weights, log)
         weights.check_all_used()

@@ -1,7 +1,8 @@
 """Native ops, decoders and repacking on memory that ends, or starts, where no memory is.
 
 A program of its own, because a read outside ends it: `python -m tests.cpu.memory_bounds`. Prints every case before it
-runs. Weights are mapped files: nothing may be read beyond their last row.
+runs. Weights are mapped files: nothing may be read beyond their last row. Products take one thread: more meet inside of
+the matrix, and wait for each other's turns on a busy machine, ten thousand times.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def product(name: str, k: int, n: int, tokens: int, place: Place, fmt: int, *, g
     weights = [program.weight(place(weight), name, (k, n)) for _ in range(2 if gated else 1)]
     out = program.array(place(np.zeros((tokens, n), np.float32)))
     program.op("mul_mat_up_gate" if gated else "mul_mat", out, [*weights, buffer], {0: fmt, 1: tokens})
-    program.run(2)
+    program.run(1)
 
 
 def experts(name: str, k: int, n: int, tokens: int, place: Place, *, gated: bool) -> None:
@@ -83,7 +84,7 @@ def experts(name: str, k: int, n: int, tokens: int, place: Place, *, gated: bool
     kind, option = ("mul_mat_id_up_gate", UNARY_KINDS["silu"]) if gated else ("mul_mat_id", 0)
     ip = {0: fmt, 1: tokens, 2: option, 3: 2, 4: EXPERTS}
     program.op(kind, out, [*weights, buffer, groups, *biases], ip)
-    program.run(2)
+    program.run(1)
 
 
 def _prepared(program: Program, shape: tuple[int, int], place: Place, fmt: int) -> int:

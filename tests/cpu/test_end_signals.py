@@ -23,7 +23,11 @@ LINES = ["-m", MODEL, "-f", TEXT, "-t", "1", "-c", "64", "-b", "64"]
 
 def ended(arguments: list[str], ready: Callable[[], bool], number: signal.Signals) -> tuple[int, str]:
     """Exit status and log of ikpy, to which a signal is sent once it is ready."""
-    process = subprocess.Popen([sys.executable, "-m", "ikpy", *arguments], stderr=subprocess.PIPE, text=True)
+    before = signal.signal(number, signal.SIG_DFL)  # tests under nohup would hand on that SIGHUP is ignored
+    try:
+        process = subprocess.Popen([sys.executable, "-m", "ikpy", *arguments], stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(number, before)
     assert process.stderr is not None
     end = time.monotonic() + 60
     while not ready() and process.poll() is None and time.monotonic() < end:

@@ -16,7 +16,6 @@ import pytest
 from test_reference_peer import (
     TEXT,
     chunks,
-    decode_to_f32,
     mean_kl,
     model_path,
     our_logits,
@@ -108,11 +107,7 @@ def test_both_engines_read_the_file_alike(family: str, maker: str, imatrix: Path
         found = {name: registry.by_id(file.tensors[name].type_id).name for name in wanted}
     assert {n: t.lower() for n, t in found.items()} == {n: t.lower() for n, t in wanted.items()}
     ours, theirs = our_logits(path), reference_logits(path, tmp_path, chunks())
-    exact = our_logits(decode_to_f32(path, tmp_path / "exact.gguf"))
-    between, to_exact = mean_kl(theirs, ours), mean_kl(exact, ours)
-    print(
-        f"{family} by {maker}: KL between engines {between:.2e}, ours to exact {to_exact:.2e}, "
-        f"theirs to exact {mean_kl(exact, theirs):.2e}"
-    )
+    between = mean_kl(theirs, ours)
+    print(f"{family} by {maker}: KL between engines {between:.2e}")
     assert np.isfinite(ours).all()
     assert between < 3e-3, f"{family} by {maker}: KL {between:.2e} between the engines; types {wanted}"

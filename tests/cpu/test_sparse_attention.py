@@ -83,7 +83,7 @@ def choose(
     return sparse.of_lists(lists, batch.visible)
 
 
-@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("n_threads", [1, 3], ids="{}_threads".format)
 @pytest.mark.parametrize(("n_tokens", "heads", "n"), [(1, 64, 128), (5, 3, 32), (40, 20, 64), (70, 1, 160)])
 @pytest.mark.parametrize("type_id", [ref.F32, ref.F16, ref.BF16], ids=ref.TYPE_NAMES.get)
 def test_choice_is_exact(type_id: int, n_tokens: int, heads: int, n: int, n_threads: int) -> None:
@@ -100,7 +100,7 @@ def test_choice_is_exact(type_id: int, n_tokens: int, heads: int, n: int, n_thre
     assert not len(wrong), f"{len(wrong)} wrong, first: token {wrong[0][0]}, cell {wrong[0][1]}"
 
 
-@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("n_threads", [1, 3], ids="{}_threads".format)
 @pytest.mark.parametrize("n_tokens", [1, 9])
 @pytest.mark.parametrize("type_id", ref.ALL_TYPES, ids=ref.TYPE_NAMES.get)
 def test_choice_of_every_type(type_id: int, n_tokens: int, n_threads: int) -> None:
@@ -220,7 +220,7 @@ def bound_of(type_id: int) -> float:
     return 5e-4 if type_id in ref.CODED else 5e-5
 
 
-@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("n_threads", [1, 3], ids="{}_threads".format)
 @pytest.mark.parametrize("n_tokens", [1, 2, 20])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("type_id", [ref.F32, ref.F16, ref.BF16, ref.Q8_0, ref.Q8_KV], ids=ref.TYPE_NAMES.get)
@@ -265,7 +265,7 @@ def scaled(g: Graph, x: Value, ranges: Sequence[CellRange]) -> Value:
 
 
 @pytest.mark.parametrize(("n_kv", "factor"), [(0, 2), (32, 2), (33, 1), (64, 1), (65, 3), (99, 3)])
-@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("n_threads", [1, 3], ids="{}_threads".format)
 def test_ops_run_for_their_numbers_of_cells(n_kv: int, factor: int, n_threads: int) -> None:
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     found = run(lambda g: scaled(g, value_of(x), [CellRange(upto=32), CellRange(above=64)]), n_kv, n_threads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -93,15 +94,27 @@ APART_RULES: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The bundled model in a quantized form, which is made once."""
+    folder = tmp_path_factory.mktemp("encoded")
+
+    @cache
+    def make(name: str) -> Path:
+        path = folder / f"{name}.gguf"
+        assert main(["quantize", str(default_model_path()), str(path), name]) == 0
+        return path
+
+    return make
+
+
 @pytest.mark.parametrize("where", APART_RULES)
 @pytest.mark.parametrize(("name", "mla"), [("Q4_K_R4", 3), ("IQ4_KS_R4", 2), ("Q8_0_R8", 1)])
 def test_interleaved_rows_with_attention_divided(
-    name: str, mla: int, where: str, tmp_path: Path, cuda_devices: int
+    name: str, mla: int, where: str, encoded: Callable[[str], Path], cuda_devices: int
 ) -> None:
     """Tensors of interleaved rows on devices, and attention that lies apart, give what the CPU gives."""
-    path = tmp_path / "interleaved.gguf"
-    assert main(["quantize", str(default_model_path()), str(path), name]) == 0
-    tokens = tokens_for(2, 7)
+    path, tokens = encoded(name), tokens_for(2, 7)
     truth = logits_of(path, tokens, 5, mla=mla)
     mode = "graph" if where == "networks divided" else "layer"
     ours = logits_of(path, tokens, 5, placement=PlacementParams(rules=APART_RULES[where], split_mode=mode), mla=mla)
@@ -159,9 +172,9 @@ def test_perplexity_of_the_bundled_model(
     """The tool itself with experts or the cache on the CPU and the rest on devices."""
 
     def estimate(*where: str) -> float:
-        line = ["perplexity", "-f", str(TEXT), "-c", "32", "--chunks", "1", "-b", "32", "-ub", "32", "-t", "1", *where]
+        line = ["perplexity", "-f", str(TEXT), "-c", "16", "--chunks", "1", "-b", "16", "-ub", "16", "-t", "1", *where]
         assert main(line) == 0
-        found = re.search(r"PPL over 1 chunks for n_ctx=32 = ([0-9.]+)", capsys.readouterr().out)
+        found = re.search(r"PPL over 1 chunks for n_ctx=16 = ([0-9.]+)", capsys.readouterr().out)
         assert found
         return float(found[1])
 
@@ -171,10 +184,9 @@ def test_perplexity_of_the_bundled_model(
 
 
 def test_norms_of_a_quantized_model_prepare_its_activations(
-    tmp_path: Path, cuda_devices: int, monkeypatch: pytest.MonkeyPatch
+    encoded: Callable[[str], Path], cuda_devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "tiny-q8_0.gguf"
-    assert main(["quantize", str(default_model_path()), str(path), "Q8_0"]) == 0
+    path = encoded("Q8_0")
     lowered: set[str] = set()
 
     def lower(op: Node, *rest: Any) -> list[launch.Launch]:
@@ -193,11 +205,14 @@ def test_norms_of_a_quantized_model_prepare_its_activations(
 
 
 def test_check_goes_through_quantized_models(
-    tmp_path: Path, cuda_devices: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    encoded: Callable[[str], Path],
+    cuda_devices: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their norms are joined with the preparation of activations, which the CPU does apart; both are compared."""
-    path = tmp_path / "tiny-q8_0.gguf"
-    assert main(["quantize", str(default_model_path()), str(path), "Q8_0"]) == 0
+    path = encoded("Q8_0")
+    capsys.readouterr()
     assert main(["cuda", "check", "-m", str(path)]) == 0
     rows = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if line.startswith("CUDA0")}
     assert {"rms_norm_q8", "act_prepare", "mul_mat"} <= set(rows)

@@ -22,7 +22,7 @@ of every request would be 240,000."""
 
 
 def test_load() -> None:
-    report = run(MODELS["MODEL"], slots=4, clients=16, seconds=20, threads=1, cache_ram=2, malformed=0.1)
+    report = run(MODELS["MODEL"], slots=4, clients=16, seconds=10, threads=1, cache_ram=2, malformed=0.1)
     print(*report.lines(), sep="\n")
     assert report.failures == []
     assert report.different == []

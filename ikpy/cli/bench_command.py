@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ikpy.cli.bench_options import BY_NAME, SOURCES, BenchOption
-from ikpy.cli.bench_values import in_range
 from ikpy.cli.options import NO_GPU, normalize_name
 from ikpy.cli.parser import HELP_NAMES, has_devices, suggest
+from ikpy.cli.values import in_range
 from ikpy.errors import IkpyError, UsageError
 from ikpy.tools.bench import BenchParams
 

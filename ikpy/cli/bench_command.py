@@ -84,6 +84,8 @@ def take(command: BenchCommand, option: BenchOption, spelled: str, text: str) ->
     without_effect = option.no_effect and not (option.no_effect == NO_GPU and has_devices())
     if without_effect and any(value != option.idle for value in converted):
         command.warnings.append(f"no effect: {spelled} ({option.no_effect})")
+    if option.dest == "tensor_split" and len(parts) > 1 and max(map(len, converted)) == 1:
+        warn(f"{len(parts)} tests with one share each; the shares of a test have slashes between: {'/'.join(parts)}")
     if not option.dest:
         return
     if option.dest == "override_tensor":

@@ -146,12 +146,21 @@ class Parser:
                 return
             row = by_name(self.letter).get(name)
             if row is None:
-                raise UsageError(f"unknown argument: {spelled}{suggest(name, by_name(self.letter))}")
+                raise UsageError(f"unknown argument: {spelled}{self.hint(spelled, name)}")
             position += 1
             self.params.given.append(row.name)
             texts = self.values_of(row, spelled, argv[position:])
             position += len(texts)
             self.take(row, spelled, " ".join(texts) if texts else None)
+
+    def hint(self, spelled: str, name: str) -> str:
+        """What may have been meant by an argument that is no option: in brackets, or nothing."""
+        if spelled.endswith(".gguf") and not spelled.startswith("-"):
+            return " (a model is given with -m)"
+        before = by_name(self.letter)[self.params.given[-1]] if self.params.given else None
+        if before and before.kind.optional and not spelled.startswith("-"):
+            return f" ({before.name} takes {', '.join(before.kind.optional)} or nothing)"
+        return suggest(name, by_name(self.letter))
 
     def uses(self, argv: Sequence[str]) -> Iterator[tuple[Option, list[str]]]:
         """The options of an argument list, each with its words."""

@@ -145,7 +145,9 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
     [
         ("--ctx-sise 5", "unknown argument: --ctx-sise (did you mean --ctx-size?)"),
         ("--ctx-size=5", "unknown argument: --ctx-size=5 (write the value as its own argument: --ctx-size VALUE)"),
-        ("file.gguf", "unknown argument: file.gguf"),
+        ("file.gguf", "unknown argument: file.gguf (a model is given with -m)"),
+        ("-fmoe 2", "unknown argument: 2 (-fmoe takes 0, 1 or nothing)"),
+        ("-m a.gguf text.txt", "unknown argument: text.txt"),
         ("-NGL 3", "unknown argument: -NGL"),
         ("-c abc", "invalid parameter for argument: -c (expected an integer, got 'abc')"),
         ("-m", "invalid parameter for argument: -m (a value is missing)"),

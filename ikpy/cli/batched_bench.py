@@ -28,6 +28,7 @@ def make_settings(params: CommonParams) -> BatchedSettings:
     settings = BatchedSettings(
         **bench_numbers(params, context.n_ctx),
         shared=batched.shared,
+        separate=batched.separate,
         n_prompt=tuple(batched.n_prompt),
         n_generate=tuple(batched.n_generate),
         n_sequences=tuple(batched.n_sequences),
@@ -49,12 +50,12 @@ def run(arguments: Sequence[str]) -> int:
     changes = {"n_ctx": settings.n_kv_max, "n_seq_max": max(settings.n_sequences)}
     session = load(params, **changes)
     context = session.new_context(**changes)
-    from ikpy.tools.batched_bench import BatchedBench
+    from ikpy.tools.batched_bench import FORMS, BatchedBench
 
     settings = replace(settings, n_kv_max=context.n_ctx, n_batch=context.n_batch, n_ubatch=context.n_ubatch)
     bench = BatchedBench(settings, context, session.timings)
     bench.warm_up()
     session.reset_timings()
-    bench.run(sys.stdout, lambda line: session.log([line]))
+    bench.run(FORMS[params.batched.output_format], sys.stdout, lambda line: session.log([line]))
     session.finish()
     return 0

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ikpy.cli.bench_options import BY_NAME, SOURCES, BenchOption
-from ikpy.cli.bench_values import in_range
 from ikpy.cli.options import NO_GPU, normalize_name
 from ikpy.cli.parser import HELP_NAMES, has_devices, suggest
+from ikpy.cli.values import in_range
 from ikpy.errors import IkpyError, UsageError
 from ikpy.tools.bench import BenchParams
 
@@ -84,6 +84,8 @@ def take(command: BenchCommand, option: BenchOption, spelled: str, text: str) ->
     without_effect = option.no_effect and not (option.no_effect == NO_GPU and has_devices())
     if without_effect and any(value != option.idle for value in converted):
         command.warnings.append(f"no effect: {spelled} ({option.no_effect})")
+    if option.dest == "tensor_split" and len(parts) > 1 and max(map(len, converted)) == 1:
+        warn(f"{len(parts)} tests with one share each; the shares of a test have slashes between: {'/'.join(parts)}")
     if not option.dest:
         return
     if option.dest == "override_tensor":

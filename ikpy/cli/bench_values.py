@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
 from ikpy.cli import placement_values, values
 from ikpy.cli.flags.loading import LOAD_MODES
 from ikpy.cli.values import Warn
 
 COUNT = values.bounded(0)
-RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
-MAX_RANGE = 10_000
-"""Numbers."""
 
 
 def to_overrides(text: str, warn: Warn) -> str:
     """Rules for tensors, which may also be separated by `;`, with `;` between them."""
     rules = placement_values.to_tensor_override(text.replace(";", ","), warn)
     return ";".join(f"{pattern}={buffer}" for pattern, buffer in rules)
-
-
-def in_range(text: str) -> list[str]:
-    """Numbers of `first-last`, `first-last+step` or `first-last*factor`; any other text as it is."""
-    match = RANGE.fullmatch(text)
-    if not match:
-        return [text]
-    value, last, step = int(match[1]), int(match[2]), int(match[4] or 1)
-    if last < value or step < (2 if match[3] == "*" else 1) or (match[3] == "*" and value == 0):
-        raise ValueError(f"expected first-last, first-last+step or first-last*factor, got {text!r}")
-    if match[3] != "*" and (last - value) // step >= MAX_RANGE:
-        raise ValueError(f"{text!r} is a range of more than {MAX_RANGE} numbers; give a step such as {text}+1000")
-    found = []
-    while value <= last:
-        found.append(str(value))
-        value = value * step if match[3] == "*" else value + step
-    return found
 
 
 def to_device_names(text: str, warn: Warn) -> tuple[str, ...]:

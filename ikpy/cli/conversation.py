@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from ikpy.cli.text_run import RESERVE
 from ikpy.errors import UsageError
 from ikpy.vocab.templates import ChatTemplate
 
@@ -78,10 +79,10 @@ class Conversation:
         while len(tokens) > n_ctx // 2 and len(self.turns) > 1:
             del self.turns[: 2 if len(self.turns) > 2 else 1]
             tokens = self.tokens()
-        if len(tokens) > n_ctx - 4:
+        if len(tokens) > n_ctx - RESERVE:
             self.turns = before
             raise MessageTooLongError(
-                f"message is too long ({len(tokens)} tokens, max {n_ctx - 4}); raise the context with -c"
+                f"message is too long ({len(tokens)} tokens, max {n_ctx - RESERVE}); raise the context with -c"
             )
         return tokens
 

@@ -181,6 +181,8 @@ class BatchedOptions:
     n_generate: list[int] = field(default_factory=lambda: [128])
     n_sequences: list[int] = field(default_factory=lambda: [1])
     shared: bool = False
+    separate: bool = False
+    output_format: str = "md"
 
 
 @dataclass

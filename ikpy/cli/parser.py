@@ -20,6 +20,8 @@ from ikpy.cli.values import SWITCH_WORDS, unescape
 from ikpy.errors import IkpyError, UsageError
 
 HELP_NAMES = ("-h", "--help", "--usage")
+VARIABLES = "LLAMA_ARG_"
+"""How the environment variables of options begin."""
 ACTIONS = {"--version": "version", "--list-devices": "devices"}
 TOOL_DEFAULTS: dict[str, dict[str, Any]] = {
     "perplexity": {"context.n_ctx": 512},
@@ -85,6 +87,7 @@ class Parser:
             return self.params
         if self.tool == "server":
             self.apply_environment()
+            self.report_unknown_variables()
         self.report_no_effect()
         merge(self.params)
         check(self.params)
@@ -115,6 +118,13 @@ class Parser:
             elif row.kind.opposite is not None and row.dest:
                 self.store(row.dest, row.kind.opposite)
 
+    def report_unknown_variables(self) -> None:
+        """Warn of variables that stand for no option: most are misspelled."""
+        known = {name for row in all_options() for name in self.variables(row)}
+        for name in sorted(self.environ):
+            if name.startswith(VARIABLES) and name not in known:
+                self.add_warning(f"{name}: no option has this variable{suggest(name, known)}")
+
     def is_set(self, name: str, text: str) -> bool:
         """Whether the variable of a switch asks for it; a word that is neither yes nor no does not."""
         if text.lower() not in SWITCH_WORDS:
@@ -124,7 +134,7 @@ class Parser:
     def variables(self, row: Option) -> list[str]:
         """Environment variables of an option; those of the server have one for each long spelling."""
         spellings = [name for name in row.names if name.startswith("--")] if self.letter == "S" else []
-        return [*row.env.split(), *("LLAMA_ARG_" + name[2:].replace("-", "_").upper() for name in spellings)]
+        return [*row.env.split(), *(VARIABLES + name[2:].replace("-", "_").upper() for name in spellings)]
 
     def apply_arguments(self, argv: Sequence[str]) -> None:
         position = 0
@@ -136,12 +146,21 @@ class Parser:
                 return
             row = by_name(self.letter).get(name)
             if row is None:
-                raise UsageError(f"unknown argument: {spelled}{suggest(name, by_name(self.letter))}")
+                raise UsageError(f"unknown argument: {spelled}{self.hint(spelled, name)}")
             position += 1
             self.params.given.append(row.name)
             texts = self.values_of(row, spelled, argv[position:])
             position += len(texts)
             self.take(row, spelled, " ".join(texts) if texts else None)
+
+    def hint(self, spelled: str, name: str) -> str:
+        """What may have been meant by an argument that is no option: in brackets, or nothing."""
+        if spelled.endswith(".gguf") and not spelled.startswith("-"):
+            return " (a model is given with -m)"
+        before = by_name(self.letter)[self.params.given[-1]] if self.params.given else None
+        if before and before.kind.optional and not spelled.startswith("-"):
+            return f" ({before.name} takes {', '.join(before.kind.optional)} or nothing)"
+        return suggest(name, by_name(self.letter))
 
     def uses(self, argv: Sequence[str]) -> Iterator[tuple[Option, list[str]]]:
         """The options of an argument list, each with its words."""

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ikpy.engine.context import Context
     from ikpy.engine.model import Model
     from ikpy.engine.params import ModelParams
+    from ikpy.gguf.reader import GGUFFile
     from ikpy.tools.run_logs import Timings
     from ikpy.vocab import Vocab
 
@@ -151,8 +152,7 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
         IkpyError: the file is missing, damaged or of an unsupported kind.
     """
     from ikpy.engine.model import Model, open_model
-    from ikpy.graph.placement import policy_lines
-    from ikpy.tools import model_logs, run_logs
+    from ikpy.tools import run_logs
 
     drafter = params.speculative
     if drafter.hf_repo is not None and drafter.model_draft is None:
@@ -162,15 +162,28 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     path = model_path(params)
     check_adapters_fit(params, path)
     model_params = params.model_params()
+    read = not (model_params.use_mmap or model_params.header_only)
+    file = open_model(path, replace(model_params, use_mmap=True))  # checks all but the data before it is read
+    vocab = show_file(params, file, path)
+    place_automatically(params, path, model_params, context_changes)
     with ProgressDots(params) as dots:
-        file = open_model(path, model_params, dots)
-    if params.model.huge_pages and not model_params.header_only:
-        print_log(params, [model_logs.huge_page_line(file)])
-    if params.model.numa:
-        from ikpy import numa
+        file = open_model(path, model_params, dots) if read else file
+    log_memory(params, file)
+    with ProgressDots(params) as dots:
+        model = Model.load(file, model_params, log=dots.log, progress=None if model_params.header_only else dots)
+    timings = run_logs.Timings(load=time.perf_counter() - started)
+    return Session(params, model, vocab, path, timings, started)
 
-        mapped = [shard.data for shard in file.shards if shard.mapped]
-        print_log(params, filter(None, [numa.advice_on_file(params.model.numa, mapped)]))
+
+def show_file(params: CommonParams, file: GGUFFile, path: str) -> Vocab:
+    """Logs what the header of a model file says; its vocabulary. Needs no tensor data, which may take minutes to read.
+
+    Raises:
+        IkpyError: architecture or vocabulary is not supported.
+    """
+    from ikpy.graph.placement import policy_lines
+    from ikpy.tools import model_logs
+
     print_log(params, model_logs.loader_lines(file, path, dump=not params.log.minilog))
     print_log(params, (model_logs.override_line(key, value) for key, value in params.model.kv_overrides))
     warn_of_new_keys(params, file.metadata)
@@ -180,11 +193,20 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     print_log(params, model_logs.meta_lines(file, rope_type=rope_type(file)))
     print_log(params, model_logs.vocab_summary_lines(vocab, metadata))
     print_log(params, [simd_banner(), *policy_lines(params.model.offload_policy)])
-    place_automatically(params, path, model_params, context_changes)
-    with ProgressDots(params) as dots:
-        model = Model.load(file, model_params, log=dots.log, progress=None if model_params.header_only else dots)
-    timings = run_logs.Timings(load=time.perf_counter() - started)
-    return Session(params, model, vocab, path, timings, started)
+    return vocab
+
+
+def log_memory(params: CommonParams, file: GGUFFile) -> None:
+    """Logs where the bytes of a model file lie, as far as options ask for a place."""
+    if params.model.huge_pages and not params.model.dry_run:
+        from ikpy.tools.model_logs import huge_page_line
+
+        print_log(params, [huge_page_line(file)])
+    if params.model.numa:
+        from ikpy import numa
+
+        mapped = [shard.data for shard in file.shards if shard.mapped]
+        print_log(params, filter(None, [numa.advice_on_file(params.model.numa, mapped)]))
 
 
 def check_adapters_fit(params: CommonParams, path: str) -> None:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from ikpy.engine.speculative import Speculator
 
 
+RESERVE = 4
+"""Tokens of the context that a prompt leaves free."""
+
+
 @dataclass
 class RunTimes:
     """Seconds and tokens of prompt evaluation and generation."""
@@ -91,12 +95,20 @@ class TextRun:
     def set_prompt(self, tokens: list[int]) -> None:
         """Stores the prompt, which the context must be able to hold, and what of it survives a context shift."""
         n_ctx = self.context.n_ctx
-        if len(tokens) > n_ctx - 4:
-            raise UsageError(f"prompt is too long ({len(tokens)} tokens, max {n_ctx - 4}); raise the context with -c")
+        if len(tokens) > n_ctx - RESERVE:
+            most = n_ctx - RESERVE
+            raise UsageError(f"prompt is too long ({len(tokens)} tokens, max {most}); raise the context with -c")
         self.prompt_tokens = tokens
         keep = self.params.prompt.n_keep
         begin = int(self.vocab.add_bos)
         self.sequence.n_keep = len(tokens) if keep < 0 or keep + begin > len(tokens) else keep + begin
+
+    @property
+    def room(self) -> int:
+        """Most tokens of the user's next text; some are left for what is generated behind it."""
+        sequence = self.sequence
+        kept = len(sequence.tokens) + len(self.pending) if sequence.obstacle else sequence.n_keep
+        return self.context.n_ctx - kept - RESERVE
 
     def feed(self, tokens: list[int]) -> None:
         """Evaluates tokens that were not generated, behind a generated one that is still to be evaluated."""
@@ -246,7 +258,7 @@ class Completion:
     def turns(self, run: TextRun) -> bool:
         """The user's text and the model's continuation in turn, until the end of the input."""
         prompt = run.params.prompt
-        while True:
+        while self.has_room(run):
             if run.ended and prompt.reverse_prompts:
                 first = prompt.reverse_prompts[0]
                 run.console.text(first)
@@ -261,7 +273,7 @@ class Completion:
                 begin = [self.vocab.bos] if prompt.in_prefix_bos and self.vocab.bos is not None else []
                 text = prompt.in_prefix + line + prompt.in_suffix
                 tokens = [*begin, *self.vocab.tokenize(text, add_special=False)]
-                room = run.context.n_ctx - 4 - run.sequence.n_keep
+                room = run.room
                 if len(tokens) > room:
                     error = f"error: input is too long ({len(tokens)} tokens, max {room}); raise the context with -c"
                     print(error, file=sys.stderr, flush=True)
@@ -271,3 +283,15 @@ class Completion:
                 run.sampler.restart_grammar()
             with run.interrupt.watched():
                 self.generate(run)
+        return False
+
+    def has_room(self, run: TextRun) -> bool:
+        """Whether another turn fits; logs why not."""
+        begin = run.params.prompt.reverse_prompts[:1] if run.ended else []
+        n_begin = sum(len(self.vocab.tokenize(text, add_special=False)) for text in begin)
+        obstacle = run.sequence.obstacle
+        if not obstacle or run.room > n_begin:
+            return True
+        advice = "raise the context with -c, or chat (-cnv), which leaves out the oldest turns"
+        run.session.log(["", f"main: no room for another turn, since {obstacle}: {advice}"])
+        return False

@@ -19,6 +19,9 @@ Warn = Callable[[str], None]
 Convert = Callable[[str, Warn], Any]
 
 INTEGER = re.compile(r"\s*[+-]?\d+")
+RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
+MAX_RANGE = 10_000
+"""Numbers."""
 FLOAT = re.compile(r"\s*[+-]?(inf(inity)?|nan|(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)", re.IGNORECASE)
 BYTE_ORDER_MARK = "\ufeff"
 LARGEST = (1 << 31) - 1
@@ -135,9 +138,26 @@ def bounded(low: int, high: int | None = None) -> Convert:
     return convert
 
 
+def in_range(text: str) -> list[str]:
+    """Numbers of `first-last`, `first-last+step` or `first-last*factor`; any other text as it is."""
+    match = RANGE.fullmatch(text)
+    if not match:
+        return [text]
+    value, last, step = int(match[1]), int(match[2]), int(match[4] or 1)
+    if last < value or step < (2 if match[3] == "*" else 1) or (match[3] == "*" and value == 0):
+        raise ValueError(f"expected first-last, first-last+step or first-last*factor, got {text!r}")
+    if match[3] != "*" and (last - value) // step >= MAX_RANGE:
+        raise ValueError(f"{text!r} is a range of more than {MAX_RANGE} numbers; give a step such as {text}+1000")
+    found = []
+    while value <= last:
+        found.append(str(value))
+        value = value * step if match[3] == "*" else value + step
+    return found
+
+
 def to_counts(text: str, warn: Warn) -> list[int]:
-    """Positive integers separated by commas."""
-    return [bounded(1)(part, warn) for part in text.split(",")]
+    """Positive integers and ranges of them, separated by commas."""
+    return [bounded(1)(number, warn) for part in text.split(",") for number in in_range(part)]
 
 
 def to_numa(text: str, warn: Warn) -> str:
@@ -350,6 +370,6 @@ def to_prompt_file(text: str, warn: Warn) -> str:
     return to_file_text(text, warn).removesuffix("\n")
 
 
-def to_sweep_format(text: str, warn: Warn) -> str:
-    """Output format of sweep-bench; `table` is another word for md."""
+def to_table_format(text: str, warn: Warn) -> str:
+    """Form of the rows of sweep-bench and batched-bench; `table` is another word for md."""
     return choice("md", "jsonl", "csv")("md" if text == "table" else text, warn)

@@ -54,7 +54,8 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise FileFormatError(f"{folder}: no such folder; give the folder with config.json and *.safetensors")
+            problem = "is a file" if folder.exists() else "no such folder"
+            raise FileFormatError(f"{folder}: {problem}; give the folder with config.json and *.safetensors")
         self.folder = folder
         self.config = self.json("config.json", required=True)
         self.tensors: dict[str, StoredTensor] = {}

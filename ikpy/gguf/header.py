@@ -7,6 +7,7 @@ tensor table, padding to the alignment, data. All numbers are little endian.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -36,6 +37,7 @@ _FIXED_HEADER_BYTES = 24
 _MIN_ENTRY_BYTES = 8 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
 _MAX_ELEMENTS = (1 << 63) - 1
+_GIVE_GGUF = "give the path of a .gguf model file"
 _BROKEN = "the file is truncated or damaged; download or convert it again"
 
 
@@ -150,7 +152,7 @@ def _fixed_part(cursor: _Cursor) -> tuple[Header, int, int]:
         cursor.fail(f"not a GGUF file: only {cursor.remaining} bytes long")
     magic = bytes(cursor.buffer[:4])
     if magic != MAGIC:
-        cursor.fail(_wrong_magic(bytes(cursor.buffer[:24])), "give the path of a .gguf model file")
+        cursor.fail(*_wrong_magic(bytes(cursor.buffer[:24])))
     cursor.position = 4
     version = cursor.u32("version")
     if version not in READ_VERSIONS:
@@ -165,12 +167,28 @@ def _fixed_part(cursor: _Cursor) -> tuple[Header, int, int]:
     return Header(version), tensor_count, entry_count
 
 
-def _wrong_magic(start: bytes) -> str:
-    if start.startswith(b"version https://git-lfs"):
-        return "this is a Git LFS pointer, not the model itself"
-    if start[:4] in (b"lmgg", b"tjgg", b"fmgg", b"algg"):
-        return "this is a GGML file from before GGUF, which is no longer supported"
-    return f"not a GGUF file: it starts with {start[:4]!r}"
+_OTHER_KINDS = (
+    (rb"version https://git-lfs", "this is a Git LFS pointer, not the model itself", "git lfs pull fetches it"),
+    (rb"lmgg|tjgg|fmgg|algg", "this is a GGML file from before GGUF, which is no longer supported", _GIVE_GGUF),
+    (rb".{4}\x00{4}\s*\{", "not a GGUF file but safetensors", "ikpy convert makes a GGUF file of the folder it is in"),
+    (
+        rb".{5}\x00{3}(blk\.|output|token_embd)",
+        "no model but an importance matrix",
+        "ikpy quantize takes it with --imatrix",
+    ),
+    (rb"PK\x03\x04", "not a GGUF file but a checkpoint of PyTorch or a zip archive", _GIVE_GGUF),
+    (rb"\s*<(!doctype|html)", "not a GGUF file but a web page", "check the address that it was downloaded from"),
+    (rb"\x00{24}", "not a GGUF file: it begins with zeros", "its download may be unfinished"),
+)
+"""First bytes of files that are given as models, what they are, and what helps."""
+
+
+def _wrong_magic(start: bytes) -> tuple[str, str]:
+    """What a file with other first bytes than a GGUF file's is, and what to do."""
+    for pattern, kind, advice in _OTHER_KINDS:
+        if re.match(pattern, start, re.DOTALL | re.IGNORECASE):
+            return kind, advice
+    return f"not a GGUF file: it starts with {start[:4]!r}", _GIVE_GGUF
 
 
 def _refuse_version(version: int, path: str) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, TextIO
@@ -24,9 +24,10 @@ WIDTHS = (6, 6, 4, 6, 8, 8, 8, 8, 8, 8)
 @dataclass(frozen=True, kw_only=True)
 class BatchedSettings(BenchSettings):
     """Lists of prompt tokens, generated tokens and sequences, of which all combinations run; ``shared``: all sequences
-    begin with one prompt."""
+    begin with one prompt; ``separate``: one is generated after the other."""
 
     shared: bool
+    separate: bool = False
     n_prompt: tuple[int, ...]
     n_generate: tuple[int, ...]
     n_sequences: tuple[int, ...]
@@ -45,6 +46,8 @@ class BatchedSettings(BenchSettings):
             found[name] = value
             if name == "flash_attn":
                 found["is_pp_shared"] = int(self.shared)
+                if self.separate:
+                    found["is_tg_separate"] = 1
         return found
 
 
@@ -61,19 +64,67 @@ class BatchedRow:
     t_pp: float
     t_tg: float
 
+    @property
+    def t(self) -> float:
+        """Seconds of both parts."""
+        return self.t_pp + self.t_tg
+
+    @property
+    def speeds(self) -> tuple[float, float, float]:
+        """Tokens per second of the prompts, of the generation, and cells per second of both."""
+        return rate(self.n_prompt, self.t_pp), rate(self.pl * self.tg, self.t_tg), rate(self.n_kv, self.t)
+
+    def numbers(self) -> dict[str, str]:
+        """Names and values of the record of this row."""
+        speed_pp, speed_tg, speed = self.speeds
+        counts = {"pp": self.pp, "tg": self.tg, "pl": self.pl, "n_kv": self.n_kv}
+        times = {"t_pp": self.t_pp, "speed_pp": speed_pp, "t_tg": self.t_tg, "speed_tg": speed_tg}
+        times |= {"t": self.t, "speed": speed}
+        return {name: str(count) for name, count in counts.items()} | {name: f"{x:f}" for name, x in times.items()}
+
     def line(self) -> str:
         """The row of the table."""
-        t = self.t_pp + self.t_tg
-        speeds = (rate(self.n_prompt, self.t_pp), rate(self.pl * self.tg, self.t_tg), rate(self.n_kv, t))
+        speed_pp, speed_tg, speed = self.speeds
         return (
-            f"|{self.pp:6} | {self.tg:6} | {self.pl:4} | {self.n_kv:6} | {self.t_pp:8.3f} | {speeds[0]:8.2f} | "
-            f"{self.t_tg:8.3f} | {speeds[1]:8.2f} | {t:8.3f} | {speeds[2]:8.2f} |"
+            f"|{self.pp:6} | {self.tg:6} | {self.pl:4} | {self.n_kv:6} | {self.t_pp:8.3f} | {speed_pp:8.2f} | "
+            f"{self.t_tg:8.3f} | {speed_tg:8.2f} | {self.t:8.3f} | {speed:8.2f} |"
         )
 
 
 def rate(n: int, seconds: float) -> float:
     """Tokens per second; 0 where nothing ran."""
     return n / seconds if seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Form:
+    """How rows are written: the lines before them, and the line of one."""
+
+    head: Callable[[BatchedSettings], Sequence[str]]
+    row: Callable[[BatchedSettings, BatchedRow], str]
+
+
+def table_head(settings: BatchedSettings) -> Sequence[str]:
+    """Banner and head of the table."""
+    return "", settings.banner(), "", *head_lines(HEADINGS, WIDTHS)
+
+
+def csv_head(settings: BatchedSettings) -> Sequence[str]:
+    """Names of the columns."""
+    return (",".join(BatchedRow(1, 1, 1, 2, 1, 0.0, 0.0).numbers()),)
+
+
+def json_row(settings: BatchedSettings, row: BatchedRow) -> str:
+    """An object of the settings and the row, as llama-batched-bench writes it."""
+    fields = settings.numbers() | row.numbers()
+    return "{" + ", ".join(f'"{name}": {value}' for name, value in fields.items()) + "}"
+
+
+FORMS = {
+    "md": Form(table_head, lambda settings, row: row.line()),
+    "csv": Form(csv_head, lambda settings, row: ",".join(row.numbers().values())),
+    "jsonl": Form(lambda settings: (), json_row),
+}
 
 
 class BatchedBench:
@@ -86,16 +137,16 @@ class BatchedBench:
         # A fixed seed: every run sees the same tokens.
         self.random = np.random.default_rng(RANDOM_SEED)
 
-    def run(self, stream: TextIO, log: Callable[[str], None]) -> None:
-        """Write the table to ``stream`` and what is left out to ``log``."""
-        for line in ("", self.settings.banner(), "", *head_lines(HEADINGS, WIDTHS)):
+    def run(self, form: Form, stream: TextIO, log: Callable[[str], None]) -> None:
+        """Write the rows to ``stream`` and what is left out to ``log``."""
+        for line in form.head(self.settings):
             print(line, file=stream, flush=True)
         for pp, tg, pl in self.settings.rows():
             n_kv = self.settings.n_kv(pp, tg, pl)
             if n_kv > self.settings.n_kv_max:
                 log(f"PP {pp}, TG {tg}, B {pl} needs {n_kv} cells: it does not fit into -c {self.settings.n_kv_max}")
                 continue
-            print(self.measure(pp, tg, pl).line(), file=stream, flush=True)
+            print(form.row(self.settings, self.measure(pp, tg, pl)), file=stream, flush=True)
 
     def warm_up(self) -> None:
         """An untimed decode; the cache is empty afterwards."""
@@ -104,7 +155,8 @@ class BatchedBench:
         self.context.kv.clear()
 
     def measure(self, pp: int, tg: int, pl: int) -> BatchedRow:
-        """The prompts of all sequences (or the one they share), then ``tg`` steps of a token per sequence."""
+        """The prompts of all sequences (or the one they share), then ``tg`` steps of a token per sequence, of all
+        together or of one after the other."""
         self.context.kv.clear()
         n = 1 if self.settings.shared else pl
         began = time.perf_counter()
@@ -112,8 +164,10 @@ class BatchedBench:
         for sequence in range(n, pl):
             self.context.kv.seq_cp(0, sequence)
         prompted = time.perf_counter()
-        for step in range(tg):
-            self.decode(np.full(pl, pp + step), np.arange(pl))
+        groups = np.arange(pl).reshape(-1, 1) if self.settings.separate else np.arange(pl).reshape(1, -1)
+        for group in groups:
+            for step in range(tg):
+                self.decode(np.full(len(group), pp + step), group)
         ended = time.perf_counter()
         n_kv = self.settings.n_kv(pp, tg, pl)
         return BatchedRow(pp, tg, pl, n_kv, n * pp, prompted - began, ended - prompted)

@@ -92,6 +92,13 @@ class GrowingSequence:
         self.tokens: list[int] = []
         self.on_shift: Callable[[int], None] | None = None
 
+    @property
+    def obstacle(self) -> str:
+        """Why old tokens are not dropped when the context is full; empty if they are."""
+        if not self.shift:
+            return "context shift is off"
+        return "" if self.context.kv.can_shift else "this model's cache cannot be shifted"
+
     def rewind(self, tokens: Sequence[int]) -> int:
         """Keeps the common beginning with ``tokens``, drops the rest from the cache; returns the kept length.
 
@@ -138,9 +145,8 @@ class GrowingSequence:
         n_ctx = self.context.n_ctx
         if len(self.tokens) + n <= n_ctx:
             return
-        if not self.shift or not self.context.kv.can_shift:
-            reason = "context shift is off" if not self.shift else "this model's cache cannot be shifted"
-            raise ContextFullError(f"the context of {n_ctx} tokens is full and {reason}; raise it with -c")
+        if self.obstacle:
+            raise ContextFullError(f"the context of {n_ctx} tokens is full and {self.obstacle}; raise it with -c")
         keep = min(self.n_keep, len(self.tokens))
         drop = max((len(self.tokens) - keep) // 2, len(self.tokens) + n - n_ctx)
         if drop > len(self.tokens) - keep:

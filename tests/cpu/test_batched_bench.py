@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ from ikpy.cli.batched_bench import make_settings
 from ikpy.cli.parser import parse
 from ikpy.engine.batch import Batch
 from ikpy.errors import UsageError
-from ikpy.tools.batched_bench import BatchedBench, BatchedRow, BatchedSettings
+from ikpy.tools.batched_bench import FORMS, BatchedBench, BatchedRow, BatchedSettings
 from ikpy.tools.run_logs import Timings
 
 
@@ -66,6 +68,32 @@ def test_a_shared_prompt_is_evaluated_once() -> None:
     assert context.calls == [([0] * 3, [0, 1, 2], [False, False, True]), ([0, 1, 2], [3] * 3, [True] * 3)]
 
 
+def test_sequences_one_after_the_other() -> None:
+    _, context = calls("-npp 2 -ntg 2 -npl 2 -tgs")
+    steps = [(sequences, positions) for sequences, positions, _ in context.calls[1:]]
+    assert steps == [([0], [2]), ([0], [3]), ([1], [2]), ([1], [3])]
+    assert "is_pp_shared = 0, is_tg_separate = 1, n_gpu_layers" in settings("-npl 2 -tgs").banner()
+
+
+def test_ranges() -> None:
+    found = settings("-npp 64-256*2,300 -ntg 8-16+8 -npl 1-3")
+    assert (found.n_prompt, found.n_generate, found.n_sequences) == ((64, 128, 256, 300), (8, 16), (1, 2, 3))
+    with pytest.raises(UsageError, match=r"expected first-last, first-last\+step or first-last\*factor, got '4-2'"):
+        settings("-npl 4-2")
+
+
+def test_records_as_llama_batched_bench_writes_them() -> None:
+    found, row = settings("-c 1024 -t 2 -npp 512 -ntg 128 -npl 1"), BatchedRow(512, 128, 1, 640, 512, 2.0, 8.0)
+    assert FORMS["jsonl"].head(found) == ()
+    assert FORMS["jsonl"].row(found, row) == (
+        '{"n_kv_max": 1024, "n_batch": 2048, "n_ubatch": 512, "flash_attn": 1, "is_pp_shared": 0, "n_gpu_layers": -1, '
+        '"n_threads": 2, "n_threads_batch": 2, "pp": 512, "tg": 128, "pl": 1, "n_kv": 640, "t_pp": 2.000000, '
+        '"speed_pp": 256.000000, "t_tg": 8.000000, "speed_tg": 16.000000, "t": 10.000000, "speed": 64.000000}'
+    )
+    assert FORMS["csv"].head(found) == ("pp,tg,pl,n_kv,t_pp,speed_pp,t_tg,speed_tg,t,speed",)
+    assert FORMS["csv"].row(found, row) == "512,128,1,640,2.000000,256.000000,8.000000,16.000000,10.000000,64.000000"
+
+
 def test_rows_and_context() -> None:
     found = settings("-npp 8,16 -ntg 4 -npl 1,2")
     assert list(found.rows()) == [(8, 4, 1), (8, 4, 2), (16, 4, 1), (16, 4, 2)]
@@ -100,3 +128,13 @@ def test_program_on_the_bundled_model(capfd: pytest.CaptureFixture[str]) -> None
     assert [tuple(map(int, row.split("|")[1:5])) for row in rows] == [(16, 2, 1, 18), (16, 2, 3, 54), (400, 2, 1, 402)]
     assert "PP 400, TG 2, B 3 needs 1206 cells: it does not fit into -c 512" in err
     assert re.search(r"prompt eval time = +[\d.]+ ms / +470 tokens", err), "both prompts and the steps of 3 sequences"
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_records_on_the_bundled_model(form: str, capfd: pytest.CaptureFixture[str]) -> None:
+    line = f"batched-bench -npp 8 -ntg 2 -npl 1,2 -t 1 --minilog -pps -tgs --output-format {form}"
+    assert main(line.split()) == 0
+    lines = capfd.readouterr().out.splitlines()
+    rows = [json.loads(text) for text in lines] if form == "jsonl" else list(csv.DictReader(lines))
+    assert [(int(row["pl"]), int(row["n_kv"])) for row in rows] == [(1, 10), (2, 12)]
+    assert all(float(row["speed_tg"]) > 0 for row in rows)

@@ -265,6 +265,14 @@ def test_option_values(text, name, value):
     assert command(text).values[name] == value
 
 
+def test_shares_that_were_written_as_tests_are_remarked_on() -> None:
+    hint = "-ts: 3 tests with one share each; the shares of a test have slashes between: 38/26/24"
+    assert hint in command("-ts 38,26,24").warnings
+    assert not any(
+        "shares" in line for text in ("-ts 38/26/24", "-ts 3/1,1/1", "-ts 1") for line in command(text).warnings
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

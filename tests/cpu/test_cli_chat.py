@@ -281,6 +281,25 @@ def test_full_context_ends_with_a_reason(cli) -> None:
     assert status == 0 and "main: the context of 256 tokens is full and context shift is off" in err
 
 
+def test_turns_end_where_the_context_is_full(cli) -> None:
+    """Without context shift, be it that latent caches have none, -i ends as a plain run does: no error, with times."""
+    options = ("-i", "-c", "256", "-n", "150", "-p", OLD_MAN, "--ignore-eos")
+    lines = " and then\nmore\nstill more\n"
+    status, out, err = cli(*options, stdin=lines)
+    assert status == 0 and "and then\n" in out and "more" not in out
+    assert "this model's cache cannot be shifted: the text ends when the 256 tokens of the context are used\n" in err
+    assert "main: no room for another turn, since this model's cache cannot be shifted: raise the context" in err
+    assert err.endswith("Log end\n") and "main:       total time" in err and "error" not in err
+    _, _, err = cli(*options, "--no-context-shift", stdin=lines)
+    assert "no room for another turn, since context shift is off" in err
+
+
+def test_a_text_longer_than_what_is_left_is_asked_for_again(cli) -> None:
+    status, out, err = cli("-i", "-c", "256", "-n", "100", "-p", OLD_MAN, stdin=" word" * 200 + "\n short\n")
+    assert status == 0 and out.count("short") == 1
+    assert re.search(r"error: input is too long \(20\d tokens, max 14\d\)", err)
+
+
 def test_an_error_does_not_stand_behind_the_text(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = Sampler.sample
     counts = itertools.count()

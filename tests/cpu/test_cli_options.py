@@ -145,7 +145,9 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
     [
         ("--ctx-sise 5", "unknown argument: --ctx-sise (did you mean --ctx-size?)"),
         ("--ctx-size=5", "unknown argument: --ctx-size=5 (write the value as its own argument: --ctx-size VALUE)"),
-        ("file.gguf", "unknown argument: file.gguf"),
+        ("file.gguf", "unknown argument: file.gguf (a model is given with -m)"),
+        ("-fmoe 2", "unknown argument: 2 (-fmoe takes 0, 1 or nothing)"),
+        ("-m a.gguf text.txt", "unknown argument: text.txt"),
         ("-NGL 3", "unknown argument: -NGL"),
         ("-c abc", "invalid parameter for argument: -c (expected an integer, got 'abc')"),
         ("-m", "invalid parameter for argument: -m (a value is missing)"),
@@ -291,6 +293,10 @@ def test_environment_comes_before_the_command_line_except_for_the_server():
     assert run("", "server", {"LLAMA_ARG_ALIAS": "a"}).model.alias == "a"
     for name in ("LLAMA_ARG_CACHE_TYPE_K_DRAFT", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"):
         assert run("", "server", {name: "Q5_0"}).speculative.type_k == "q5_0"
+    misspelled = {"LLAMA_ARG_CTXSIZE": "512", "LLAMA_ARG_CTX_SIZE": "512", "LLAMA_OTHER": "1"}
+    assert run("", "server", misspelled).warnings == [
+        "LLAMA_ARG_CTXSIZE: no option has this variable (did you mean LLAMA_ARG_CTX_SIZE?)"
+    ]
     params = run("", "cli", {"LLAMA_ARG_MLOCK": "maybe"})
     assert not params.model.use_mlock and "LLAMA_ARG_MLOCK=maybe" in params.warnings[0]
     with pytest.raises(UsageError, match="LLAMA_ARG_CTX_SIZE"):

@@ -290,7 +290,11 @@ def test_unknown_output_type():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["/no/such/folder"], "no such folder"), ([str(ROOT)], "config.json: no such file")],
+    [
+        (["/no/such/folder"], "no such folder"),
+        ([str(ROOT / "README.md")], "README.md: is a file; give the folder"),
+        ([str(ROOT)], "config.json: no such file"),
+    ],
 )
 def test_errors_are_one_line(arguments, message, capsys):
     assert main(["convert", *arguments]) == 1

@@ -322,6 +322,17 @@ def test_progress_dots(options: list[str], rows: int, capfd: pytest.CaptureFixtu
     assert [line for line in lines if "...." in line and "=" not in line] == ["." * 100] * rows
 
 
+def test_a_file_is_shown_and_judged_before_it_is_read(capfd: pytest.CaptureFixture[str]) -> None:
+    """With --no-mmap reading takes minutes: the log says first of what, and a vocabulary that is none stops it."""
+    line = ["-m", str(TINY), "--no-mmap", "-okv", "tokenizer.ggml.pre=str:nonsense"]
+    with pytest.raises(UnsupportedError, match="nonsense"):
+        cli_session.load(parse(line, "cli", {}))
+    assert "." * 100 not in capfd.readouterr().err
+    cli_session.load(parse(line[:3], "cli", {}))
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].startswith("llama_model_loader: loaded meta data") and lines.index("." * 100) > 50
+
+
 def test_progress_is_that_of_all_parts(tmp_path: Path) -> None:
     source = tmp_path / "whole.gguf"
     source.write_bytes(TINY.read_bytes())

@@ -44,6 +44,15 @@ def test_without_devices_everything_is_on_the_cpu_and_device_rules_are_ignored()
     assert placed.warnings == ["-ot attn=CUDA0: there is no device CUDA0; the rule is ignored"]
 
 
+def test_a_device_may_hold_experts_only() -> None:
+    """-ts 1,0 with rules, as documented: the cache and all else lie on the first device."""
+    rules = ((r"blk\.[45]\.ffn_.*_exps", "CUDA1"), ("exps", CPU))
+    placed = place(model(), N_LAYER, PlacementParams(n_gpu_layers=99, tensor_split=(1, 0), rules=rules), TWO)
+    assert {*placed.caches, *placed.layers, placed.output} == {"CUDA0"} and not placed.warnings
+    on_second = {name for name, device in placed.tensors.items() if device == "CUDA1"}
+    assert on_second == {f"blk.{il}.ffn_{part}_exps.weight" for il in (4, 5) for part in ("gate", "up", "down")}
+
+
 @pytest.mark.parametrize(
     ("n", "layers", "output"), [(0, 0, CPU), (3, 3, CPU), (8, 8, CPU), (9, 8, "CUDA0"), (-1, 8, "CUDA0")]
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import sweep_plot
 from ikpy.cli import main
 from ikpy.cli.parser import parse
 from ikpy.cli.sweep_bench import make_settings
@@ -145,3 +147,44 @@ def test_missing_model(capfd):
     assert out == ""
     assert err.startswith("error: NOFILE.gguf")
     assert len(err.splitlines()) == 1
+
+
+TABLE_ROWS = """llama_init_from_model: graph splits = 1
+
+main: n_kv_max = 1024, n_batch = 2048, n_ubatch = 512, flash_attn = 1, n_gpu_layers = 63, n_threads = 24
+
+|    PP |     TG |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |
+|-------|--------|--------|----------|----------|----------|----------|
+|   512 |    128 |      0 |    4.466 |   114.64 |   10.403 |    12.30 |
+|   512 |    128 |    512 |    4.371 |   117.14 |   10.425 |    12.28 |
+llama_print_timings:        load time =  102.11 ms
+"""
+CSV_ROWS = (
+    "pp,tg,n_kv,t_pp,speed_pp,t_tg,speed_tg\n512,128,0,4.5,114.64,10.4,12.30\n512,128,512,4.4,117.14,10.4,12.28\n"
+)
+JSON_ROWS = (
+    '{"n_kv_max": 1024, "pp": 512, "tg": 128, "n_kv": 0, "t_pp": 4.5, "speed_pp": 114.64, "speed_tg": 12.30 }\n'
+    'a log line, between the rows\n{"n_kv": 512, "speed_pp": 117.14, "speed_tg": 12.28 }\n'
+)
+
+
+@pytest.mark.parametrize("text", [TABLE_ROWS, CSV_ROWS, JSON_ROWS], ids=["table", "csv", "jsonl"])
+def test_rows_are_found_in_what_was_printed(text: str) -> None:
+    curve = sweep_plot.read_curve(text.splitlines())
+    assert (curve.n_kv, curve.speed_pp, curve.speed_tg) == ([0, 512], [114.64, 117.14], [12.30, 12.28])
+    with pytest.raises(ValueError, match="no rows of sweep-bench"):
+        sweep_plot.read_curve(["main: nothing", "| a | b |", "", "{}", "{"])
+
+
+def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    (tmp_path / "a.txt").write_text(TABLE_ROWS)
+    (tmp_path / "b.txt").write_text(JSON_ROWS)
+    files = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    monkeypatch.setattr("sys.argv", ["sweep_plot", *files, "--folder", str(tmp_path)])
+    assert sweep_plot.main() == 0
+    paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert [path.name for path in paths] == ["performance_comparison_pp.png", "performance_comparison_tg.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    monkeypatch.setattr("sys.argv", ["sweep_plot", str(tmp_path / "none.txt")])
+    assert sweep_plot.main() == 1 and "none.txt" in capsys.readouterr().err

@@ -64,6 +64,8 @@ IMATRIX_ROWS = (
     option("--show-statistics", FLAG, "imatrix.show_statistics", "print statistics of the matrix", "I"),
 )
 
+TABLE = Kind("md|jsonl|csv", values.to_table_format)
+
 SWEEP_ROWS = (
     option("-wb --warmup-batch", FLAG, "sweep.warmup_batch", "one untimed batch before the first row", "W"),
     option(
@@ -75,13 +77,7 @@ SWEEP_ROWS = (
     ),
     option("--sweep-stride", Kind("N", values.bounded(1)), "sweep.stride", "measure every N-th row", "W"),
     option("--sweep-memory", FLAG, "sweep.memory", "columns for peak memory", "W"),
-    option(
-        "--output-format",
-        Kind("md|jsonl|csv", values.to_sweep_format),
-        "sweep.output_format",
-        "md (or table), jsonl or csv",
-        "W",
-    ),
+    option("--output-format", TABLE, "sweep.output_format", "md (or table), jsonl or csv", "W"),
 )
 
 COUNTS = Kind("N,N,...", values.to_counts)
@@ -91,6 +87,8 @@ BATCHED_ROWS = (
     option("-ntg", COUNTS, "batched.n_generate", "generated tokens of each sequence", "B"),
     option("-npl", COUNTS, "batched.n_sequences", "number of sequences", "B"),
     option("-pps", FLAG, "batched.shared", "all sequences share one prompt", "B"),
+    option("-tgs", FLAG, "batched.separate", "one sequence is generated after the other", "B"),
+    option("--output-format", TABLE, "batched.output_format", "md (or table), jsonl or csv", "B"),
 )
 
 OTHER_ROWS = (*(ignored(names, OTHER, "option of another tool", kind=TEXT) for names in OTHER_VALUES),)

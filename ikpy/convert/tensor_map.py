@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ikpy.convert.families.base import BARE, Change, Family, View
+from ikpy.convert.families.base import BARE, Change, Family, Targets, View
 from ikpy.convert.weights import MXFP4_BLOCK, MXFP4_BYTES, Weights
 from ikpy.errors import FileFormatError, UnsupportedError
 
@@ -66,8 +66,9 @@ class _Mapper:
         self.weights, self.family = weights, family
         self.outputs: dict[str, OutputTensor] = {}
         self.unknown: list[str] = []
-        targets = [(t,) if isinstance(t, str) else t for t in family.modules.values()]
-        self.order = {name: i for i, name in enumerate(name for names in targets for name in names)}
+        self.strange_biases: list[str] = []
+        targets = (name for names in family.modules.values() for name in _names(names))
+        self.order = {name: i for i, name in enumerate(targets)}
         self.map = TensorMap([])
 
     def take(self, name: str) -> None:
@@ -97,7 +98,10 @@ class _Mapper:
         if targets is None:
             self.unknown.append(name)
             return
-        for target in (targets,) if isinstance(targets, str) else targets:
+        if suffix and suffix[1] == "bias" and not self.family.biases.issuperset(_names(targets)):
+            self.strange_biases.append(name)
+            return
+        for target in _names(targets):
             full = (
                 target
                 if target.endswith((".bias", ".scale")) or target in BARE
@@ -113,6 +117,8 @@ class _Mapper:
         is_tied = target == "output" and self.family.config.get("tie_word_embeddings", default=False)
         if target is None or suffix is None:
             self.unknown.append(name)
+        elif suffix[1] == "bias":
+            self.strange_biases.append(name)
         elif not is_tied and (target != "output" or self.family.has_output):
             self._add(f"{target}.{suffix[1]}", self.family.change(target), Part(name, None, None))
 
@@ -126,19 +132,32 @@ class _Mapper:
         output.parts.append(part)
 
     def finish(self) -> TensorMap:
-        if self.unknown:
-            more = f" and {len(self.unknown) - 1} more" if len(self.unknown) > 1 else ""
-            method = self.weights.quantization
-            raise UnsupportedError(
-                f"{self.weights.checkpoint.folder}: tensor '{self.unknown[0]}'{more} has no place in architecture "
-                f"{self.family.arch}" + (f" (quantization '{method}')" if method else "")
-            )
+        self._refuse_unknown()
+        self._check_biases()
         self._add_tied_output()
         for output in self.outputs.values():
             self._arrange(output)
         self._check_layers()
         self.map.outputs = sorted(self.outputs.values(), key=self._place)
         return self.map
+
+    def _refuse_unknown(self) -> None:
+        if self.unknown:
+            method = self.weights.quantization
+            raise UnsupportedError(
+                f"{self.weights.checkpoint.folder}: tensor {_listed(self.unknown)} has no place in architecture "
+                f"{self.family.arch}" + (f" (quantization '{method}')" if method else "")
+            )
+
+    def _check_biases(self) -> None:
+        """A file with other biases than the architecture knows would not load."""
+        folder, arch = self.weights.checkpoint.folder, self.family.arch
+        if self.strange_biases:
+            raise UnsupportedError(f"{folder}: architecture {arch} has no bias for {_listed(self.strange_biases)}")
+        for name in self.outputs:
+            module = name.removesuffix(".weight")
+            if module.split(".", 2)[-1] in self.family.needed_biases and f"{module}.bias" not in self.outputs:
+                raise UnsupportedError(f"{folder}: architecture {arch} needs {module}.bias, which the checkpoint lacks")
 
     def _place(self, output: OutputTensor) -> tuple[int, int, int, str]:
         """Sort key: embedding, layers in the order of the family's modules, the rest."""
@@ -195,6 +214,15 @@ class _Mapper:
         for il in range(self.family.config.n_layer):
             if il not in found:
                 raise FileFormatError(f"{self.weights.checkpoint.folder}: the tensors of layer {il} are missing")
+
+
+def _names(targets: Targets) -> tuple[str, ...]:
+    return (targets,) if isinstance(targets, str) else targets
+
+
+def _listed(tensors: list[str]) -> str:
+    more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+    return f"'{tensors[0]}'{more}"
 
 
 def pieces(array: np.ndarray, max_elements: int) -> Iterator[np.ndarray]:

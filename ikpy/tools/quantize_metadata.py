@@ -18,6 +18,8 @@ from ikpy.models.keys import Keys
 from ikpy.quants import registry
 from ikpy.tools.model_logs import common_type
 from ikpy.tools.quantize_prune import pruned_values, stored_like
+from ikpy.vocab import Vocab
+from ikpy.vocab.keys import text
 
 if TYPE_CHECKING:
     from ikpy.tools.quantize_plan import QuantizeOptions
@@ -66,15 +68,15 @@ def _imatrix_values(options: QuantizeOptions) -> dict[str, encode.StoredValue]:
     """The keys that name the importance matrix; none without one."""
     if not options.imatrix or options.repack or options.ftype is None:
         return {}
-    i32, text = GGUFValueType.INT32, GGUFValueType.STRING
+    i32, string = GGUFValueType.INT32, GGUFValueType.STRING
     path, dataset = options.imatrix_path, options.imatrix.dataset
     entries, chunks = len(options.imatrix.values), options.imatrix.chunks
     if options.hide_imatrix:
         path = dataset = "top_secret"
         entries = chunks = 0
-    values = {"quantize.imatrix.file": encode.scalar(text, _shortened(path))}
+    values = {"quantize.imatrix.file": encode.scalar(string, _shortened(path))}
     if dataset:
-        values["quantize.imatrix.dataset"] = encode.scalar(text, _shortened(dataset))
+        values["quantize.imatrix.dataset"] = encode.scalar(string, _shortened(dataset))
     values["quantize.imatrix.entries_count"] = encode.scalar(i32, entries)
     if chunks > 0 or options.hide_imatrix:
         values["quantize.imatrix.chunks_count"] = encode.scalar(i32, chunks)
@@ -125,6 +127,19 @@ def _check_read_types(file: GGUFFile, overrides: Mapping[str, object]) -> None:
         keys = Keys(file, overrides)
         cls = architecture(keys.arch)
         cls.__new__(cls).read_hparams(keys)
+    if any(key.startswith("tokenizer.") for key in overrides):
+        _check_tokenizer(file, overrides)
+
+
+def _check_tokenizer(file: GGUFFile, overrides: Mapping[str, object]) -> None:
+    """UsageError if overrides make a vocabulary unreadable that the file has."""
+    with suppress(FileFormatError, UnsupportedError):
+        Vocab.from_metadata(file.metadata)
+        try:
+            Vocab.from_metadata({**file.metadata, **overrides})
+            text(overrides, "tokenizer.chat_template")
+        except FileFormatError as error:
+            raise UsageError(f"--override-kv: {error}") from None
 
 
 def repacked_ftype(number: int) -> int:

@@ -112,8 +112,8 @@ class Vocab:
 
         Arrays of strings are sequences of str, numeric arrays numpy arrays. ``reference_lowercase`` is
         for comparisons with the reference, whose lower-casing finds 30 of its 1433 code points: WordPiece
-        does not lower-case ASCII then, and Llama 3, Qwen 2 and Kimi K2 splitting takes no contractions in
-        capitals.
+        does not lower-case ASCII then, and treats marks and Hangul as the reference does; Llama 3, Qwen 2 and
+        Kimi K2 splitting takes no contractions in capitals.
         Raises FileFormatError for missing, inconsistent or wrongly typed keys, UnsupportedError for unknown tokenizers.
         """
         return cls(metadata, reference_lowercase=reference_lowercase)
@@ -139,7 +139,7 @@ class Vocab:
         if self.kind == "spm":
             return SpmModel(self._table)
         if self.kind == "wpm":
-            return WpmModel(self._table, self.unk, reference_lowercase)
+            return WpmModel(self._table, self.unk, reference_words=reference_lowercase)
         if self.kind == "ugm":
             return UgmModel(self._table, metadata, self.unk, self.add_space_prefix)
         if pre is None:

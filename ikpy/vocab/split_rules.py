@@ -111,7 +111,8 @@ def _chameleon() -> SplitRule:
 
 def _jais2_tail() -> str:
     powers = "|".join(rf"\s{{{2**exponent}}}(?!\S)" for exponent in range(9, 1, -1))
-    return rf"\s*[\r\n]+|{powers}|\s{{1,2}}(?!\S)|\s{{1}}"
+    # Behind white space that is no line end, no line end follows: it would have belonged to the match before.
+    return rf"(?<![^\S\r\n])\s*[\r\n]+|{powers}|\s{{1,2}}(?!\S)|\s{{1}}"
 
 
 _BUILDERS: dict[str, Callable[[], SplitRule]] = {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 import unicodedata
-from collections.abc import Callable
 
 import regex
+from tokenizers import normalizers, pre_tokenizers
 
 from ikpy.vocab.cache import WordCache
 from ikpy.vocab.table import TokenTable
@@ -37,18 +38,26 @@ def _reference_lower() -> dict[str, str]:
     return pairs | {chr(upper): chr(upper + 1) for upper in _REFERENCE_LOWER_NEXT}
 
 
+_NORMALIZER = normalizers.BertNormalizer()
+_PRE_TOKENIZER = pre_tokenizers.BertPreTokenizer()
+_MAX_WORD = 100
+
+
 class WpmModel:
     """Tokenizer of fragments: normalise, split into words, take the longest token from the left.
 
-    Lower-casing is Unicode's, as the vocabularies expect. ``reference_lowercase`` reproduces the reference,
-    whose lower-casing knows 30 code points only and turns most words with capitals into the unknown token.
+    Words are those of Hugging Face's BertTokenizer for vocabularies without capitals, which the models were trained
+    with. ``reference_words`` reproduces the reference, which keeps the first code point of a character's decomposition
+    (Hangul loses its vowels), keeps combining marks that stand alone, and knows 30 code points that have a lower case
+    only: words with capitals or such marks become the unknown token there.
     """
 
-    def __init__(self, table: TokenTable, unknown: int | None, reference_lowercase: bool):
+    def __init__(self, table: TokenTable, unknown: int | None, *, reference_words: bool):
         self._ids = table.ids
         self._unknown = unknown
         self._longest = max(map(len, table.texts), default=0)
-        self._normalise = functools.lru_cache(maxsize=65536)(_normaliser(reference_lowercase))
+        self._normalise = _reference_character if reference_words else _published_character
+        self._max_word = sys.maxsize if reference_words else _MAX_WORD
         self._cache = WordCache(self._encode_word)
 
     def encode(self, fragment: str) -> list[int]:
@@ -56,33 +65,48 @@ class WpmModel:
         return self._cache.encode("".join(map(self._normalise, decode_structural(fragment))).split(" "))
 
     def _encode_word(self, word: str) -> list[int]:
-        if not word:
-            return []
+        """Ids of a word: that of the unknown token where it is too long or no token fits at some place."""
         text = SPACE_SYMBOL + word
         out: list[int] = []
         pos = 0
-        while pos < len(text):
-            for end in range(min(len(text), pos + self._longest), pos, -1):
-                index = self._ids.get(text[pos:end])
-                if index is not None:
-                    out.append(index)
-                    pos = end
-                    break
-            else:
+        while word and pos < len(text):
+            index, pos = self._longest_token(text, pos) if len(word) <= self._max_word else (None, 0)
+            if index is None:
                 return [] if self._unknown is None else [self._unknown]
+            out.append(index)
         return out
 
+    def _longest_token(self, text: str, start: int) -> tuple[int | None, int]:
+        """The longest token at a place of a text and its end; None if there is none."""
+        for end in range(min(len(text), start + self._longest), start, -1):
+            index = self._ids.get(text[start:end])
+            if index is not None:
+                return index, end
+        return None, start
 
-def _normaliser(reference_lowercase: bool) -> Callable[[str], str]:
-    """Function of one character: "" dropped, " " a word break, otherwise its text in the word stream."""
 
-    def normalise(char: str) -> str:
-        base = unicodedata.normalize("NFD", char)[0]
-        if _SPACE.match(base):
-            return " "
-        if base == REPLACEMENT or _DROPPED.match(base):
-            return ""
-        lower = _reference_lower().get(base, base) if reference_lowercase else base.lower()[0]
-        return f" {lower} " if _ALONE.match(base) else lower
+@functools.lru_cache(maxsize=65536)
+def _published_character(char: str) -> str:
+    """What a character is in the stream of words: "" dropped, " " a word break.
 
-    return normalise
+    Marks are removed, so that the order which normalising a whole text gives them does not matter.
+    """
+    if char == SPACE_SYMBOL:
+        return REPLACEMENT  # in no token: it would begin a word in the middle of one
+    return "".join(f" {c} " if _is_split_off(c) else c for c in _NORMALIZER.normalize_str(char))
+
+
+def _is_split_off(char: str) -> bool:
+    return len(_PRE_TOKENIZER.pre_tokenize_str(f"a{char}")) > 1
+
+
+@functools.lru_cache(maxsize=65536)
+def _reference_character(char: str) -> str:
+    """What a character is in the stream of words: "" dropped, " " a word break."""
+    base = unicodedata.normalize("NFD", char)[0]
+    if _SPACE.match(base):
+        return " "
+    if base == REPLACEMENT or _DROPPED.match(base):
+        return ""
+    lower = _reference_lower().get(base, base)
+    return f" {lower} " if _ALONE.match(base) else lower

@@ -35,6 +35,12 @@ def amend(folder: Path, file: str = "config.json", *, drop: tuple[str, ...] = ()
     path.write_text(json.dumps({k: v for k, v in {**old, **values}.items() if k not in drop}), encoding="utf-8")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file, an object."""
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values
+
+
 def read_tensors(path: Path) -> Tensors:
     """All tensors of a safetensors file."""
     data = path.read_bytes()

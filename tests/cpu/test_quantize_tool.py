@@ -16,10 +16,8 @@ import pytest
 
 from ikpy._native import core
 from ikpy.cli.quantize import run
-from ikpy.engine.model import Model
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
-from ikpy.gguf.writer import GGUFWriter
 from ikpy.quants import dequantize, registry
 from ikpy.tools.quantize_progress import PlainDisplay, display_for
 from tests.cpu.imatrices import write_gguf
@@ -399,59 +397,6 @@ def test_order_of_new_header_keys(tmp_path, tensors, capfd):
         "quantize.imatrix.entries_count",
         "general.file_type",
     ]
-
-
-def test_overrides_keep_the_types_that_readers_want(tmp_path, capfd):
-    """A model with a whole number replaced can be loaded; of new keys u32 is usual."""
-    source, out = str(DATA / "zoo" / "qwen3moe.gguf"), str(tmp_path / "o.gguf")
-    overrides = {
-        "qwen3moe.expert_used_count=int:1": 4,
-        "qwen3moe.attention.layer_norm_rms_epsilon=float:1e-5": 6,
-        "a.b=int:3": 4,
-        "a.c=int:-3": 5,
-        "a.d=int:5000000000": 10,
-        "a.e=int:-5000000000": 11,
-        "a.f=bool:true": 7,
-        "a.g=str:x": 8,
-        "general.name=str:3": 8,
-    }
-    arguments = [item for text in overrides for item in ("--override-kv", text)]
-    assert run([*arguments, source, out, "Q8_0"]) == 0
-    with GGUFFile.open(out) as file:
-        assert {key: file.value_type(key.partition("=")[0]) for key in overrides} == overrides
-        assert file.metadata["a.e"] == -5000000000
-    assert Model.load(out).hparams.n_expert_used == 1
-    for text, message in (
-        ("qwen3moe.expert_used_count=int:-1", "--override-kv qwen3moe.expert_used_count: "),
-        ("general.alignment=int:64", "--override-kv general.alignment: the key describes the file itself"),
-        ("split.count=int:2", "--override-kv split.count: the key describes the file itself"),
-        ("general.name=int:3", "--override-kv general.name: value 3 is not of the key's type string"),
-        ("qwen3moe.rope.freq_base=int:20000", "value 20000 is not of the key's type float32"),
-        ("qwen3moe.context_length=str:abc", "value 'abc' is not of the key's type uint32"),
-        ("qwen3moe.context_length=bool:true", "value True is not of the key's type uint32"),
-        ("tokenizer.ggml.tokens=str:abc", "value 'abc' is not of the key's type array"),
-        ("qwen3moe.rope.scaling.factor=int:2", "value 2 is not of the key's type float32"),  # the file has no such key
-        ("qwen3moe.rope.scaling.original_context_length=int:-2", "-2 is not in the range of the key"),
-    ):
-        (tmp_path / "o.gguf").unlink(missing_ok=True)
-        assert run(["--override-kv", text, source, out, "Q8_0"]) == 1
-        assert message in "".join(capfd.readouterr())
-        assert not (tmp_path / "o.gguf").exists()
-
-
-def test_a_value_for_all_layers_may_be_overridden_by_one(tmp_path, tensors):
-    """Where a file has an array of them."""
-    source, out, key = str(tmp_path / "in.gguf"), str(tmp_path / "o.gguf"), "llama.attention.head_count"
-    with GGUFWriter(source) as writer:
-        writer.add("general.architecture", GGUFValueType.STRING, "llama")
-        writer.add("llama.block_count", GGUFValueType.UINT32, 2)
-        writer.add_array(key, GGUFValueType.INT32, [4, 4])
-        writer.add_tensor("token_embd.weight", (256, 64), 0)
-        writer.write("token_embd.weight", tensors["token_embd.weight"])
-    assert run(["--override-kv", f"{key}=float:2", source, out, "Q8_0"]) == 1
-    assert run(["--override-kv", f"{key}=int:2", source, out, "Q8_0"]) == 0
-    with GGUFFile.open(out) as file:
-        assert (file.get(key), file.value_type(key)) == (2, GGUFValueType.UINT32)
 
 
 def test_the_need_of_an_importance_matrix_stands_between_lines(capfd):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 import time
 
 import numpy as np
@@ -151,6 +152,23 @@ def test_long_runs_take_linear_time(piece):
     ids = vocab.tokenize(piece * 50_000, add_special=False)
     assert b"".join(map(vocab.token_to_piece, ids)) == (piece * 50_000).encode()
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("piece", ["\t", " ", "\u3000", " \n"])
+def test_long_runs_of_white_space_are_split_in_linear_time_by_jais_2(piece):
+    start = time.process_time()
+    assert "".join(split_rule("JAIS2").split(piece * 500_000)) == piece * 500_000
+    assert time.process_time() - start < 3
+
+
+@given(st.lists(st.sampled_from([" ", "\t", "\n", "\r", "\x0b", "a", "!", "1", " " * 7, "\t" * 600]), max_size=10))
+def test_white_space_of_jais_2_is_split_by_its_published_expression(parts):
+    """Line ends with what stands before them, else runs of 512, 256, ... characters, but for the last one."""
+    powers = "|".join(rf"\s{{{2**exponent}}}(?!\S)" for exponent in range(9, 1, -1))
+    text = "".join(parts)
+    words = r"[^\r\na-z0-9]?[a-z]+|[0-9]{1,3}| ?[^\sa-z0-9]+[\r\n]*"
+    published = re.findall(rf"{words}|\s*[\r\n]+|{powers}|\s{{1,2}}(?!\S)|\s", text)
+    assert split_rule("JAIS2").split(text) == published
 
 
 def test_tiny_special_tokens():

@@ -143,41 +143,6 @@ def test_spm_space_prefix_follows_special_tokens():
     assert vocab.nl == 3 + 0x0A
 
 
-# -- WPM ---------------------------------------------------------------------------------------------------
-
-WPM_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁hello", "▁wor", "ld", "▁!", "▁e", "▁中", "▁文", "▁i"]
-WPM = made(
-    "bert",
-    WPM_TOKENS,
-    token_type=[3, 2, 3, 3] + [1] * 8,
-    bos_token_id=2,
-    unknown_token_id=1,
-    seperator_token_id=3,
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [
-        ("hello world!", [4, 5, 6, 7]),
-        ("HELLO\tWorld", [4, 5, 6]),
-        ("É\x00é", [1]),
-        ("é e", [8, 8]),
-        ("中文", [9, 10]),
-        ("hello x", [4, 1]),
-        ("İ", [11]),
-        ("", []),
-    ],
-)
-def test_wordpiece(text, want):
-    assert Vocab.from_metadata(WPM).tokenize(text) == [2, *want, 3]
-
-
-def test_wordpiece_lower_casing_of_the_reference():
-    vocab = Vocab.from_metadata(WPM, reference_lowercase=True)
-    assert vocab.tokenize("hello HELLO", add_special=False) == [4, 1]
-
-
 # -- UGM ---------------------------------------------------------------------------------------------------
 
 UGM_TOKENS = ["<pad>", "</s>", "<unk>", "▁", "a", "b", "ab", "▁a", "aba", "fi", "<x>"]

@@ -106,7 +106,7 @@ struct Iq6K {
     using Codec = LevelCodec<64, 16, 2>;
     static Codec codec() { return Codec(tables::iq6nl_values); }
     static constexpr UniformCodes CODES{-127, 1, 255};
-    static constexpr Effort EFFORT{0.9f, 1.04f, 1, 2};
+    static constexpr Effort EFFORT{0.97f, 1.35f, 1, 2};
     static constexpr int BLOCK_BYTES = 212;
     static void pack(uint8_t* block, float d, const SubBlock* s, const uint8_t* levels) {
         put(block, f32_to_f16(d));

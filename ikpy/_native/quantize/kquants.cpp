@@ -28,7 +28,7 @@ struct Q6K {
     using Codec = IntegerCodec<-32, 31, 16>;
     static Codec codec() { return {}; }
     static constexpr UniformCodes CODES{-128, 1, 256};
-    static constexpr Effort EFFORT{0.85f, 1.06f, 1, 2};
+    static constexpr Effort EFFORT{0.97f, 1.4f, 1, 2};
     static constexpr int BLOCK_BYTES = 210;
     static void pack(uint8_t* block, float d, const SubBlock* s, const uint8_t* levels) {
         for (int e = 0; e < 256; e++) {

@@ -1,11 +1,13 @@
 #include "quantize.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 #include <vector>
 
 #include "dequantize.hpp"
 #include "encoders.hpp"
+#include "magnitude.hpp"
 #include "repack.hpp"
 #include "search.hpp"
 
@@ -37,6 +39,19 @@ bool is_weighted(int type) {
     return !simple_encoder(encoded) && !eight_bit_encoder(encoded);
 }
 
+// What searches for scales take at most: weighted sums of squares stay finite. F16 scales are saturated by
+// far smaller values.
+constexpr float MOST_SEARCHED = 1e12f;
+
+// The values, or those of `copy` where some are beyond MOST_SEARCHED; infinite ones and NaN stay.
+const float* searchable(const float* x, int64_t n, std::vector<float>& copy) {
+    const float largest = largest_magnitude(x, n);
+    if (!(largest > MOST_SEARCHED && std::isfinite(largest))) return x;
+    copy.assign(x, x + n);
+    for (float& v : copy) v = std::clamp(v, -MOST_SEARCHED, MOST_SEARCHED);
+    return copy.data();
+}
+
 void encode(int type, const Rows& rows) {
     if (const Encoder e = encoder(type)) return e(rows);
     const int plain = plain_form(type);
@@ -64,8 +79,11 @@ int quantize_rows(int type, const float* src, int64_t ne0, int64_t n_rows, const
     const int64_t row_bytes = encoded_row_nbytes(type, ne0);
     if (row_bytes == 0) return BAD_ROW_LENGTH;
     if (n_rows % row_group(type)) return BAD_ROW_COUNT;
-    std::vector<float> w;
-    if (is_weighted(type)) importance_weights(imatrix, ne0, w);
+    std::vector<float> w, bounded;
+    if (is_weighted(type)) {
+        importance_weights(imatrix, ne0, w);
+        src = searchable(src, n_rows * ne0, bounded);
+    }
     encode(type, Rows{src, ne0, n_rows, w.data(), dst, row_bytes});
     return OK;
 } catch (const std::bad_alloc&) {

@@ -138,7 +138,7 @@ class ScaledCodebookSearch {
 
     // Step 2: scales worth an exact evaluation, best first.
     std::vector<float> scale_candidates(int count) const {
-        constexpr int GRID = 32;
+        constexpr int GRID = 32, FEW_CODES = 128;
         float a_max = 0;
         for (const Options& o : options_) {
             if (std::fabs(o.best().scale) > std::fabs(a_max)) a_max = o.best().scale;
@@ -149,7 +149,10 @@ class ScaledCodebookSearch {
         for (float end : ends) {
             if (end == 0 || (end < 0) == (codes_.lowest() >= 0)) continue;
             for (int i = 0; i < GRID; i++) {
-                const float d = a_max / (end * (narrow + (1.1f - narrow) * i / (GRID - 1)));
+                float multiple = end * (narrow + (1.1f - narrow) * i / (GRID - 1));
+                // Whole codes of the largest scale meet values exactly that were encoded before.
+                if (codes_.count > FEW_CODES) multiple = std::round(multiple);
+                const float d = a_max / multiple;
                 ranked.emplace_back(modelled_error(d, count), d);
             }
         }

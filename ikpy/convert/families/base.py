@@ -31,6 +31,8 @@ ATTENTION: dict[str, Targets] = {
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
 }
+QKV = frozenset({"attn_q", "attn_k", "attn_v"})
+ATTENTION_AND_DENSE = QKV | {"attn_output", "ffn_gate", "ffn_up", "ffn_down"}
 HEAD_NORMS: dict[str, Targets] = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 
 
@@ -76,6 +78,8 @@ class Family:
 
     arch: ClassVar[str]
     modules: ClassVar[Modules] = {**ATTENTION, **DENSE}
+    biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that may have one
+    needed_biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that must have one
     outer: ClassVar[Mapping[str, str]] = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",

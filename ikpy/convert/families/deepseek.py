@@ -98,6 +98,7 @@ class DeepSeekV32(DeepSeekV3):
     """V3 with indexers, which choose the cells that attention sees."""
 
     arch = "deepseek32"
+    biases = needed_biases = frozenset({"indexer.k_norm"})
     modules: ClassVar[Modules] = {
         **DeepSeekV3.modules,
         "self_attn.indexer.wq_b": "indexer.attn_q_b",

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from ikpy.convert.families.base import (
     ATTENTION,
+    ATTENTION_AND_DENSE,
     DENSE,
     EXPERTS,
     SHARED,
@@ -19,6 +20,7 @@ class Ernie45(Family):
     """Dense ERNIE 4.5; adjacent pairs already."""
 
     arch = "ernie4_5"
+    biases = ATTENTION_AND_DENSE
 
 
 class Ernie45Moe(Ernie45):

@@ -9,6 +9,7 @@ from ikpy.convert.families.base import (
     DENSE,
     EXPERTS,
     HEAD_NORMS,
+    QKV,
     SELECTION_BIAS,
     SHARED,
     Family,
@@ -23,6 +24,7 @@ class Glm4(Family):
     """Norms before and after both branches; half of each head is rotated, in adjacent pairs."""
 
     arch = "glm4"
+    biases = QKV
     rotary_fraction = 0.5
     modules: ClassVar[Modules] = {
         **ATTENTION,
@@ -37,6 +39,7 @@ class Glm4Moe(Family):
     """Leading dense layers, sigmoid routing with a selection bias."""
 
     arch = "glm4moe"
+    biases = needed_biases = QKV
     rotary_fraction = 0.5
     modules: ClassVar[Modules] = {
         **ATTENTION,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ikpy.convert.families.base import ATTENTION, Family, Keys, Modules, View
+from ikpy.convert.families.base import ATTENTION, QKV, Family, Keys, Modules, View
 
 _GATE_UP = ("ffn_gate_exps", "ffn_up_exps")
 
@@ -13,6 +13,7 @@ class GptOss(Family):
     """Gate and up rows of the experts take turns: even rows are gates."""
 
     arch = "gpt-oss"
+    biases = needed_biases = QKV | {"attn_output", "ffn_gate_inp"}
     has_windows = True
     needs_output = True
     modules: ClassVar[Modules] = {

@@ -6,8 +6,10 @@ from typing import ClassVar
 
 from ikpy.convert.families.base import (
     ATTENTION,
+    ATTENTION_AND_DENSE,
     DENSE,
     MIXTRAL_EXPERTS,
+    QKV,
     Family,
     Keys,
     Modules,
@@ -19,6 +21,7 @@ class Llama(Family):
     """LLaMA 1 to 3, Mistral and look-alikes."""
 
     arch = "llama"
+    biases = ATTENTION_AND_DENSE
     rotates_pairs = True
     has_windows = True  # told by a note
     rope_scalings = ("llama3",)
@@ -73,6 +76,7 @@ class SeedOss(Family):
     """Optional biases of q, k and v."""
 
     arch = "seed_oss"
+    biases = QKV
     modules: ClassVar[Modules] = {**ATTENTION, **DENSE, "post_attention_layernorm": "post_attention_norm"}
 
 

@@ -9,6 +9,7 @@ from ikpy.convert.families.base import (
     DENSE,
     EXPERTS,
     HEAD_NORMS,
+    QKV,
     Family,
     Keys,
     Modules,
@@ -20,6 +21,7 @@ class Qwen2(Family):
     """Biases of q, k and v; the sliding window of some configurations is switched off in all published models."""
 
     arch = "qwen2"
+    biases = needed_biases = QKV
 
     def check(self) -> None:
         super().check()
@@ -65,6 +67,7 @@ class Qwen3(Qwen2):
     """Norms of every query and key head."""
 
     arch = "qwen3"
+    biases = needed_biases = frozenset()
     modules: ClassVar[Modules] = {**ATTENTION, **HEAD_NORMS, **DENSE}
 
 
@@ -72,4 +75,5 @@ class Qwen3Moe(_QwenMoe):
     """Qwen 3 attention with experts."""
 
     arch = "qwen3moe"
+    biases = needed_biases = frozenset()
     modules: ClassVar[Modules] = {**ATTENTION, **HEAD_NORMS, **EXPERTS}

@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.matmul_plans import Program, assert_close, effective
 from ikpy._native import core
-from ikpy.graph.builder import UNARY_KINDS, Graph
+from ikpy.graph.builder import Graph
+from ikpy.graph.elementwise import UNARY_KINDS
 from ikpy.quants import by_name
 from ikpy.quants.repack import PERMUTATIONS
 from tests.cpu.test_matmul import (

@@ -145,13 +145,8 @@ class StringArray(Sequence[str]):
         """All items decoded, as a list."""
         joined = self._joined()
         if joined is None:
-            return [raw.decode("utf-8", "surrogateescape") for raw in self._each_raw()]
+            return [self.raw(index).decode("utf-8", "surrogateescape") for index in range(len(self))]
         return joined.decode("utf-8", "surrogateescape").split("\0")
-
-    def raw_list(self) -> list[bytes]:
-        """Stored bytes of all items, as a list."""
-        joined = self._joined()
-        return self._each_raw() if joined is None else joined.split(b"\0")
 
     def section(self) -> np.ndarray:
         """uint8 view of the stored array: length fields and text as they are in the file."""
@@ -173,6 +168,3 @@ class StringArray(Sequence[str]):
         if text.size - np.count_nonzero(text) != len(self):
             return None
         return text[1:].tobytes()
-
-    def _each_raw(self) -> list[bytes]:
-        return [self.raw(index) for index in range(len(self))]

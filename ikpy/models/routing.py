@@ -13,7 +13,7 @@ GATING_FUNCS = {1: "softmax", 2: "sigmoid", 3: "selected_softmax", 4: "sqrt_soft
 
 @dataclass(frozen=True)
 class Routing:
-    """n_used experts per token; gating is one of ikpy.graph.builder.GATINGS.
+    """n_used experts per token; gating is one of ikpy.graph.products.GATINGS.
 
     normalize: weights are divided by their sum (+ epsilon); scale: factor after that; groups: number of expert groups
     and of groups used, honoured when the context asks for grouped experts; weigh_inputs: the weight multiplies the

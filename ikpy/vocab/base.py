@@ -183,14 +183,6 @@ class Vocab:
         """Type of a token after the adjustments of model semantics 8.7."""
         return TokenType(self._table.types[self._checked(index)])
 
-    def is_control(self, index: int) -> bool:
-        """Whether the token is a control token."""
-        return self.token_type(index) == TokenType.CONTROL
-
-    def is_eog(self, index: int) -> bool:
-        """Whether the token ends a generation."""
-        return index in self.eog
-
     def token_id(self, text: str) -> int | None:
         """Id of the token with exactly this stored text."""
         return self._table.ids.get(text)

@@ -21,7 +21,7 @@ from benchmarks import reference_attention as ref
 from benchmarks.matmul_plans import Program
 from benchmarks.random_weights import random_tensor
 from ikpy._native import core
-from ikpy.graph.builder import UNARY_KINDS
+from ikpy.graph.elementwise import UNARY_KINDS
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name
 

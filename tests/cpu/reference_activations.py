@@ -14,8 +14,8 @@ import sys
 
 import numpy as np
 from ik_llama_cpp import _ctypes_api as api
-from ik_llama_cpp._internals import IkContext, IkModel, make_batch_range
-from reference_logits import without_latent_cache
+from ik_llama_cpp._internals import IkContext, IkModel
+from reference_logits import evaluate, without_latent_cache
 
 NE, NB, OP, SRC, DATA, NAME = 16, 48, 80, 160, 256, 264
 
@@ -103,12 +103,7 @@ def main() -> None:
     model = IkModel(path)
     context = IkContext(model, n_ctx=n_ctx, n_threads=2, flash_attn=False)
     for ids in chunks:
-        context.kv_cache_clear()
-        batch = make_batch_range([int(t) for t in ids])
-        for k in range(len(ids)):
-            batch.logits[k] = 1
-        if context.decode(batch):
-            raise SystemExit("the reference failed to decode")
+        evaluate(context, ids)
     rows = {f"{name} rows": value for name, value in collector.rows.items()}
     np.savez(out, **collector.sums, **rows)
 

@@ -34,6 +34,16 @@ def without_latent_cache(n_ubatch: int = 512) -> None:
     api.llama_model_default_params, api.llama_context_default_params = model_params, context_params
 
 
+def evaluate(context: IkContext, ids: np.ndarray) -> None:
+    """Evaluates a chunk alone, with logits of all its tokens."""
+    context.kv_cache_clear()
+    batch = make_batch_range([int(t) for t in ids])
+    for k in range(len(ids)):
+        batch.logits[k] = 1
+    if context.decode(batch):
+        raise SystemExit("the reference failed to decode")
+
+
 def main() -> None:
     path, n_ctx, out, *rest = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
     chunks = np.load(io.BytesIO(sys.stdin.buffer.read()))
@@ -43,12 +53,7 @@ def main() -> None:
     n_vocab = model.n_vocab
     logits = np.empty((*chunks.shape, n_vocab), np.float32)
     for i, ids in enumerate(chunks):
-        context.kv_cache_clear()
-        batch = make_batch_range([int(t) for t in ids])
-        for k in range(len(ids)):
-            batch.logits[k] = 1
-        if context.decode(batch):
-            raise SystemExit("the reference failed to decode")
+        evaluate(context, ids)
         for k in range(len(ids)):
             logits[i, k] = np.ctypeslib.as_array(context.get_logits(k), shape=(n_vocab,))
     np.save(out, logits)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.matmul_plans import Program, round_to_bf16
+from benchmarks.matmul_plans import Program
 from ikpy._native import core
+from tests.expected_products import round_to_bf16
 
 START_BITS = 0x4B400000
 Q8_FORMAT = 1

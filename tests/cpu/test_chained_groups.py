@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.matmul_plans import Program, effective
+from benchmarks.matmul_plans import Program
 from ikpy._native import core, tier
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name, dequantize
 from tests.cpu.test_matmul import EXACT, activations, dense, random_weight
+from tests.expected_products import effective
 
 # Where a block has its 16 scales (int8) and the number that they are multiplied by (f16); the largest ratio of two
 # scales that is chained: 32 for codes above 64.

@@ -10,7 +10,7 @@ from test_attention import run_case, tolerance_of
 from benchmarks.matmul_plans import Program
 from benchmarks.reference_attention import BF16, F16, Q5_1, Q8_0, TYPE_NAMES
 from ikpy import Batch, Context, ContextParams, Model, default_model_path
-from ikpy.graph.builder import UNARY_KINDS
+from ikpy.graph.elementwise import UNARY_KINDS
 from tests.cpu.test_matmul import (
     DECODED_TYPES,
     EXPERTS,

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.matmul_plans import Program, assert_close, effective
+from benchmarks.matmul_plans import Program
 from benchmarks.random_weights import random_tensor
 from ikpy._native import core
-from ikpy.graph.builder import UNARY_KINDS
+from ikpy.graph.elementwise import UNARY_KINDS
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name, dequantize
+from tests.expected_products import assert_close, effective
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
 BLOCK32_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_0", "Q8_0", "IQ4_NL", "MXFP4", "Q8_KV")

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.matmul_plans import assert_close, effective, round_to_bf16
 from ikpy._native import core
 from tests.cpu.test_matmul import EXACT, activations, random_weight
 from tests.cpu.test_matmul_tiles import product
+from tests.expected_products import assert_close, effective, round_to_bf16
 
 if not core.has_tiles():
     pytest.skip("this CPU or build has no AMX tiles with bf16", allow_module_level=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.matmul_plans import Program, assert_close, effective
+from benchmarks.matmul_plans import Program
 from ikpy._native import core
-from ikpy.graph.builder import UNARY_KINDS, Graph
+from ikpy.graph.builder import Graph
+from ikpy.graph.elementwise import UNARY_KINDS
 from ikpy.quants import by_name
 from ikpy.quants.repack import PERMUTATIONS
 from tests.cpu.test_matmul import (
@@ -22,6 +23,7 @@ from tests.cpu.test_matmul import (
     routing,
     rows_of,
 )
+from tests.expected_products import assert_close, effective
 
 if not core.has_tiles():
     pytest.skip("this CPU or build has no AMX tiles with bf16", allow_module_level=True)

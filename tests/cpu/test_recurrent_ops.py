@@ -13,7 +13,8 @@ import pytest
 from benchmarks.reference_attention import NativeOp
 from ikpy._native import core
 from ikpy.errors import UnsupportedError
-from ikpy.graph.builder import MAX_CONV_TAPS, UNARY_KINDS, Graph, KeptStates
+from ikpy.graph.builder import MAX_CONV_TAPS, Graph, KeptStates
+from ikpy.graph.elementwise import UNARY_KINDS
 from ikpy.graph.ir import F32, I32, Value, external
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena

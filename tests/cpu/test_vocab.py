@@ -176,9 +176,7 @@ def test_tiny_special_tokens():
     assert (vocab.kind, vocab.bos, vocab.eos, vocab.eot, vocab.unk) == ("bpe", 4090, 4091, 4095, None)
     assert vocab.token_id("<|end|>") == 4095
     assert vocab.eog == {4091, 4095}
-    assert vocab.is_eog(4095)
-    assert not vocab.is_eog(0)
-    assert vocab.is_control(4090)
+    assert vocab.token_type(4090) == TokenType.CONTROL
     assert vocab.token_type(0) == TokenType.NORMAL
     assert vocab.nl == vocab.tokenize("\n", add_special=False)[0]
     assert vocab.token_to_piece(4095) == b""

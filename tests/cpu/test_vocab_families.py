@@ -311,14 +311,14 @@ def test_end_of_generation_exceptions(texts, removed, kind):
     vocab = plain_vocab(dict.fromkeys(texts, 3))
     for text in texts:
         index = vocab.token_id(text)
-        assert vocab.is_eog(index) == (text != removed)
+        assert (index in vocab.eog) == (text != removed)
     assert vocab.token_type(vocab.token_id(removed)) == kind
 
 
 def test_channel_markers_are_text():
     vocab = plain_vocab({"<|channel|>": 3, "<|end|>": 3})
     assert vocab.token_type(256) == TokenType.USER_DEFINED
-    assert vocab.is_eog(257)
+    assert 257 in vocab.eog
 
 
 def test_strip_attributes():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.matmul_plans import effective
 from ikpy._native import tier
 from ikpy.quants import by_name
 from tests.cpu.test_matmul import EXACT, activations, dense, random_weight
+from tests.expected_products import effective
 
 
 def offsets_of(data: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:

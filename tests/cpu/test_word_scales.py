@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.matmul_plans import assert_close, effective
 from tests.cpu.test_matmul import EXACT, dense, random_weight
+from tests.expected_products import assert_close, effective
 
 TYPES = ("Q2_K", "Q3_K", "IQ2_K", "IQ3_K", "Q4_K", "IQ2_KS")
 K, N = 2304, 40  # a segment of eight blocks and one more

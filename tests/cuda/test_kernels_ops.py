@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ikpy.backends.cuda import emulator, launch
-from ikpy.graph.builder import UNARY_KINDS
+from ikpy.graph.elementwise import UNARY_KINDS
 from ikpy.graph.fusion import fuse
 from ikpy.quants import registry
 from tests.cuda.programs import Program

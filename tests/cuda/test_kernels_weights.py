@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.matmul_plans import assert_close, effective
 from benchmarks.random_weights import random_tensor
 from ikpy.backends.cuda import launch
 from ikpy.backends.cuda.launch import products
 from ikpy.graph.ir import F16, F32
 from ikpy.quants import by_name, dequantize
 from tests.cuda.programs import Program
+from tests.expected_products import assert_close, effective
 
 QUANTIZED = sorted(launch.weight_types() - launch.FLOAT_WEIGHTS)
 FLOATS = sorted(launch.FLOAT_WEIGHTS)

@@ -18,24 +18,13 @@ struct UnpackIQ4_NL {
     static constexpr int kLevelCount = 16;
     template <int Place = 0>
     static Codes512 level_numbers(const uint8_t* p) {
-        Codes512 r;
-        for (int i = 0; i < 4; ++i)
-            r.q[i] = wide::nibbles16<Place>(wide::lanes_aabb(p + 36 * i + 2, p + 36 * i + 20));
-        r.d = wide::block_fields<18, 0>(p);
-        return r;
+        return wide::with_block_scales<kBlockBytes>(wide::block_nibbles<kBlockBytes, Place>(p), p);
     }
-    static Codes512 wide(const uint8_t* p) {
-        Codes512 r = level_numbers(p);
-        wide::lookup_all(wide::table16(kIq4Codes), r.q);
-        return r;
-    }
+    static Codes512 wide(const uint8_t* p) { return wide::levels_of<UnpackIQ4_NL>(level_numbers(p)); }
     static constexpr Pairs kPairs = Pairs::kConsecutive;
     static Codes512 halves(const uint8_t* p) {
-        Codes512 r;
-        wide::nibble_halves([p](int g) { return p + 18 * g + 2; }, r.q);
-        wide::lookup_all(wide::table16(kIq4Codes), r.q);
-        r.d = wide::block_fields<18, 0>(p);
-        return r;
+        const Codes512 r = wide::with_block_scales<kBlockBytes>(wide::block_nibble_halves<kBlockBytes>(p), p);
+        return wide::levels_of<UnpackIQ4_NL>(r);
     }
 #endif
 };
@@ -58,11 +47,7 @@ struct UnpackIQ4_XS {
         r.d = scales(p);
         return r;
     }
-    static Codes512 wide(const uint8_t* p) {
-        Codes512 r = level_numbers(p);
-        wide::lookup_all(wide::table16(kIq4Codes), r.q);
-        return r;
-    }
+    static Codes512 wide(const uint8_t* p) { return wide::levels_of<UnpackIQ4_XS>(level_numbers(p)); }
     static constexpr Pairs kPairs = Pairs::kConsecutive;
     static Codes512 halves(const uint8_t* p) {
         Codes512 r;

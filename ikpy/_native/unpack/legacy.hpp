@@ -22,18 +22,11 @@ struct UnpackQ4_0 {
     static Codes512 wide(const uint8_t* p) { return level_numbers(p); }
     template <int Place = 0>
     static Codes512 level_numbers(const uint8_t* p) {
-        Codes512 r;
-        for (int i = 0; i < 4; ++i)
-            r.q[i] = wide::nibbles16<Place>(wide::lanes_aabb(p + 36 * i + 2, p + 36 * i + 20));
-        r.d = wide::block_fields<18, 0>(p);
-        return r;
+        return wide::with_block_scales<kBlockBytes>(wide::block_nibbles<kBlockBytes, Place>(p), p);
     }
     static constexpr Pairs kPairs = Pairs::kConsecutive;
     static Codes512 halves(const uint8_t* p) {
-        Codes512 r;
-        wide::nibble_halves([p](int g) { return p + 18 * g + 2; }, r.q);
-        r.d = wide::block_fields<18, 0>(p);
-        return r;
+        return wide::with_block_scales<kBlockBytes>(wide::block_nibble_halves<kBlockBytes>(p), p);
     }
 #endif
 };
@@ -53,20 +46,11 @@ struct UnpackQ4_1 {
     static Codes512 wide(const uint8_t* p) { return level_numbers(p); }
     template <int Place = 0>
     static Codes512 level_numbers(const uint8_t* p) {
-        Codes512 r;
-        for (int i = 0; i < 4; ++i)
-            r.q[i] = wide::nibbles16<Place>(wide::lanes_aabb(p + 40 * i + 4, p + 40 * i + 24));
-        r.d = wide::block_fields<20, 0>(p);
-        r.m = wide::block_fields<20, 2>(p);
-        return r;
+        return wide::with_block_scales<kBlockBytes, true>(wide::block_nibbles<kBlockBytes, Place>(p), p);
     }
     static constexpr Pairs kPairs = Pairs::kConsecutive;
     static Codes512 halves(const uint8_t* p) {
-        Codes512 r;
-        wide::nibble_halves([p](int g) { return p + 20 * g + 4; }, r.q);
-        r.d = wide::block_fields<20, 0>(p);
-        r.m = wide::block_fields<20, 2>(p);
-        return r;
+        return wide::with_block_scales<kBlockBytes, true>(wide::block_nibble_halves<kBlockBytes>(p), p);
     }
 #endif
 };
@@ -81,16 +65,8 @@ struct UnpackQ5_0 {
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
-        Codes512 r;
-        for (int i = 0; i < 4; ++i) {
-            const uint8_t* a = p + 44 * i;
-            const uint64_t high = load_unaligned<uint32_t>(a + 2) |
-                                  static_cast<uint64_t>(load_unaligned<uint32_t>(a + 24)) << 32;
-            const __m512i low = wide::nibbles16(wide::lanes_aabb(a + 6, a + 28));
-            r.q[i] = _mm512_mask_add_epi8(low, high, low, wide::bytes(16));
-        }
-        r.d = wide::block_fields<22, 0>(p);
-        return r;
+        const Codes512 low = wide::block_nibbles<kBlockBytes>(p);
+        return wide::with_block_scales<kBlockBytes>(wide::with_fifth_bits<kBlockBytes>(low, p), p);
     }
 #endif
 };
@@ -106,17 +82,8 @@ struct UnpackQ5_1 {
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
-        Codes512 r;
-        for (int i = 0; i < 4; ++i) {
-            const uint8_t* a = p + 48 * i;
-            const uint64_t high = load_unaligned<uint32_t>(a + 4) |
-                                  static_cast<uint64_t>(load_unaligned<uint32_t>(a + 28)) << 32;
-            const __m512i low = wide::nibbles16(wide::lanes_aabb(a + 8, a + 32));
-            r.q[i] = _mm512_mask_add_epi8(low, high, low, wide::bytes(16));
-        }
-        r.d = wide::block_fields<24, 0>(p);
-        r.m = wide::block_fields<24, 2>(p);
-        return r;
+        const Codes512 low = wide::block_nibbles<kBlockBytes>(p);
+        return wide::with_block_scales<kBlockBytes, true>(wide::with_fifth_bits<kBlockBytes>(low, p), p);
     }
 #endif
 };
@@ -145,16 +112,14 @@ struct UnpackQ6_0 {
     static Codes512 wide(const uint8_t* p) {
         // Byte j of qh holds bits 4..5 of elements j, j + 16, j + 8, j + 24: quadwords rotate into place.
         const __m512i turns = _mm512_setr_epi64(4, 0, 2, 62, 4, 0, 2, 62);
-        Codes512 r;
+        Codes512 r = wide::with_block_scales<kBlockBytes>(wide::block_nibbles<kBlockBytes>(p), p);
         for (int i = 0; i < 4; ++i) {
             const uint8_t* a = p + 52 * i;
             const __m512i high = _mm512_mask_set1_epi64(_mm512_set1_epi64(load_unaligned<int64_t>(a + 2)),
                                                         0xF0, load_unaligned<int64_t>(a + 28));
-            const __m512i low = wide::nibbles16(wide::lanes_aabb(a + 10, a + 36));
             r.q[i] =
-                _mm512_or_si512(low, _mm512_and_si512(_mm512_rolv_epi64(high, turns), wide::bytes(0x30)));
+                _mm512_or_si512(r.q[i], _mm512_and_si512(_mm512_rolv_epi64(high, turns), wide::bytes(0x30)));
         }
-        r.d = wide::block_fields<26, 0>(p);
         return r;
     }
 #endif

@@ -33,17 +33,13 @@ struct UnpackMXFP4 {
     static Codes512 wide(const uint8_t* p) { return wide::levels_of<UnpackMXFP4>(level_numbers(p)); }
     template <int Place = 0>
     static Codes512 level_numbers(const uint8_t* p) {
-        Codes512 r;
-        for (int i = 0; i < 4; ++i)
-            r.q[i] = wide::nibbles16<Place>(wide::lanes_aabb(p + 34 * i + 1, p + 34 * i + 18));
+        Codes512 r = wide::block_nibbles<kBlockBytes, Place>(p);
         r.d = scales(p);
         return r;
     }
     static constexpr Pairs kPairs = Pairs::kConsecutive;
     static Codes512 halves(const uint8_t* p) {
-        Codes512 r;
-        wide::nibble_halves([p](int g) { return p + 17 * g + 1; }, r.q);
-        wide::lookup_all(wide::table16(kMxfp4Codes), r.q);
+        Codes512 r = wide::levels_of<UnpackMXFP4>(wide::block_nibble_halves<kBlockBytes>(p));
         r.d = scales(p);
         return r;
     }

@@ -184,6 +184,43 @@ inline __m512i two_bit_lanes(uint32_t fields) {
 
 inline __m512 scaled(__m512 d, __m512i integers) { return _mm512_mul_ps(d, _mm512_cvtepi32_ps(integers)); }
 
+// Nibbles of 8 blocks of Size bytes that end with 16 bytes of them.
+template <int Size, int Place = 0>
+inline Codes512 block_nibbles(const uint8_t* p) {
+    Codes512 r;
+    for (int i = 0; i < 4; ++i, p += 2 * Size)
+        r.q[i] = nibbles16<Place>(lanes_aabb(p + Size - 16, p + 2 * Size - 16));
+    return r;
+}
+
+// The same as nibble_halves() orders them.
+template <int Size>
+inline Codes512 block_nibble_halves(const uint8_t* p) {
+    Codes512 r;
+    nibble_halves([p](int g) { return p + Size * (g + 1) - 16; }, r.q);
+    return r;
+}
+
+// Adds 16 where the 4 bytes before the nibbles of such blocks have a bit.
+template <int Size>
+inline Codes512 with_fifth_bits(Codes512 r, const uint8_t* p) {
+    p += Size - 20;
+    for (int i = 0; i < 4; ++i, p += 2 * Size) {
+        const uint64_t high =
+            load_unaligned<uint32_t>(p) | static_cast<uint64_t>(load_unaligned<uint32_t>(p + Size)) << 32;
+        r.q[i] = _mm512_mask_add_epi8(r.q[i], high, r.q[i], bytes(16));
+    }
+    return r;
+}
+
+// Scales of 8 blocks of Size bytes that begin with one and, if WithMinimum, a minimum.
+template <int Size, bool WithMinimum = false>
+inline Codes512 with_block_scales(Codes512 r, const uint8_t* p) {
+    r.d = block_fields<Size, 0>(p);
+    if constexpr (WithMinimum) r.m = block_fields<Size, 2>(p);
+    return r;
+}
+
 // Codes of the first table of a type with levels.
 template <class U>
 inline Codes512 levels_of(Codes512 numbers) {

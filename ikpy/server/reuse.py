@@ -54,6 +54,8 @@ class Reuse:
 
     def _similarity(self, slot: Slot, task: Task) -> float:
         """How much of a task's prompt a slot could keep: 2 * tokens / (prompt + cache)."""
+        if not self._adapters.serves(slot.id, task.params.lora if isinstance(task, CompletionTask) else None):
+            return 0.0
         total = len(task.tokens) + len(slot.tokens)
         same = common_prefix(slot.tokens, list(task.tokens))
         pieces = self._pieces(slot, task, task.tokens, same)

@@ -114,6 +114,16 @@ def test_too_many_prompts_are_refused_before_they_are_tokenized(
     assert "too many" in refusal(client, path, prompt=prompts, input=prompts)
 
 
+def test_states_of_all_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several texts; one has a micro-batch at most."""
+    with running("llama-server -m MODEL -t 1 -c 512 --embeddings --pooling none") as pooled:
+        width = len(pooled.post("/embedding", json={"content": "x"}).json()[0]["embedding"][0])
+        monkeypatch.setattr("ikpy.server.routes_embeddings.MOST_NUMBERS", 20 * width)
+        assert len(pooled.post("/embedding", json={"content": " the" * 30}).json()[0]["embedding"]) > 20
+        assert "at most 20" in refusal(pooled, "/embedding", content=[" the" * 15] * 2)
+        assert len(pooled.post("/embedding", json={"content": [" the"] * 4}).json()) == 4
+
+
 def test_names_of_models_have_a_length(client: TestClient) -> None:
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat"):

@@ -19,12 +19,14 @@ from ikpy.server.adapters import Adapters
 from ikpy.server.batch_steps import BatchSteps, log_released
 from ikpy.server.batching import PromptFeeder
 from ikpy.server.checkpoints import Checkpoints
+from ikpy.server.context_fit import RequestError
 from ikpy.server.engine_calls import EngineCall
 from ikpy.server.errors import SHUTTING_DOWN, ApiError, engine_ended, queue_full, shutting_down
 from ikpy.server.metrics import Metrics
 from ikpy.server.prompt_cache import PromptCache
 from ikpy.server.reuse import Reuse
-from ikpy.server.slots import RequestError, Slot, SlotState
+from ikpy.server.slot_reports import SlotState
+from ikpy.server.slots import Slot
 from ikpy.server.task_queue import TaskQueue
 from ikpy.server.tasks import CompletionTask, Failed, Task
 

@@ -17,9 +17,9 @@ from starlette.testclient import TestClient
 from ikpy.engine import strict_json
 from ikpy.server import http, json_turns
 from ikpy.server.build import Server
+from ikpy.server.context_fit import TOO_LONG, shortened, truncate_prompt
 from ikpy.server.front import MOST_TASKS, Front, Generation
 from ikpy.server.read_params import LONGEST_BREAKERS, LONGEST_STOPS, MOST_NAMES, MOST_SAMPLERS
-from ikpy.server.slots import TOO_LONG, shortened, truncate_prompt
 from ikpy.server.tasks import CompletionTask
 from tests.server.harness import running, start_server
 

@@ -35,7 +35,10 @@ def to_draft_settings(text: str, warn: Warn) -> list[tuple[str, Any]]:
         name = name.strip().replace("-", "_")
         if name not in DRAFT_SETTINGS or not equals:
             raise ValueError(f"expected key=value with a key of {', '.join(DRAFT_SETTINGS)}, got {item!r}")
-        settings.append((name, DRAFT_SETTINGS[name](value, warn)))
+        try:
+            settings.append((name, DRAFT_SETTINGS[name](value, warn)))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
     return settings
 
 

@@ -13,6 +13,7 @@ from ikpy.engine.prefix import common_prefix
 from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_sequence
 from ikpy.engine.session import MAX_INT32, SequenceState, put_state, sequence_nbytes, take_state
 from ikpy.engine.speculative import Drafter, probable_tokens
+from ikpy.held_interrupts import held_back
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,9 +146,11 @@ class HeadDraft(Drafter):
             self._make_room(end + n_drafted)
             tokens = self._text[self._next + 1 : end + 1]
             batch = Batch.single(tokens, self._next, self._seq_id, "last" if n_drafted and step == n else "none")
-            logits = self._context.decode(batch, np.array(self._states[:step]), copy=False)
-            del self._states[:step]
-            self._next, n = end, n - step
+            with held_back():  # entries that are not known to be there would be made twice
+                logits = self._context.decode(batch, np.array(self._states[:step]), copy=False)
+                del self._states[:step]
+                self._next = end
+            n -= step
         return logits[-1] if logits is not None and len(logits) else None
 
     def _make_room(self, end: int) -> None:

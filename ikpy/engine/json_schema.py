@@ -4,54 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
 
 from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError
 from ikpy.engine.named_patterns import usable, with_patterns
 from ikpy.engine.pattern_search import search_gbnf
 from ikpy.engine.schema_bounds import integer_gbnf, number_gbnf
-from ikpy.engine.schema_counts import Pairs
+from ikpy.engine.schema_counts import Items, Pairs
+from ikpy.engine.schema_keywords import COUNTS, implied_type, malformed
 from ikpy.engine.schema_merge import CONSTRAINTS, JOINING, Conjunction, allows_nothing, components
 from ikpy.engine.schema_names import other_names
 from ikpy.engine.schema_pattern import is_whole, pattern_to_gbnf
+from ikpy.engine.schema_primitives import PRIMITIVES, USES
+from ikpy.engine.schema_references import resolve
 from ikpy.engine.schema_values import allowed_values
 
 Schema = dict[str, Any] | bool
 
-PRIMITIVES = {
-    "space": r'| " " | "\n"{1,2} [ \t]{0,20}',
-    "char": r'[^"\\\x7F\x00-\x1F] | [\\] (["\\bfnrt] | "u" [0-9a-fA-F]{4})',
-    "string": r'"\"" char* "\"" space',
-    "boolean": '("true" | "false") space',
-    "null": '"null" space',
-    "integral": "[0] | [1-9] [0-9]{0,15}",
-    "integer": '("-"? integral) space',
-    "number": '("-"? integral) ("." [0-9]{1,16})? ([eE] [-+]? exponent)? space',
-    "exponent": '[0-9]{1,2} | "1" [0-9]{2} | "2" [0-8] [0-9]',
-    "value": "object | array | string | number | boolean | null",
-    "object": r'"{" space (string ":" space value ("," space string ":" space value)*)? "}" space',
-    "array": '"[" space (value ("," space value)*)? "]" space',
-    "date": '[0-9]{4} "-" ("0" [1-9] | "1" [0-2]) "-" ("0" [1-9] | [1-2] [0-9] | "3" [0-1])',
-    "time": '([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9] ":" [0-5] [0-9] ("." [0-9]{3})? '
-    '("Z" | ("+" | "-") ([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9])',
-    "date-time": 'date "T" time',
-    "uuid": "[0-9a-fA-F]{8}" + ' "-" [0-9a-fA-F]{4}' * 3 + ' "-" [0-9a-fA-F]{12}',
-}
-USES = {
-    "string": ("char", "space"),
-    "boolean": ("space",),
-    "null": ("space",),
-    "integer": ("integral", "space"),
-    "number": ("integral", "exponent", "space"),
-    "value": ("object", "array", "string", "number", "boolean", "null"),
-    "object": ("string", "value", "space"),
-    "array": ("value", "space"),
-    "date-time": ("date", "time"),
-}
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 LISTED_FORMATS = ("date", "time", "date-time")
 MOST_PARTS = 50_000
@@ -60,11 +31,6 @@ SEARCH_PARTS = 20
 """Schemas that are converted in the time that a pattern needs to be made a grammar of its own (1.5 ms)."""
 UNREAD = ("not", "if", "contains", "propertyNames", "dependentSchemas", "$dynamicRef")
 """Keywords that are not read: an error where a schema says nothing else."""
-COUNTS = ("minProperties", "maxProperties")
-BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-OF_OBJECTS = ("properties", "patternProperties", "required", "additionalProperties", *COUNTS)
-LARGEST = sys.float_info.max
-"""Of bounds."""
 LONGEST_PLACE = 100
 """Characters of the place of a schema, of which rules and errors get their names."""
 
@@ -87,72 +53,55 @@ def literal(text: str) -> str:
     return f'"{"".join(escaped)}"'
 
 
-def resolve(root: Any, target: str) -> Any:
-    """What a reference (``#/...``) means within a schema; None if it points nowhere."""
-    node = root
-    if not re.match("#(/|$)", target):
-        return None
-    for part in unquote(target[1:]).split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, dict) and key in node:
-            node = node[key]
-        elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
-            node = node[int(key)]
-        else:
-            return None
-    return node
-
-
 def _inside(where: str, name: Any) -> str:
     """The place of a part of the schema at ``where``."""
     return f"{where}-{name}"[-LONGEST_PLACE:]
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
+class _NothingError(Exception):
+    """No value fits a schema; the message is for whoever wants one."""
 
 
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
-def _is_number(value: Any) -> bool:
-    # Integers of JSON may be larger than floats.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
-
-
-def _is_count(value: Any) -> bool:
-    return _is_number(value) and value >= 0 and value == int(value)
-
-
-KEYWORD_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("oneOf", "anyOf", "allOf", "enum", "prefixItems"), (_is_list, "a list")),
-    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength", *COUNTS), (_is_count, "a whole number from 0")),
-    **dict.fromkeys(BOUNDS, (_is_number, "a number")),
-    **dict.fromkeys(("properties", "patternProperties"), (lambda value: isinstance(value, dict), "an object")),
-    "required": (_is_names, "a list of names"),
-    "pattern": (lambda value: isinstance(value, str), "a string"),
-}
+class _KnownBetterError(Exception):
+    """Rules were made with one for a schema that no value fits, as has been found out since."""
 
 
 class _Converter:
+    """``impossible``: references to schemas that no value fits, as far as known."""
+
     def __init__(self, schema: Schema) -> None:
         self.root = schema
+        self.impossible: dict[str, str] = {}
+        self.n_parts = 0
+        self._begin()
+
+    def _begin(self) -> None:
         self.rules: dict[str, str] = {}
         self.counts: Counter[str] = Counter()
         self.references: dict[str, str] = {}
         self.errors: list[str] = []
-        self.n_parts = 0
+        self.used: set[str] = set()
+        """References whose rules are used."""
 
     def convert(self) -> str:
         try:
-            text = self.expression(self.root, "root")
+            text = self._text()
         except RecursionError:
             raise GrammarError("JSON schema conversion failed: schemas are nested too deeply") from None
         self.rules = {"root": text, **{k: v for k, v in self.rules.items() if k != "root"}}
         if self.errors:
             raise GrammarError("JSON schema conversion failed: " + "; ".join(self.errors))
         return "\n".join(f"{name} ::= {body}" for name, body in self.rules.items()) + "\n"
+
+    def _text(self) -> str:
+        """Body of the rule ``root``."""
+        while True:
+            try:
+                return self.expression(self.root, "root")
+            except _KnownBetterError:
+                self._begin()
+            except _NothingError as error:
+                return self.fail(str(error))
 
     def use(self, name: str) -> str:
         """A primitive rule's name, the rule and what it needs being added."""
@@ -176,6 +125,13 @@ class _Converter:
         """Name of a new rule for a schema."""
         return self.add(where, self.expression(schema, where))
 
+    def possible(self, schema: Any, where: str) -> str | None:
+        """Name of a new rule for a schema; None if no value fits it."""
+        try:
+            return self.part(schema, where)
+        except _NothingError:
+            return None
+
     def fail(self, message: str) -> str:
         self.errors.append(message)
         return '""'
@@ -191,9 +147,11 @@ class _Converter:
         self.count_part()
         if schema is True or schema == {}:
             return self.use("value")
+        if allows_nothing(schema):
+            raise _NothingError(f"{where}: no value is allowed")
         if not isinstance(schema, dict):
             return self.fail(f"{where}: unsupported schema {json.dumps(schema)[:60]}")
-        if error := self.malformed(schema):
+        if error := malformed(schema):
             return self.fail(f"{where}: {error}")
         if any(key in schema for key in JOINING):
             return self.joined(schema, where)
@@ -206,27 +164,7 @@ class _Converter:
         kind = schema.get("type")
         if isinstance(kind, list):
             return self.alternatives([{**schema, "type": item} for item in kind], where)
-        return self.typed(schema, kind or self.implied_type(schema), where)
-
-    @staticmethod
-    def malformed(schema: dict[str, Any]) -> str:
-        """What is wrong with the value of a keyword that is read; empty if nothing is."""
-        for key, (is_fine, kind) in KEYWORD_KINDS.items():
-            if key in schema and not is_fine(schema[key]):
-                return f"{key} must be {kind}"
-        return ""
-
-    @staticmethod
-    def implied_type(schema: dict[str, Any]) -> str | None:
-        if any(key in schema for key in OF_OBJECTS):
-            return "object"
-        if any(key in schema for key in ("items", "prefixItems", "minItems", "maxItems")):
-            return "array"
-        if any(key in schema for key in ("pattern", "format", "minLength", "maxLength")):
-            return "string"
-        if any(key in schema for key in BOUNDS):
-            return "number"
-        return None
+        return self.typed(schema, kind or implied_type(schema), where)
 
     def typed(self, schema: dict[str, Any], kind: Any, where: str) -> str:
         if kind == "object":
@@ -250,26 +188,38 @@ class _Converter:
 
     def constants(self, values: Sequence[Any], where: str) -> str:
         if not values:
-            return self.fail(f"{where}: no value is allowed")
+            raise _NothingError(f"{where}: no value is allowed")
         texts = [literal(json.dumps(value, ensure_ascii=False, separators=(",", ":"))) for value in values]
         return f"({' | '.join(texts)}) {self.use('space')}"
 
     def alternatives(self, schemas: Sequence[Any], where: str) -> str:
-        kept = [(i, schema) for i, schema in enumerate(schemas) if not allows_nothing(schema)]
-        names = [self.part(schema, _inside(where, i)) for i, schema in kept]
-        return " | ".join(names) if names else self.fail(f"{where}: no alternatives")
+        found = [self.possible(schema, _inside(where, i)) for i, schema in enumerate(schemas)]
+        names = [name for name in found if name is not None]
+        if not names:
+            raise _NothingError(f"{where}: no alternatives")
+        return " | ".join(names)
 
     def reference(self, target: Any, where: str) -> str:
         if not isinstance(target, str) or not target.startswith("#"):
             return self.fail(f"{where}: cannot resolve $ref {json.dumps(target)}; only #/... is supported")
+        if target in self.impossible:
+            raise _NothingError(self.impossible[target])
         if target in self.references:
+            self.used.add(target)
             return self.references[target]
         schema = resolve(self.root, target)
         if schema is None:
             return self.fail(f"{where}: $ref {target} points nowhere")
         name = self.add(target.rsplit("/", 1)[-1] if "/" in target else "document", "")
         self.references[target] = name
-        self.rules[name] = self.expression(schema, name)
+        try:
+            self.rules[name] = self.expression(schema, name)
+        except _NothingError as error:
+            self.impossible[target] = str(error)
+            if target in self.used:  # by what is inside it, if that is named elsewhere too
+                raise _KnownBetterError from None
+            del self.rules[name], self.references[target]
+            raise
         return name
 
     def joined(self, schema: dict[str, Any], where: str) -> str:
@@ -291,7 +241,7 @@ class _Converter:
             return self.fail(f"{where}: {error}")
         options = [o for o in options if "enum" not in o or self.allowed(o["enum"], o)]
         if not options:
-            return self.fail(f"{where}: no value is allowed")
+            raise _NothingError(f"{where}: no value is allowed")
         return self.expression(options[0], where) if len(options) == 1 else self.alternatives(options, where)
 
     def resolved(self, target: Any) -> Any:
@@ -306,7 +256,7 @@ class _Converter:
         self.count_part()
         if not isinstance(schema, dict | bool):
             raise ValueError(f"unsupported schema {json.dumps(schema)[:60]}")
-        if isinstance(schema, dict) and (error := self.malformed(schema)):
+        if isinstance(schema, dict) and (error := malformed(schema)):
             raise ValueError(error)
 
     def object(self, schema: dict[str, Any], where: str) -> str:
@@ -329,27 +279,21 @@ class _Converter:
             properties |= {name: additional for name in unnamed if properties[name] is True}
         pairs = []
         for name, value in properties.items():
-            if allows_nothing(value) and name not in required:
+            place = _inside(where, name)
+            rule = self.part(value, place) if name in required else self.possible(value, place)
+            if rule is None:  # it can be left out only
                 continue
-            rule = self.part(value, _inside(where, name))
             pairs.append((f'{literal(json.dumps(name, ensure_ascii=False))} {space} ":" {space} {rule}', name))
         extra = None
         if patterns:
             extra = self.pattern_pair(patterns, properties, where)
         elif additional not in (None, False):
             extra = self.additional_pair(additional, properties, where)
+        found = Pairs([(pair, name in required) for pair, name in pairs], extra, space)
         if limited:
-            pairs_of = Pairs([(pair, name in required) for pair, name in pairs], extra, space)
-            return self.counted(pairs_of, schema, where)
-        rest = f'("," {space} {extra})*' if extra else '""'
-        start = f"({extra} {rest})?" if extra else '""'
-        for pair, name in reversed(pairs):
-            after = self.add(_inside(where, "rest"), rest)
-            optional = name not in required
-            start = f"{pair} {after} | {start}" if optional else f"{pair} {after}"
-            start = self.add(_inside(where, "from"), start)
-            rest = f'("," {space} {pair}){"?" if optional else ""} {after}'
-        return f'"{{" {space} {start} "}}" {space}'
+            return self.counted(found, schema, where)
+        place = _inside(where, "from")
+        return f'"{{" {space} {found.chained(lambda text: self.add(place, text))} "}}" {space}'
 
     def counted(self, pairs: Pairs, schema: dict[str, Any], where: str) -> str:
         """An object with so many properties."""
@@ -362,7 +306,7 @@ class _Converter:
         except ValueError as error:
             return self.fail(f"{where}: {error}")
         if body is None:
-            return self.fail(f"{where}: no object has so many properties")
+            raise _NothingError(f"{where}: no object has so many properties")
         space = self.use("space")
         return f'"{{" {space} ({body}) "}}" {space}'
 
@@ -372,15 +316,15 @@ class _Converter:
         if not names and not named:
             return self.fail(f"{where}: patternProperties {json.dumps([*patterns])[:80]} cannot be held to")
         space, place = self.use("space"), _inside(where, "pattern")
-        pairs = [
-            rf'"\"" ({body}) "\"" {space} ":" {space} {self.part(patterns[pattern], place)}'
-            for pattern, body in names.items()
-        ]
+        rules = [(body, self.possible(patterns[pattern], place)) for pattern, body in names.items()]
+        pairs = [rf'"\"" ({body}) "\"" {space} ":" {space} {rule}' for body, rule in rules if rule is not None]
         return f"({' | '.join(pairs)})" if pairs else None
 
-    def additional_pair(self, schema: Any, named: Mapping[str, Any], where: str) -> str:
-        """A property that is none of those that are named."""
-        rule, space, name = self.part(schema, _inside(where, "additional")), self.use("space"), self.use("string")
+    def additional_pair(self, schema: Any, named: Mapping[str, Any], where: str) -> str | None:
+        """A property that is none of those that are named; None if it could have no value."""
+        rule, space, name = self.possible(schema, _inside(where, "additional")), self.use("space"), self.use("string")
+        if rule is None:
+            return None
         if named:
             self.use("char")
             place = _inside(where, "other")
@@ -393,28 +337,33 @@ class _Converter:
         if isinstance(more, list):  # the older way to write prefixItems
             first, more = more, schema.get("additionalItems", False)
         low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
-        if allows_nothing(more) or (more is True and first):
-            high = len(first) if high is None else min(int(high), len(first))
+        if more is True and first:
+            more = False
+        items, more_item = self.items(first, more, high, where)
+        if more_item is None:
+            high = len(items) if high is None else min(int(high), len(items))
         if max(low, int(high or 0)) > MOST_REPETITIONS:
             return self.fail(f"{where}: more than {MOST_REPETITIONS} items")
         if high is not None and low > high:
-            return self.fail(f"{where}: no array has {low} or more and {int(high)} or fewer items")
+            raise _NothingError(f"{where}: no array has {low} or more and {int(high)} or fewer items")
         if high == 0:
             return f'"[" {space} "]" {space}'
-        items = [self.part(item, _inside(where, i)) for i, item in enumerate(first[: high and int(high)])]
-        n, rest = len(items), ""
-        if high is None or high > n:
-            item = self.part(more, _inside(where, "item"))
-            top = "" if high is None else str(int(high) - max(n, 1))
-            rest = f'("," {space} {item}){{{max(0, low - max(n, 1))},{top}}}'
-            if not items:
-                rest = f"({item} {rest})" + ("?" if low == 0 else "")
         # All items of a list are wanted, unless the schema says how many may be missing.
-        needed = min(low, n) if "minItems" in schema else n
-        for i, item in reversed(list(enumerate(items))):
-            rest = f'"," {space} {item} {rest}' if i else f"{item} {rest}"
-            rest = f"({rest})?" if i >= needed else rest
-        return f'"[" {space} {rest} "]" {space}'
+        needed = min(low, len(items)) if "minItems" in schema else len(items)
+        body = Items(items, more_item, needed, space).counted(low, None if high is None else int(high))
+        return f'"[" {space} {body} "]" {space}'
+
+    def items(self, first: Sequence[Any], more: Any, high: float | None, where: str) -> tuple[list[str], str | None]:
+        """Rules of the items that an array begins with, up to one that no value fits, and of the further ones; None if
+        there can be none."""
+        names: list[str] = []
+        for i, item in enumerate(first[: None if high is None else int(high)]):
+            name = self.possible(item, _inside(where, i))
+            if name is None:
+                return names, None
+            names.append(name)
+        wanted = high is None or high > len(names)
+        return names, self.possible(more, _inside(where, "item")) if wanted else None
 
     def string(self, schema: dict[str, Any], where: str) -> str:
         if "pattern" in schema:
@@ -432,6 +381,8 @@ class _Converter:
             low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
             if max(low, int(high or 0)) > MOST_REPETITIONS:
                 return self.fail(f"{where}: string lengths above {MOST_REPETITIONS} are not supported")
+            if high is not None and low > high:
+                raise _NothingError(f"{where}: no text has {low} or more and {int(high)} or fewer characters")
             count = f"{{{low},{'' if high is None else int(high)}}}"
             return rf'"\"" {self.use("char")}{count} "\"" {self.use("space")}'
         return self.use("string")
@@ -441,5 +392,5 @@ class _Converter:
         try:
             body = integer_gbnf(schema) if kind == "integer" else number_gbnf(schema)
         except ValueError as error:
-            return self.fail(f"{where}: {error}")
+            raise _NothingError(f"{where}: {error}") from None
         return self.use(kind) if body is None else f"({body}) {self.use('space')}"

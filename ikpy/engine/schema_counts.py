@@ -1,4 +1,4 @@
-"""GBNF for the pairs of an object whose number is limited (``minProperties``, ``maxProperties``)."""
+"""GBNF for the pairs of an object and the items of an array, whose number may be limited."""
 
 from __future__ import annotations
 
@@ -19,6 +19,16 @@ class Pairs:
     named: Sequence[tuple[str, bool]]
     extra: str | None
     space: str
+
+    def chained(self, add: Callable[[str], str]) -> str:
+        """GBNF of any number of pairs with the commas between them. ``add`` makes a rule."""
+        rest = f'("," {self.space} {self.extra})*' if self.extra else '""'
+        start = f"({self.extra} {rest})?" if self.extra else '""'
+        for pair, needed in reversed(self.named):
+            after = add(rest)
+            start = add(f"{pair} {after}" if needed else f"{pair} {after} | {start}")
+            rest = f'("," {self.space} {pair}){"" if needed else "?"} {after}'
+        return start
 
     def counted(self, low: int, high: int | None, add: Callable[[str], str]) -> str | None:
         """GBNF of ``low`` to ``high`` pairs (None: no limit) with the commas between them; None if there are none.
@@ -56,3 +66,27 @@ class Pairs:
         if n:
             return more
         return f"({self.extra} {more})" if least else f"({self.extra} {more})?"
+
+
+@dataclass(frozen=True)
+class Items:
+    """Items of an array: those it begins with, the last of which may be missing behind the first ``needed``, and any
+    number of ``more`` (None: no further one). ``space``: GBNF of blanks behind a comma."""
+
+    first: Sequence[str]
+    more: str | None
+    needed: int
+    space: str
+
+    def counted(self, low: int, high: int | None) -> str:
+        """GBNF of ``low`` to ``high`` items (None: no limit) with the commas between them."""
+        n, rest = len(self.first), ""
+        if self.more is not None and (high is None or high > n):
+            top = "" if high is None else str(high - max(n, 1))
+            rest = f'("," {self.space} {self.more}){{{max(0, low - max(n, 1))},{top}}}'
+            if not n:
+                rest = f"({self.more} {rest})" + ("?" if low == 0 else "")
+        for i, item in reversed(list(enumerate(self.first))):
+            rest = f'"," {self.space} {item} {rest}' if i else f"{item} {rest}"
+            rest = f"({rest})?" if i >= self.needed else rest
+        return rest

@@ -55,6 +55,9 @@ class SpeculativeParams:
         for name in ("size_n", "size_m", "min_hits", "pattern_len", "max_depth"):
             if getattr(self, name) < 1:
                 raise UsageError(f"speculative decoding: {name} must be at least 1, not {getattr(self, name)}")
+        for name in ("n_max", "n_min"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"speculative decoding: {name} must be at least 0, not {getattr(self, name)}")
         if not 0 <= self.p_min <= 1:
             raise UsageError(f"speculative decoding: p_min must be between 0 and 1, not {self.p_min:g}")
 

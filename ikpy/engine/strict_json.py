@@ -32,3 +32,6 @@ def _finite(text: str) -> float:
 
 DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 """Reads as `loads` does; for a value at the beginning of a text."""
+
+WITHOUT_CONSTANTS = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite)
+"""The same, but NaN and infinities are null: values that a model wrote where JSON has no word for them."""

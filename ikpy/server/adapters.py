@@ -61,23 +61,33 @@ class Adapters:
             found[index] = scale
         return found
 
-    def use(self, seq_id: int, scales: Mapping[int, float] | None) -> bool:
-        """Sets the scales of a sequence, the server's own for None; True if they changed (the cache is stale then)."""
-        if not len(self.scales):
+    def wanted(self, scales: Mapping[int, float] | None) -> NDArray[np.float32]:
+        """Scales of all adapters that a request names, the server's own for None. Raises UsageError for an unknown
+        id."""
+        return self.scales if scales is None or not len(self.scales) else self._all(scales)
+
+    def has(self, seq_id: int, scales: NDArray[np.float32]) -> bool:
+        """Whether a sequence has these scales."""
+        return bool((self._context.adapter_scales[seq_id] == scales).all())
+
+    def serves(self, seq_id: int, scales: Mapping[int, float] | None) -> bool:
+        """Whether a sequence has the scales of a request; it has not if that names an unknown adapter."""
+        try:
+            return self.has(seq_id, self.wanted(scales))
+        except UsageError:
             return False
-        wanted = self.scales if scales is None else self._all(scales)
-        changed = bool((self._context.adapter_scales[seq_id] != wanted).any())
-        self._context.adapter_scales[seq_id] = wanted
-        return changed
+
+    def use(self, seq_id: int, scales: NDArray[np.float32]) -> None:
+        """Sets the scales of a sequence, whose text serves no more if they are others than before."""
+        self._context.adapter_scales[seq_id] = scales
 
     def are_equal(self, seq_id: int, other: int) -> bool:
         """Whether two sequences have the same scales."""
-        scales = self._context.adapter_scales
-        return bool((scales[seq_id] == scales[other]).all())
+        return self.has(seq_id, self._context.adapter_scales[other])
 
     def is_default(self, seq_id: int) -> bool:
         """Whether a sequence has the server's own scales."""
-        return bool((self._context.adapter_scales[seq_id] == self.scales).all())
+        return self.has(seq_id, self.scales)
 
     # control vectors
 

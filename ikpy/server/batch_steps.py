@@ -14,7 +14,9 @@ from ikpy.engine.sampling import NotANumberError
 from ikpy.engine.speculative import acceptance_line
 from ikpy.errors import IkpyError
 from ikpy.server.batching import BatchPlan, PromptFeeder
-from ikpy.server.slots import ContextShift, RequestError, Slot, SlotState
+from ikpy.server.context_fit import ContextShift, RequestError
+from ikpy.server.slot_reports import SlotState, timings_of
+from ikpy.server.slots import Slot
 from ikpy.server.tasks import EmbeddingTask
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def log_released(log: ServerLog, slot: Slot) -> None:
     """Logs the end of a slot's request."""
     task_id = -1 if slot.last_task is None else slot.last_task.id
     n = len(slot.tokens)
-    timings = slot.finished.timings if slot.finished else slot.timings()
+    timings = slot.finished.timings if slot.finished else timings_of(slot)
     log.timings(slot.id, task_id, timings)
     if slot.speculator is not None and timings.draft_n:
         assert timings.draft_n_accepted is not None

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ikpy.engine.batch import Batch
-from ikpy.server.slots import Slot, SlotState
+from ikpy.server.slot_reports import SlotState, timings_of
+from ikpy.server.slots import Slot
 from ikpy.server.tasks import CompletionTask, EmbeddingTask, Progress
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class BatchPlan:
         for slot, _, _ in self.parts:
             task = slot.task
             if slot.state is SlotState.PROMPT and isinstance(task, CompletionTask) and task.params.return_progress:
-                ms = slot.timings().prompt_ms
+                ms = timings_of(slot).prompt_ms
                 slot.emit(Progress(task.index, slot.id, len(slot.prompt), slot.n_cached, len(slot.tokens), ms))
 
 

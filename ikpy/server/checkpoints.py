@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ikpy.server.slots import SlotState
+from ikpy.server.slot_reports import SlotState
 from ikpy.server.tasks import CompletionTask
 
 if TYPE_CHECKING:

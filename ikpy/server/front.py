@@ -18,12 +18,13 @@ from starlette.requests import Request
 
 from ikpy.engine.gbnf import GrammarError
 from ikpy.errors import IkpyError
+from ikpy.server.context_fit import RequestError
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.http import disconnected
 from ikpy.server.keys import KeyRing
 from ikpy.server.params import GenerationParams, default_params, describe
 from ikpy.server.read_params import read_generation
-from ikpy.server.slots import RequestError
+from ikpy.server.slot_reports import status
 from ikpy.server.tasks import CompletionTask, Embedded, Event, Failed, Finished, Task, next_request
 from ikpy.tools.sampler_setup import make_sampler
 
@@ -295,7 +296,7 @@ class Front:
         for slot in self.engine.slots:
             task = slot.last_task
             shown = self.describe(task.params) if isinstance(task, CompletionTask) else fresh
-            out.append(shown | slot.status())
+            out.append(shown | status(slot))
         return out
 
     def sampler(self, params: GenerationParams) -> Sampler:
@@ -353,7 +354,7 @@ class Front:
     def _fitting(self, prompt: Prompt, params: GenerationParams) -> list[int]:
         """Tokens of a prompt as far as a slot needs them. Raises ApiError 400 for one that cannot fit."""
         try:
-            return self.engine.slots[0].fitting(prompt.tokens, params)
+            return self.engine.slots[0].fit.shortened(prompt.tokens, params)
         except RequestError as error:
             raise bad_request(str(error)) from None
 

@@ -9,7 +9,8 @@ from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.prefix import common_prefix
 from ikpy.errors import ResourceError
 from ikpy.server.pieces import Piece, find_pieces
-from ikpy.server.slots import Slot, SlotState
+from ikpy.server.slot_reports import SlotState
+from ikpy.server.slots import Slot
 from ikpy.server.tasks import CompletionTask, Task
 
 if TYPE_CHECKING:
@@ -17,6 +18,27 @@ if TYPE_CHECKING:
     from ikpy.server.log import ServerLog
     from ikpy.server.prompt_cache import PromptCache, SavedText
     from ikpy.server.settings import ServerSettings
+
+
+LEAST_SHARED = 16
+"""Tokens of a common beginning that are worth sharing between slots."""
+
+
+def share(slot: Slot, donor: Slot) -> None:
+    """Gives a slot the part of a donor's cache that its prompt begins with; the cells are stored once."""
+    if not slot.may_reuse:
+        return
+    n = donor.reusable(min(common_prefix(donor.tokens, slot.prompt), len(slot.prompt) - 1))
+    if n >= len(slot.tokens) + LEAST_SHARED and slot.extend_from(donor, n):
+        slot.n_cached = n
+
+
+def should_wait(slot: Slot, other: Slot) -> bool:
+    """Whether another slot is about to evaluate the next tokens of a slot's prompt."""
+    ahead = (len(other.tokens), -other.id) > (len(slot.tokens), -slot.id)
+    if not (ahead and other.n_waiting and slot.may_reuse):
+        return False
+    return common_prefix(other.prompt, slot.prompt) >= max(len(slot.tokens), len(other.tokens)) + LEAST_SHARED
 
 
 class Reuse:
@@ -54,6 +76,8 @@ class Reuse:
 
     def _similarity(self, slot: Slot, task: Task) -> float:
         """How much of a task's prompt a slot could keep: 2 * tokens / (prompt + cache)."""
+        if not self._adapters.serves(slot.id, task.params.lora if isinstance(task, CompletionTask) else None):
+            return 0.0
         total = len(task.tokens) + len(slot.tokens)
         same = common_prefix(slot.tokens, list(task.tokens))
         pieces = self._pieces(slot, task, task.tokens, same)
@@ -128,11 +152,11 @@ class Reuse:
         for slot in self._slots:
             if slot.n_waiting:
                 for donor in self._others(slot):
-                    slot.share(donor)
+                    share(slot, donor)
 
     def waits(self, slot: Slot) -> bool:
         """Whether a prompt should wait until another slot has evaluated their common beginning."""
-        return any(slot.should_wait_for(other) for other in self._others(slot))
+        return any(should_wait(slot, other) for other in self._others(slot))
 
     def _others(self, slot: Slot) -> Iterator[Slot]:
         """Slots whose texts can serve a slot."""

@@ -101,6 +101,16 @@ def _choice(choice: Any) -> Object:
     return out | {"tool_choice": CHOICES[kind]}
 
 
+def _document(source: Any) -> str:
+    """Text of a document. Raises ApiError 400 for one that is no text."""
+    given = source if isinstance(source, dict) else {}
+    if given.get("type") == "text" and isinstance(given.get("data"), str):
+        return str(given["data"])
+    if given.get("type") == "content":
+        return _text(given.get("content"))
+    raise bad_request("documents that are no text are not supported")
+
+
 def _messages(message: Any) -> list[Object]:
     """One message: tool results become messages of their own, before the rest of the text."""
     if not isinstance(message, dict) or not isinstance(message.get("content"), list):
@@ -120,6 +130,8 @@ def _messages(message: Any) -> list[Object]:
         elif kind == "tool_result":
             content = _text(block.get("content"))
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id", ""), "content": content})
+        elif kind == "document":
+            texts.append({"type": "text", "text": _document(block.get("source"))})
         elif kind == "thinking":
             reasoning += str(block.get("thinking", ""))
         elif kind != "redacted_thinking":

@@ -17,7 +17,7 @@ from ikpy.engine.pooling import pool
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front, check_number
 from ikpy.server.http import aside, made_response, read_body
-from ikpy.server.prompts import is_batch, read_prompts
+from ikpy.server.prompts import Prompt, is_batch, read_prompts
 from ikpy.server.read_params import integer
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Embedded, EmbeddingTask
@@ -29,6 +29,8 @@ Vectors = NDArray[np.float32]
 TOO_LARGE = "input is too large to process. increase the physical batch size"
 NOT_OPENAI = "Pooling type 'none' is not OAI compatible. Please use a different pooling type"
 NEEDS_POOLING = "Pooling type 'none' gives no vector for a text. Start the server with `--pooling mean`"
+MOST_NUMBERS = 16 << 20
+"""Numbers of the states of all texts of a request; each takes about 60 bytes while the answer is made."""
 L2 = 2
 
 
@@ -121,7 +123,7 @@ def texts_of(body: dict[str, Any]) -> Any:
 
 async def embed(request: Request, front: Front, value: Any, *, cut: bool = False) -> list[Embedded]:
     """Vectors of every text (a string, token ids, or a list of them); ``cut``: of the beginnings of those that are too
-    long. Raises ApiError 400 for texts that are too long, or too many."""
+    long. Raises ApiError 400 for texts that are too long, too many, or have too many states without pooling."""
     if await aside(request, is_batch, value):
         check_number(len(value))  # before all of them are tokenized
     prompts = await aside(request, read_prompts, value, front.vocab)
@@ -130,10 +132,20 @@ async def embed(request: Request, front: Front, value: Any, *, cut: bool = False
         prompts = [replace(prompt, tokens=beginning(prompt.tokens, n_most, front.vocab)) for prompt in prompts]
     if max(len(prompt.tokens) for prompt in prompts) > n_most:
         raise bad_request(TOO_LARGE)
+    check_states(front, prompts)
     generation = front.generation()
     make = partial(EmbeddingTask, pool=partial(pooled, front))
     generation.submit([make(p.tokens, generation.sink, i, p.shown) for i, p in enumerate(prompts)])
     return await generation.results(request)
+
+
+def check_states(front: Front, prompts: Sequence[Prompt]) -> None:
+    """Raises ApiError 400 if the states of all tokens are wanted and of several texts too many. One text has no more
+    than a micro-batch."""
+    n_tokens = sum(len(prompt.tokens) for prompt in prompts)
+    n_most = MOST_NUMBERS // front.model.hparams.n_embd
+    if front.settings.pooling == "none" and len(prompts) > 1 and n_tokens > n_most:
+        raise bad_request(f"states of {n_tokens} tokens are too many for several texts: at most {n_most}")
 
 
 def beginning(tokens: list[int], n: int, vocab: Vocab) -> list[int]:

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front
-from ikpy.server.http import EventStream, aside, made_response, read_body
+from ikpy.server.http import aside, read_body
 from ikpy.server.prompts import Prompt
-from ikpy.server.routes_native import final_object, n_final_values, stream
+from ikpy.server.routes_native import answer_prompts
 from ikpy.server.routes_status import front_of
 
 UNSUPPORTED = {
@@ -36,14 +36,7 @@ async def infill(request: Request) -> Response:
     body = await read_body(request, front.settings)
     prompt = await aside(request, infill_prompt, front, body)
     params = await aside(request, front.read_params, body)
-    generation = await front.start([prompt], params, request)
-    if params.stream:
-        await generation.first(request)
-        return EventStream(stream(front, generation, params), generation.cancel, front.settings.timeout)
-    result = (await generation.results(request))[0]
-    return await made_response(
-        n_final_values(generation, result), lambda: final_object(front, generation, params, result)
-    )
+    return await answer_prompts(request, front, [prompt], params, several=False)
 
 
 def infill_prompt(front: Front, body: dict[str, Any]) -> Prompt:

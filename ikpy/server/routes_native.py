@@ -49,6 +49,13 @@ async def completion(request: Request) -> Response:
     if several:
         check_number(len(body["prompt"]) * params.n)  # before all of them are tokenized
     prompts = await aside(request, read_prompts, body["prompt"], front.vocab)
+    return await answer_prompts(request, front, prompts, params, several=several)
+
+
+async def answer_prompts(
+    request: Request, front: Front, prompts: Sequence[Prompt], params: GenerationParams, *, several: bool
+) -> Response:
+    """Answers to prompts in the native form, a list of them for ``several`` or more than one each. Raises ApiError."""
     await aside(request, check_answers, front, prompts, params)
     generation = await front.start(prompts, params, request)
     if params.stream:

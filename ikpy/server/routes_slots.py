@@ -18,7 +18,8 @@ from ikpy.server.http import json_response, parse_json, read_body
 from ikpy.server.read_params import from_digits
 from ikpy.server.routes_status import front_of
 from ikpy.server.slot_files import draft_file, read_slot, write_slot
-from ikpy.server.slots import Slot, SlotState
+from ikpy.server.slot_reports import SlotState
+from ikpy.server.slots import Slot
 
 CANNOT_RESTORE = "Unable to restore slot, no available space in KV cache or invalid slot save file"
 BUSY_WAIT = 0.02

@@ -19,12 +19,14 @@ from ikpy.server.adapters import Adapters
 from ikpy.server.batch_steps import BatchSteps, log_released
 from ikpy.server.batching import PromptFeeder
 from ikpy.server.checkpoints import Checkpoints
+from ikpy.server.context_fit import RequestError
 from ikpy.server.engine_calls import EngineCall
 from ikpy.server.errors import SHUTTING_DOWN, ApiError, engine_ended, queue_full, shutting_down
 from ikpy.server.metrics import Metrics
 from ikpy.server.prompt_cache import PromptCache
 from ikpy.server.reuse import Reuse
-from ikpy.server.slots import RequestError, Slot, SlotState
+from ikpy.server.slot_reports import SlotState
+from ikpy.server.slots import Slot
 from ikpy.server.task_queue import TaskQueue
 from ikpy.server.tasks import CompletionTask, Failed, Task
 
@@ -334,8 +336,7 @@ class Engine:
         self.log.event("launch_slot_with_task", "slot is processing task", id_slot=slot.id, id_task=task.id)
         slot.task = slot.last_task = task  # which ends with any error from here on
         try:
-            if self.adapters.use(slot.id, task.params.lora if isinstance(task, CompletionTask) else None):
-                slot.truncate(0)
+            self._use_adapters(slot, task)
             slot.start(task)
         except (RequestError, UsageError) as error:
             slot.fail(400, str(error))
@@ -351,6 +352,15 @@ class Engine:
             message = "we have to evaluate at least 1 token to generate logits"
             self.log.event("batch_pending_prompt", message, **where)
         self.log.event("batch_pending_prompt", "kv cache rm [p0, end)", **where, p0=slot.n_cached)
+
+    def _use_adapters(self, slot: Slot, task: Task) -> None:
+        """Gives a slot the adapter scales of a request; a text of others is saved and goes. Raises UsageError for an
+        unknown adapter."""
+        wanted = self.adapters.wanted(task.params.lora if isinstance(task, CompletionTask) else None)
+        if not self.adapters.has(slot.id, wanted):
+            self.reuse.save_text(slot)
+            self.adapters.use(slot.id, wanted)
+            slot.truncate(0)
 
     def _release(self, slot: Slot) -> None:
         """Ends the request of a slot and logs it."""

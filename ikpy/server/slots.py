@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,57 +14,18 @@ from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.prefix import common_prefix
 from ikpy.server.answer import Answer
 from ikpy.server.cached_text import CachedText
+from ikpy.server.context_fit import ContextFit, ContextShift, RequestError
 from ikpy.server.phrase_ban import HeldToken, PhraseBan
 from ikpy.server.probabilities import of_token
 from ikpy.server.prompt_scores import PromptScores
-from ikpy.server.tasks import CompletionTask, Embedded, EmbeddingTask, Event, Failed, Finished, Piece, Task, Timings
+from ikpy.server.slot_reports import SlotState, finished, shown_prompt, timings_of
+from ikpy.server.tasks import CompletionTask, Embedded, EmbeddingTask, Event, Failed, Finished, Piece, Task
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
     from ikpy.engine.speculative import Speculator
-    from ikpy.server.params import GenerationParams
     from ikpy.server.tasks import TokenProbability
     from ikpy.vocab import Vocab
-
-LEAST_SHARED = 16
-"""Tokens of a common beginning that are worth sharing between slots."""
-MOST_CHARACTERS = 16
-"""Characters of a prompt per token of the context that reports show."""
-TOO_LONG = "the request exceeds the available context size, try increasing it"
-
-
-class RequestError(Exception):
-    """The request of a slot cannot go on; the message is for the client."""
-
-
-class ContextShift(NamedTuple):
-    """Old tokens were dropped: ``n_discard`` of the ``n_left`` behind the first ``n_keep``."""
-
-    n_keep: int
-    n_left: int
-    n_discard: int
-
-
-class SlotState(Enum):
-    """What a slot is doing."""
-
-    IDLE = 0
-    PROMPT = 1
-    GENERATING = 2
-
-
-def truncate_prompt(tokens: list[int], n_ctx: int, n_keep: int) -> list[int]:
-    """A prompt that is too long: its beginning and its end, blocks of half the rest left out (specification 10.6)."""
-    n_block = max(1, (n_ctx - n_keep) // 2)
-    erased = (len(tokens) - n_keep - n_block) // n_block
-    return tokens[:n_keep] + tokens[n_keep + erased * n_block :]
-
-
-def shortened(tokens: list[int], n_ctx: int, n_keep: int) -> list[int]:
-    """A prompt of which `truncate_prompt` makes the same, without blocks that it would leave out anyway."""
-    n_block = max(1, (n_ctx - n_keep) // 2)
-    spare = max(0, (len(tokens) - n_keep - n_block) // n_block - 2)
-    return tokens[:n_keep] + tokens[n_keep + spare * n_block :]
 
 
 class Slot(CachedText):
@@ -84,7 +44,7 @@ class Slot(CachedText):
     ) -> None:
         super().__init__(index, context, speculator)
         self.n_ctx = n_ctx
-        self.shift = shift and context.kv.can_shift
+        self.fit = ContextFit(n_ctx, may_shift=shift and context.kv.can_shift, add_bos=vocab.add_bos)
         self.task: Task | None = None
         self.last_task: Task | None = None
         self.state = SlotState.IDLE
@@ -115,9 +75,9 @@ class Slot(CachedText):
         """What `take_pending` dropped last."""
         self._states: list[NDArray[np.float32]] = []
         self._ban: PhraseBan | None = None
-        self._scores: PromptScores | None = None
+        self.scores: PromptScores | None = None
         """Probabilities of the prompt's tokens, if the request wants them."""
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
 
     # requests
 
@@ -131,15 +91,16 @@ class Slot(CachedText):
             self.answer = Answer(task, self._vocab, special=self._special)
             self._ban = PhraseBan(task.params.banned) if task.params.banned else None
             n_top = task.params.prompt_probs
-            self._scores = None if n_top is None else PromptScores(self.prompt, n_top)
-            self._fit_prompt(task)
+            self.scores = None if n_top is None else PromptScores(self.prompt, n_top)
+            self.prompt = self.fit.fitted(self.prompt, task.params)
+            self.truncated = len(self.prompt) < len(task.tokens)
         else:
             self.is_stale = True  # no prompt goes on from a text that was embedded, and it is not worth saving
 
     @property
     def scores_prompt(self) -> bool:
         """Whether the logits of all tokens of the prompt are wanted."""
-        return self._scores is not None
+        return self.scores is not None
 
     @property
     def may_reuse(self) -> bool:
@@ -150,30 +111,6 @@ class Slot(CachedText):
         """Keeps what the cache shares with the prompt; at least one token is left to evaluate."""
         keep = min(common_prefix(self.tokens, self.prompt), len(self.prompt) - 1) if self.may_reuse else 0
         self.n_cached = self.truncate(keep)
-
-    def _fit_prompt(self, task: CompletionTask) -> None:
-        if len(self.prompt) < self.n_ctx:
-            return
-        if not self.shift or self.scores_prompt:
-            raise RequestError(TOO_LONG)
-        self.prompt = truncate_prompt(self.prompt, self.n_ctx, self._n_keep(self.prompt, task.params))
-        self.truncated = True
-
-    def fitting(self, prompt: list[int], params: GenerationParams) -> list[int]:
-        """A prompt without what a slot like this one would leave out of it, so that it need not be kept until then.
-
-        Raises RequestError for one that cannot fit.
-        """
-        if len(prompt) < self.n_ctx:
-            return prompt
-        if not self.shift or params.prompt_probs is not None:
-            raise RequestError(TOO_LONG)
-        return shortened(prompt, self.n_ctx, self._n_keep(prompt, params))
-
-    def _n_keep(self, prompt: list[int], params: GenerationParams) -> int:
-        """Tokens at the beginning that a context shift spares."""
-        wanted = len(prompt) if params.n_keep < 0 else params.n_keep + int(self._vocab.add_bos)
-        return min(wanted, self.n_ctx - 4)
 
     def release(self) -> None:
         """Ends the request; the cache stays for the next one, without guesses that were not judged."""
@@ -192,20 +129,14 @@ class Slot(CachedText):
     def _forget(self) -> None:
         """Lets go of what an idle slot does not report: tokens, probabilities, logits, who waited for the answer."""
         if self.last_task is not None:
-            self.last_task = self.last_task.reported(self.shown_prompt(self.last_task))
+            self.last_task = self.last_task.reported(shown_prompt(self.last_task, self.n_ctx))
         if self.finished is not None:
             self.finished = replace(self.finished, text="", tokens=(), probabilities=(), prompt_probabilities=())
         if self.answer is not None and self.last_task is not None:
             self.answer.forget()
-        self._scores = None
+        self.scores = None
         if self._ban is not None:
             self._ban.held.clear()
-
-    def shown_prompt(self, task: Task) -> Any:
-        """The prompt as reports show it: of one that may not have fitted the context, so much of its beginning."""
-        if isinstance(task.prompt, str):
-            return task.prompt[: MOST_CHARACTERS * self.n_ctx]
-        return task.prompt[: self.n_ctx] if isinstance(task.prompt, list) else task.prompt
 
     def emit(self, event: Event) -> None:
         """Hands an event to whoever waits for it."""
@@ -224,21 +155,6 @@ class Slot(CachedText):
         finally:
             if task is not None and not task.cancelled:
                 task.sink(event)
-
-    def share(self, donor: Slot) -> None:
-        """Takes over the part of the donor's cache that the prompt begins with; the cells are stored once."""
-        if not self.may_reuse:
-            return
-        n = donor.reusable(min(common_prefix(donor.tokens, self.prompt), len(self.prompt) - 1))
-        if n >= len(self.tokens) + LEAST_SHARED and self.extend_from(donor, n):
-            self.n_cached = n
-
-    def should_wait_for(self, other: Slot) -> bool:
-        """Whether another slot is about to evaluate the next tokens of this slot's prompt."""
-        ahead = (len(other.tokens), -other.id) > (len(self.tokens), -self.id)
-        if not (ahead and other.n_waiting and self.may_reuse):
-            return False
-        return common_prefix(other.prompt, self.prompt) >= max(len(self.tokens), len(other.tokens)) + LEAST_SHARED
 
     # evaluation
 
@@ -262,7 +178,7 @@ class Slot(CachedText):
         assert self.pending is not None
         self.shifted = None
         full = len(self.tokens) + 1 >= self.n_ctx
-        if (full and not self.shift) or self._n_left <= 0:
+        if (full and not self.fit.may_shift) or self._n_left <= 0:
             self._end_full()
             return []
         if full:
@@ -308,8 +224,8 @@ class Slot(CachedText):
         What was evaluated behind the last kept token leaves the cache. Of a prompt that is scored the rows are those of
         its next tokens, and only the one behind its end is drawn from.
         """
-        if self._scores is not None and self.state is SlotState.PROMPT:
-            self._scores.add(rows)
+        if self.scores is not None and self.state is SlotState.PROMPT:
+            self.scores.add(rows)
             if self.n_waiting:
                 return
             rows = rows[-1:]
@@ -335,16 +251,13 @@ class Slot(CachedText):
     def _shift_context(self) -> None:
         """Drops old tokens behind the kept beginning (specification 10.8)."""
         assert isinstance(self.task, CompletionTask)
-        n_past = len(self.tokens)
-        keep = min(self._n_keep(self.prompt, self.task.params), n_past)
-        wanted = self.task.params.n_discard
-        n = max(1, min(wanted if wanted > 0 else (n_past - keep) // 2, n_past - keep))
+        shift = self.fit.shift(len(self.tokens), self.prompt, self.task.params)
         try:
-            self.drop(keep, n)
+            self.drop(shift.n_keep, shift.n_discard)
         except KVCacheFullError as error:
             raise RequestError(str(error)) from None
         self.truncated = True
-        self.shifted = ContextShift(keep, n_past - keep, n)
+        self.shifted = shift
 
     def add_states(self, states: NDArray[np.float32]) -> None:
         """Hidden states [n, n_embd] of evaluated tokens of an embedding request."""
@@ -461,7 +374,7 @@ class Slot(CachedText):
         if not task.params.stream:
             return
         unsent = answer.take_unsent()
-        timings = self.timings() if task.params.timings_per_token else None
+        timings = timings_of(self) if task.params.timings_per_token else None
         self.emit(Piece(task.index, self.id, text, unsent, timings, len(self.prompt), self.n_cached))
 
     def _finish(self, answer: Answer, text: str) -> None:
@@ -469,25 +382,7 @@ class Slot(CachedText):
         text += answer.finish()
         if answer.n_decoded:
             self._emit_piece(answer, text)
-        word = answer.stopping_word
-        self.finished = Finished(
-            index=answer.task.index,
-            id_slot=self.id,
-            text=answer.text,
-            tokens=tuple(answer.tokens),
-            n_prompt=len(self.prompt),
-            n_cached=self.n_cached,
-            n_decoded=answer.n_decoded,
-            n_past=len(self.tokens),
-            truncated=self.truncated,
-            stopped_eos=answer.ended and word is None,
-            stopped_word=word is not None,
-            stopped_limit=not answer.ended and word is None,
-            stopping_word=word or "",
-            probabilities=tuple(answer.probabilities),
-            timings=self.timings(),
-            prompt_probabilities=tuple(self._scores.found) if self._scores is not None else (),
-        )
+        self.finished = finished(self, answer)
         self._end_with(self.finished)
 
     # reports
@@ -502,39 +397,3 @@ class Slot(CachedText):
     def token_delay(self) -> float | None:
         """Seconds between the last two tokens."""
         return None if self.answer is None else self.answer.token_delay
-
-    def timings(self) -> Timings:
-        """Times of the request so far."""
-        now = time.perf_counter()
-        first = (self.answer.first if self.answer is not None else 0.0) or now
-        n_prompt = len(self.prompt) - self.n_cached
-        return Timings(
-            n_prompt,
-            1e3 * (first - self._began),
-            self.n_decoded,
-            1e3 * (now - first),
-            self.n_ctx,
-            len(self.tokens),
-            self.n_drafted if self.speculator else None,
-            self.n_accepted if self.speculator else None,
-        )
-
-    def status(self) -> dict[str, Any]:
-        """Fields of the slot behind its generation settings."""
-        task, last = self.last_task, self.finished
-        limit = task.params.limit if isinstance(task, CompletionTask) else -1
-        return {
-            "id": self.id,
-            "id_task": -1 if task is None else task.id,
-            "state": int(self.state is not SlotState.IDLE),
-            "prompt": None if task is None else self.shown_prompt(task),
-            "next_token": {
-                "has_next_token": last is None,
-                "n_remain": limit - self.n_decoded if limit >= 0 else -1,
-                "n_decoded": self.n_decoded,
-                "stopped_eos": bool(last and last.stopped_eos),
-                "stopped_word": bool(last and last.stopped_word),
-                "stopped_limit": bool(last and last.stopped_limit),
-                "stopping_word": last.stopping_word if last else "",
-            },
-        }

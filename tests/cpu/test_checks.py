@@ -24,6 +24,7 @@ CASES = [
     ("cli --control-vector-layer-range 5 2", "expected START END with START not above END, got '5 2'"),
     ("cli --spec-type eagle", "--spec-type eagle: possible types are none, ngram-simple"),
     ("server --spec-type eagle", "--spec-type eagle: possible types are none, ngram-simple"),
+    ("cli --spec-type ngram-mod:n_max=-1", "--spec-type (n_max: expected at least 0, got -1)"),
     ("cli --spec-type draft", "--spec-type draft needs a draft model: give one with -md"),
     ("cli -md MISSING", "-md MISSING: No such file or directory"),
     ("cli -md TEXT", "-md TEXT: not a GGUF file"),

@@ -75,3 +75,58 @@ def test_required_properties_without_a_schema_follow_that_of_further_ones() -> N
     assert not accepts(grammar, '{"b":true,"a":"x"}') and not accepts(grammar, '{"b":1,"a":1}')
     matched = json_schema_grammar(schema | {"patternProperties": {"^a": {"type": "string"}}}, TEXTS)
     assert accepts(matched, '{"b":true,"a":"x"}') and not accepts(matched, '{"b":true,"a":1}')
+
+
+EMPTY = {"enum": []}
+LOOP = {"properties": {"bad": {"const": 1, "type": "string"}, "up": {"$ref": "#/$defs/loop"}}, "required": ["bad"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"properties": {"a": EMPTY, "b": {"const": 1}}}, ["{}", '{"b":1}'], ['{"a":1}', '{"a":}']),
+        ({"properties": {"a": {"minimum": 5, "maximum": 3}}}, ["{}"], ['{"a":4}']),
+        ({"properties": {"a": {"type": ["string", "null"], "enum": [1]}}}, ["{}"], ['{"a":1}']),
+        ({"properties": {"a": {"allOf": [{"type": "string"}, {"type": "null"}]}}}, ["{}"], ['{"a":null}']),
+        ({"properties": {"a": {"minLength": 3, "maxLength": 2}}}, ["{}"], ['{"a":"abc"}', '{"a":"ab"}']),
+        ({"properties": {"a": {"type": "array", "minItems": 1, "items": EMPTY}}}, ["{}"], ['{"a":[1]}', '{"a":[]}']),
+        ({"properties": {"a": {"properties": {"b": EMPTY}, "required": ["b"]}}}, ["{}"], ['{"a":{}}']),
+        ({"properties": {"a": EMPTY}, "additionalProperties": {"const": 1}}, ["{}", '{"b":1}'], ['{"a":1}']),
+        ({"additionalProperties": EMPTY}, ["{}"], ['{"a":1}']),
+        ({"patternProperties": {"^a": EMPTY, "^b": {"const": 1}}}, ["{}", '{"b":1}'], ['{"a":1}']),
+        ({"type": "array", "items": EMPTY}, ["[]"], ["[1]", "[[]]"]),
+        ({"prefixItems": [{"const": 1}, EMPTY], "items": {"const": 2}, "minItems": 0}, ["[]", "[1]"], ["[1,2]"]),
+        ({"anyOf": [EMPTY, {"const": 2}]}, ["2"], ["1"]),
+        ({"properties": {"a": {"$ref": "#/$defs/loop"}}, "$defs": {"loop": LOOP}}, ["{}"], ['{"a":{"bad":1}}']),
+        (
+            {
+                "properties": {"x": {"$ref": "#/$defs/loop"}, "y": {"$ref": "#/$defs/way"}},
+                "$defs": {
+                    "way": {"properties": {"loop": {"$ref": "#/$defs/loop"}}},
+                    "loop": {"properties": {"way": {"$ref": "#/$defs/way"}, "no": EMPTY}, "required": ["no"]},
+                },
+            },
+            ["{}", '{"y":{}}'],
+            ['{"x":{}}', '{"y":{"loop":}}', '{"y":{"loop":{}}}'],
+        ),
+    ],
+)
+def test_what_no_value_fits_is_left_out(schema: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    grammar = json_schema_grammar(schema, TEXTS)
+    assert [text for text in good if not accepts(grammar, text)] == []
+    assert [text for text in bad if accepts(grammar, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"properties": {"a": EMPTY}, "required": ["a"]}, "root-a: no value is allowed"),
+        ({"type": "array", "items": EMPTY, "minItems": 1}, "no array has 1 or more and 0 or fewer items"),
+        ({"$ref": "#/$defs/loop", "$defs": {"loop": LOOP}}, "loop-bad: no value is allowed"),
+        ({"not": {}}, "root: no value is allowed"),
+        ({"minLength": 2, "maxLength": 1}, "no text has 2 or more and 1 or fewer characters"),
+    ],
+)
+def test_what_must_be_there_and_cannot_is_an_error(schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(GrammarError, match=message):
+        json_schema_grammar(schema, TEXTS)

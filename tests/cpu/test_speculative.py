@@ -390,6 +390,8 @@ def test_set_up_and_its_errors() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             make_speculation(SpeculativeParams(types=types), vocab)
+    with pytest.raises(UsageError, match="n_max must be at least 0, not -1"):
+        SpeculativeParams(n_max=-1).check()
     other = Vocab.from_metadata(Model.load(DATA / "zoo" / "qwen3moe.gguf").gguf.metadata)
     with pytest.raises(UsageError, match="vocabulary"):
         common_vocabulary(vocab, other)

@@ -326,3 +326,42 @@ def test_a_json_object_without_a_schema() -> None:
         assert constrained({"response_format": {"type": "json_object"} | more})["json_schema"] == {"type": "object"}
     given = {"type": "json_object", "schema": None, "value": {"type": "array"}}
     assert constrained({"response_format": given})["json_schema"] == {"type": "array"}
+
+
+def prompt_of(client: httpx.Client, *messages: dict[str, Any]) -> str:
+    return str(client.post("/apply-template", json={"messages": messages}).raise_for_status().json()["prompt"])
+
+
+def test_earlier_answers_may_be_refusals(client: httpx.Client) -> None:
+    """As OpenAI's clients send them back."""
+    wanted = prompt_of(client, *HELLO, {"role": "assistant", "content": "No."}, *HELLO)
+    parts = [{"type": "refusal", "refusal": "No."}]
+    for fields in ({"content": None, "refusal": "No."}, {"refusal": "No."}, {"content": parts}):
+        assert prompt_of(client, *HELLO, {"role": "assistant", **fields}, *HELLO) == wanted
+    wrong = {"role": "assistant", "content": [{"type": "refusal", "refusal": 1}]}
+    assert "unsupported content" in refused(client, "/v1/chat/completions", messages=[*HELLO, wrong])
+
+
+def test_calls_of_the_older_api_are_calls_of_tools(client: httpx.Client) -> None:
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    call = {"id": "call_f", "type": "function", "function": function}
+    wanted = prompt_of(
+        client, *HELLO, {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_f", "content": "42"},
+    )  # fmt: skip
+    called = {"role": "assistant", "content": None, "function_call": function}
+    assert prompt_of(client, *HELLO, called, {"role": "function", "name": "f", "content": "42"}) == wanted
+
+
+def test_documents_of_text_are_text(client: httpx.Client) -> None:
+    def count(*blocks: dict[str, Any]) -> int:
+        body = {"model": "m", "messages": [{"role": "user", "content": list(blocks)}]}
+        return int(client.post("/v1/messages/count_tokens", json=body).raise_for_status().json()["input_tokens"])
+
+    text, ask = "The old house stood at the end of the lane.", {"type": "text", "text": "Why?"}
+    wanted = count({"type": "text", "text": text}, ask)
+    sources = {"type": "text", "data": text}, {"type": "content", "content": [{"type": "text", "text": text}]}
+    assert [count({"type": "document", "source": source}, ask) for source in sources] == [wanted] * 2
+    picture = [{"type": "document", "source": {"type": "base64", "data": "JVBERi0="}}]
+    message = refused(client, "/v1/messages", messages=[{"role": "user", "content": picture}], max_tokens=1)
+    assert "documents that are no text" in message

@@ -15,7 +15,7 @@ from ikpy.errors import UsageError
 from ikpy.server.errors import ApiError
 from ikpy.server.routes_more import infill_prompt
 from ikpy.server.settings import ServerSettings
-from tests.server.harness import read_events, running
+from tests.server.harness import MODELS, loaded, read_events, running
 
 TEXT = {"prompt": "The old man looked at", "n_predict": 4, "temperature": 0}
 CHAT = {"messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 2}
@@ -56,6 +56,15 @@ def test_infill_goes_on_with_the_prompt() -> None:
     assert infill_prompt(EditorFront(), {}).tokens == [1000, 1001, 1002, 1003]  # type: ignore[arg-type]
     with pytest.raises(ApiError, match='"prompt" must be a string'):
         infill_prompt(EditorFront(), {"prompt": [1]})  # type: ignore[arg-type]
+
+
+def test_infill_answers_all_that_it_was_asked_for(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab = loaded(MODELS["MODEL"]).vocab
+    for name, token in (("fim_pre", 300), ("fim_suf", 301), ("fim_mid", 302)):
+        monkeypatch.setattr(vocab, name, token)
+    body = {"input_prefix": "The old man", "input_suffix": "sea", "n_predict": 4, "temperature": 0}
+    one, two = (client.post("/infill", json={**body, "n": n}).raise_for_status().json() for n in (1, 2))
+    assert one["stop"] and [answer["content"] for answer in two] == [one["content"]] * 2
 
 
 def test_pieces_of_tokens(client: TestClient) -> None:

@@ -106,10 +106,10 @@ def test_an_error_while_the_next_task_is_taken_ends_what_waits(
 def test_an_error_before_a_slot_begins_ends_the_request(
     server: Server, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> bool:
+    def fail(*_: Any) -> None:
         raise ValueError("no scales")
 
-    monkeypatch.setattr(server.engine.adapters, "use", fail)
+    monkeypatch.setattr(server.engine, "_use_adapters", fail)
     events = ask(server, [1, 2, 3])
     assert ended(events) and isinstance(events[-1], Failed) and events[-1].message.endswith("ValueError: no scales")
     assert server.engine.n_idle == 2

@@ -10,6 +10,7 @@ from ikpy.engine.gbnf import parse_gbnf
 from ikpy.engine.grammar import TokenTexts, gbnf_grammar
 from ikpy.engine.lazy_grammar import LazyGrammar, Trigger
 from ikpy.server.chat.call_grammar import call_grammar
+from ikpy.server.chat.gemma_calls import GEMMA
 from ikpy.server.chat.harmony import HARMONY
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, MINIMAX
 from ikpy.server.chat.output import ChatMessage, OutputFormat
@@ -114,8 +115,8 @@ def test_a_prompt_that_ends_inside_reasoning() -> None:
         ("[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
         ('[TOOL_CALLS][{"nom": 1}]', '[TOOL_CALLS][{"nom": 1}]', []),
         (
-            '[TOOL_CALLS][{"name": "f", "arguments": {"a": NaN}}]',
-            '[TOOL_CALLS][{"name": "f", "arguments": {"a": NaN}}]',
+            '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1e400}}]',
+            '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1e400}}]',
             [],
         ),
     ],
@@ -341,6 +342,8 @@ WEATHER_CALLS = [
         "]<|END_ACTION|>",
     ),
     (HARMONY, '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome"}'),
+    (GEMMA, '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>}<tool_call|>'),
+    (GEMMA, '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:2}<tool_call|>'),
 ]
 
 

@@ -16,7 +16,7 @@ from ikpy.server.batching import BatchPlan
 from ikpy.server.build import Server
 from ikpy.server.log import ServerLog
 from ikpy.server.prompt_cache import PromptCache, SavedText
-from ikpy.server.slots import SlotState
+from ikpy.server.slot_reports import SlotState
 from ikpy.server.tasks import CompletionTask, Task
 from tests.server.harness import start_server
 from tests.server.live import PATIENCE, listening

@@ -17,9 +17,9 @@ from starlette.testclient import TestClient
 from ikpy.engine import strict_json
 from ikpy.server import http, json_turns
 from ikpy.server.build import Server
+from ikpy.server.context_fit import TOO_LONG, shortened, truncate_prompt
 from ikpy.server.front import MOST_TASKS, Front, Generation
 from ikpy.server.read_params import LONGEST_BREAKERS, LONGEST_STOPS, MOST_NAMES, MOST_SAMPLERS
-from ikpy.server.slots import TOO_LONG, shortened, truncate_prompt
 from ikpy.server.tasks import CompletionTask
 from tests.server.harness import running, start_server
 
@@ -112,6 +112,16 @@ def test_too_many_prompts_are_refused_before_they_are_tokenized(
     monkeypatch.setattr(server.front, "vocab", None)
     prompts = ["x"] * (MOST_TASKS + 1)
     assert "too many" in refusal(client, path, prompt=prompts, input=prompts)
+
+
+def test_states_of_all_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several texts; one has a micro-batch at most."""
+    with running("llama-server -m MODEL -t 1 -c 512 --embeddings --pooling none") as pooled:
+        width = len(pooled.post("/embedding", json={"content": "x"}).json()[0]["embedding"][0])
+        monkeypatch.setattr("ikpy.server.routes_embeddings.MOST_NUMBERS", 20 * width)
+        assert len(pooled.post("/embedding", json={"content": " the" * 30}).json()[0]["embedding"]) > 20
+        assert "at most 20" in refusal(pooled, "/embedding", content=[" the" * 15] * 2)
+        assert len(pooled.post("/embedding", json={"content": [" the"] * 4}).json()) == 4
 
 
 def test_names_of_models_have_a_length(client: TestClient) -> None:

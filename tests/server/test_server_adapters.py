@@ -20,6 +20,7 @@ from tests.server.harness import loaded, running, start_server
 
 BUNDLED = str(ikpy.default_model_path())
 PROMPT = "The old man looked at"
+STORY = "The old man looked at the sea and thought of the years that had gone by"
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +81,10 @@ def test_adapter_scales(files: tuple[Path, Path]) -> None:
 def test_slot_files_keep_the_scales_of_their_text(files: tuple[Path, Path], tmp_path: Path) -> None:
     """A restored text serves requests of its own scales only, whatever the slot did before."""
     lora = files[0]
-    prompt = "The old man looked at the sea and thought of the years that had gone by"
-    body: dict[str, Any] = {"prompt": prompt, "temperature": 0, "n_predict": 4, "id_slot": 0}
+    body: dict[str, Any] = {"prompt": STORY, "temperature": 0, "n_predict": 4, "id_slot": 0}
     half, full = [{"id": 0, "scale": -2.0}], [{"id": 0, "scale": 1.0}]
     name = {"filename": "text"}
-    with running(f"llama-server -m MODEL -t 1 -c 512 --lora {lora} --slot-save-path x", tmp_path) as client:
+    with running(f"llama-server -m MODEL -t 1 -c 512 -cram 0 --lora {lora} --slot-save-path x", tmp_path) as client:
         wanted = client.post("/completion", json={**body, "lora": half}).json()["content"]
         plain = client.post("/completion", json={**body, "lora": full}).json()["content"]
         assert client.post("/completion", json={**body, "lora": half}).json()["content"] == wanted != plain
@@ -98,6 +98,28 @@ def test_slot_files_keep_the_scales_of_their_text(files: tuple[Path, Path], tmp_
             assert (found["timings"]["prompt_n"] == 1) == is_kept
     with running("llama-server -m MODEL -t 1 -c 512 --slot-save-path x", tmp_path) as client:
         assert client.post("/slots/0?action=restore", json=name).status_code == 400, "the adapter is not there"
+
+
+def test_a_text_is_saved_before_a_request_with_other_scales_takes_its_slot(files: tuple[Path, Path]) -> None:
+    body: dict[str, Any] = {"prompt": STORY, "temperature": 0, "n_predict": 4}
+    own = [{"id": 0, "scale": -2.0}]
+    with running(f"llama-server -m MODEL -t 1 -c 512 -np 1 --lora {files[0]}") as client:
+        first = client.post("/completion", json=body).json()
+        other = client.post("/completion", json={**body, "lora": own}).json()
+        again = client.post("/completion", json=body).json()
+        assert again["content"] == first["content"] != other["content"]
+        assert other["timings"]["prompt_n"] == first["timings"]["prompt_n"] > 10, "nothing of the other text serves"
+        assert again["timings"]["prompt_n"] == 1, "the text came back from memory"
+
+
+def test_a_request_takes_a_slot_whose_text_serves_its_scales(files: tuple[Path, Path]) -> None:
+    """Not the one with the same text of other scales, which would be lost."""
+    body: dict[str, Any] = {"prompt": STORY, "temperature": 0, "n_predict": 4}
+    own = [{"id": 0, "scale": -2.0}]
+    with running(f"llama-server -m MODEL -t 1 -c 512 -np 2 -cram 0 --lora {files[0]}") as client:
+        slots = [client.post("/completion", json={**body, **more}).json() for more in ({}, {"lora": own}) * 2]
+        assert slots[0]["id_slot"] == slots[2]["id_slot"] != slots[1]["id_slot"] == slots[3]["id_slot"]
+        assert [slot["timings"]["prompt_n"] for slot in slots[2:]] == [1, 1]
 
 
 def test_requests_name_control_vectors_in_the_slot_folder_only(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, MINIMAX
 from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
+from ikpy.server.chat.tool_formats import HERMES, MISTRAL, MISTRAL_ARGS
 from ikpy.server.chat.tool_reading import ToolFormat
 from tests.server.test_output import read
 from tests.server.test_tagged_values import WRITE, accepts, call_grammar
@@ -175,6 +176,28 @@ def test_long_heads_and_names_without_end() -> None:
     began = time.perf_counter()
     assert read(endless, OutputFormat(None, False, GRANITE), 2).content == endless
     assert time.perf_counter() - began < 60, "looking for the head in all of it with every piece would take minutes"
+
+
+NO_JSON = '{"x": NaN, "y": [-Infinity, "NaN", -1e-5, Infinity], "z": true}'
+NUMBERS: list[tuple[ToolFormat, str]] = [
+    (GRANITE, f'<|tool_call|>[{{"name": "f", "arguments": {NO_JSON}}}]'),
+    (GRANITE, f'<|tool_call|>[{{"arguments": {NO_JSON}, "name": "f"}}]'),
+    (HERMES, f'<tool_call>{{"name": "f", "arguments": {NO_JSON}}}</tool_call>'),
+    (HERMES, f'<tool_call>{{"arguments": {NO_JSON}, "name": "f"}}</tool_call>'),
+    (MISTRAL, f'[TOOL_CALLS][{{"name": "f", "arguments": {NO_JSON}}}]'),
+    (MISTRAL_ARGS, f"[TOOL_CALLS]f[ARGS]{NO_JSON}"),
+]
+
+
+@pytest.mark.parametrize(("format_", "text"), NUMBERS, ids=lambda value: getattr(value, "name", ""))
+def test_numbers_that_json_has_no_word_for_are_null(format_: ToolFormat, text: str) -> None:
+    def refused(word: str) -> None:
+        raise AssertionError(word)
+
+    for size in range(1, len(text) + 1):
+        (call,) = read(text, OutputFormat(None, False, format_), size).calls
+        found = json.loads(call["arguments"], parse_constant=refused)
+        assert found == {"x": None, "y": [None, "NaN", -1e-5, None], "z": True}, f"pieces of {size} characters"
 
 
 SEEDS = [

@@ -84,6 +84,7 @@ class OutputReader(AnswerReader):
         self._state = "reasoning" if output.in_reasoning else "start" if output.reasoning else self._behind_reasoning
         self._skip_blank = self._may_open_again = output.in_reasoning
         self._in_answer = False
+        self._closings = (output.answer[1], "\n" + output.answer[1]) if output.answer else ()
         self._n_calls = 0
         self._readers = output.tools.readers if output.tools else {}
         self._call: CallReader | None = None
@@ -113,6 +114,7 @@ class OutputReader(AnswerReader):
         """The opening tag of the content, if the model writes it."""
         assert self._format.answer is not None
         self._in_answer = self._opened(self._format.answer[0], "content", "content", final)
+        self._skip_blank |= self._in_answer
         yield from ()
 
     def _opened(self, tag: str, inside: str, outside: str, final: bool) -> bool:
@@ -164,7 +166,7 @@ class OutputReader(AnswerReader):
         answer = self._format.answer
         states = dict.fromkeys(self._readers, "call")
         if answer and self._in_answer:
-            states[answer[1]] = "ending"
+            states |= dict.fromkeys(self._closings, "ending")
         found = [(at, marker) for marker in states if (at := self._buffer.find(marker)) >= 0]
         if found:
             at, marker = min(found)
@@ -179,7 +181,7 @@ class OutputReader(AnswerReader):
     def _ending(self, final: bool) -> Iterator[Delta]:
         """A closing tag of the content: one if nothing but a call follows, else text."""
         assert self._format.answer is not None
-        closing = self._format.answer[1]
+        closing = next(tag for tag in self._closings if self._buffer.startswith(tag))
         opening = self._format.tools.opening if self._format.tools else ""
         behind = self._buffer[len(closing) :].lstrip()
         if opening and behind.startswith(opening):

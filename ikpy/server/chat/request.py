@@ -11,6 +11,7 @@ from ikpy.engine.gbnf import GrammarError
 from ikpy.engine.lazy_grammar import Trigger
 from ikpy.server.chat.answer_grammar import answer_grammar
 from ikpy.server.chat.call_grammar import Mark, call_grammar, control_tokens, marker_rule
+from ikpy.server.chat.earlier_answers import with_usual_fields
 from ikpy.server.chat.harmony import BODY, MARKERS, START
 from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.rendering import render, thinking_limit
@@ -165,6 +166,7 @@ def read_messages(body: Body) -> list[dict[str, Any]]:
     messages = body["messages"]
     if not isinstance(messages, list):
         raise bad_request("Expected 'messages' to be an array")
+    messages = [with_usual_fields(message) for message in messages]
     for message in messages:
         check_message(message)
     roles = [message["role"] for message in messages]

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ikpy.engine.json_schema import literal, resolve
+from ikpy.engine.json_schema import literal
 from ikpy.engine.schema_merge import allows_nothing
+from ikpy.engine.schema_references import resolve
 from ikpy.engine.schema_values import allowed_values
 from ikpy.server.chat.tool_blocks import BlockCalls, Call
 from ikpy.server.chat.tool_reading import Rules, ToolFormat, parse_value

@@ -20,8 +20,10 @@ ANSWER_TAGS: tuple[tuple[str, Tags], ...] = (
     ("<|START_RESPONSE|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
     ("<|START_TEXT|>", ("<|START_TEXT|>", "<|END_TEXT|>")),
     ("<response></response>", ("<response>", "</response>")),
+    ("</answer>", ("<answer>", "</answer>")),
 )
-"""What a template says, and the tags that it means: those of Granite alone also stand around results of tools."""
+"""What a template says, and the tags that it means: those of Granite alone also stand around results of tools. The
+last are Hunyuan's."""
 
 
 def reasoning_tags(source: str) -> Tags | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ikpy.server.chat.call_grammar import json_call, mistral_call
+from ikpy.server.chat.gemma_calls import GEMMA, QUOTE
 from ikpy.server.chat.harmony import HARMONY
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DSML, MINIMAX
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
@@ -65,6 +66,7 @@ SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (SEED, ("<function=", "<parameter=")),
     (MINIMAX, ("<invoke ", "<parameter ")),
     (HARMONY, ("<|message|>",)),
+    (GEMMA, (QUOTE,)),
     (MISTRAL_ARGS, ("[ARGS]",)),
     (KIMI, ()),
     (COHERE, ("tool_name",)),

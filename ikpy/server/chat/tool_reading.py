@@ -18,6 +18,7 @@ ARGUMENTS = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*\{(?=\s*["}])')
 NAMED_HEAD = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\]\s*([^\s\[{]+)\s*)?\[ARGS\]\s*\{")
 LONGEST_HEAD = 500
 """Characters after which `NAMED_HEAD` is not looked for any more."""
+NO_JSON = ("NaN", "Infinity", "-Infinity")
 LIST_ENDS = ("]", "}")
 ARGUMENTS_BEGIN = re.compile(r'\s*(,\s*("(a|p)?[a-z]*("\s*(:\s*(\{\s*)?)?)?)?)?$')
 
@@ -208,7 +209,8 @@ class NamedCall(CallReader):
 
 
 class ArgumentsScanner:
-    """Follows a JSON object behind its opening brace; blanks between values wait for what follows them."""
+    """Follows a JSON object behind its opening brace; blanks between values wait for what follows them, and words that
+    are no JSON become null."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -217,23 +219,35 @@ class ArgumentsScanner:
         self._in_string = False
         self._escaped = False
         self._blank = ""
+        self._word = ""
 
     def feed(self, text: str) -> str:
         """Text of the object; what follows it is collected in ``behind``."""
         if self.ended:
             self.behind += text
             return ""
+        found = []
         for i, char in enumerate(text):
             self._step(char)
+            if not self._in_string and (char.isalpha() or char == "-"):
+                self._word += char
+                continue
+            found += [self._taken_word(), char]
             if self.ended:
                 self.behind = text[i + 1 :]
-                text = text[: i + 1]
                 break
+        if not any(word.startswith(self._word) for word in NO_JSON):
+            found.append(self._taken_word())
+        text = "".join(found)
         text, self._blank = self._blank + text, ""
         if not self._in_string and not self.ended:
             kept = text.rstrip()
             text, self._blank = kept, text[len(kept) :]
         return text
+
+    def _taken_word(self) -> str:
+        word, self._word = self._word, ""
+        return "null" if word in NO_JSON else word
 
     def _step(self, char: str) -> None:
         if self._in_string:
@@ -271,7 +285,7 @@ class ListedCalls(CallReader):
             return
         start = self._text.lstrip()
         try:
-            value, end = strict_json.DECODER.raw_decode(start)
+            value, end = strict_json.WITHOUT_CONSTANTS.raw_decode(start)
         except (ValueError, RecursionError):
             if final:
                 self.rest = ""
@@ -296,7 +310,7 @@ def further_calls(text: str) -> Iterator[CallPart]:
     rest = scanner.behind.lstrip()
     while rest.startswith("{"):
         try:
-            value, end = strict_json.DECODER.raw_decode(rest)
+            value, end = strict_json.WITHOUT_CONSTANTS.raw_decode(rest)
         except (ValueError, RecursionError):
             return
         if (call := named_call(value)) is not None:
@@ -324,8 +338,8 @@ def decoded(name: str) -> str:
 def read_object(text: str) -> tuple[str, str] | None:
     """Name and arguments of a complete object, in any order of its fields; None if it is none."""
     try:
-        call = named_call(parse_value(text))
-    except ValueError:
+        call = named_call(strict_json.WITHOUT_CONSTANTS.decode(text))
+    except (ValueError, RecursionError):
         return None
     return None if call is None else call[:2]
 

@@ -124,7 +124,7 @@ def _schedule(steps: list[Step]) -> list[Step]:
     while len(order) < len(steps):
         if not ready.get(device):
             device = min((queue[0], name) for name, queue in ready.items() if queue)[1]
-        i = ready[device].pop(0)
+        i = ready[device].pop(_next(order[-1:], [steps[j] for j in ready[device]]))
         order.append(steps[i])
         for j in users[i]:
             missing[j] -= 1
@@ -133,6 +133,27 @@ def _schedule(steps: list[Step]) -> list[Step]:
                 queue.append(j)
                 queue.sort()
     return order
+
+
+def _next(last: list[Step], ready: list[Step]) -> int:
+    """Index of the ready step that goes on behind the last one, if there is one.
+
+    It is a product that a device can launch together with the last one, which has the same activations and weights of
+    the same type, or else the first.
+    """
+    together = (i for step in last for i, other in enumerate(ready) if _go_together(step, other))
+    return next(together, 0)
+
+
+def _go_together(one: Step, other: Step) -> bool:
+    if one.device == CPU or one.device != other.device or one.uploads or other.uploads:
+        return False
+    if not one.node.kind == other.node.kind == "mul_mat":
+        return False
+    (weight, x), (other_weight, other_x) = one.node.src[:2], other.node.src[:2]
+    assert weight is not None and x is not None and other_weight is not None and other_x is not None
+    place, other_place = ((v.buffer, v.offset, v.shape) for v in (x, other_x))
+    return weight.type_id == other_weight.type_id and place == other_place
 
 
 def _divide(steps: list[Step]) -> list[Split]:

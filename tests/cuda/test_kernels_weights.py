@@ -66,6 +66,44 @@ def test_product(type_name: str, n_tokens: int) -> None:
     check_product(type_name, 512, 48, n_tokens, 2e-6)
 
 
+@pytest.mark.parametrize("n_tokens", [1, 7])
+@pytest.mark.parametrize("type_name", ["q4_0", "q6_K", "iq4_ks", "q4_0_r8", "f16", "bf16"])
+def test_products_that_follow_each_other_are_launched_at_once(type_name: str, n_tokens: int) -> None:
+    """As those of queries, keys and values are, of different sizes and with biases; results are the same as apart."""
+    rng = np.random.default_rng(n_tokens)
+    x, bias = rng.standard_normal((n_tokens, 1024), np.float32), rng.standard_normal(24).astype(np.float32)
+    weights = [packed(type_name, (1024, n), n) for n in (48, 24, 24, 72, 16)]
+    results = []
+    for merge in (False, True):
+        p = Program(merge=merge)
+        q, k, v, more, last = (
+            p.weight(w, type_name, (1024, n)) for w, n in zip(weights, (48, 24, 24, 72, 16), strict=True)
+        )
+        a = p.array(x)
+        found = [p.graph.mul_mat(q, a), p.graph.mul_mat(k, a, p.array(bias)), p.graph.mul_mat(v, a)]
+        found += [p.graph.mul_mat_up_gate(more, more, a, "silu"), p.graph.mul_mat(last, a)]
+        results.append(p.run(found, on_cuda=True))
+        vectors = [step for step in p.launches if step.kernel.startswith("matvec")]
+        assert len(vectors) == (2 if merge else 5)
+    assert all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_products_that_are_not_launched_at_once() -> None:
+    """Of results of the one before, of other types or numbers of tokens."""
+    rng = np.random.default_rng(0)
+    square, other = packed("q4_0", (512, 512), 1), packed("q8_0", (512, 512), 1)
+    p = Program(merge=True)
+    w, w8 = p.weight(square, "q4_0", (512, 512)), p.weight(other, "q8_0", (512, 512))
+    f = p.weight(packed("f32", (512, 512), 1), "f32", (512, 512))
+    x, y = p.array(rng.standard_normal((1, 512), np.float32)), p.array(rng.standard_normal((7, 512), np.float32))
+    first = p.graph.mul_mat(f, x)
+    second = p.graph.mul_mat(f, first)
+    results = [first, second, p.graph.mul_mat(w, x), p.graph.mul_mat(w8, x), p.graph.mul_mat(w8, y)]
+    p.run(results, on_cuda=True)
+    names = [step.kernel for step in p.launches if step.kernel.startswith("matvec")]
+    assert names == ["matvec1_f32", "matvec1_f32", "matvec1_q4_0", "matvec1_q8_0", "matvec4_q8_0"]
+
+
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("type_name", ["q4_0", "q4_K", "iq2_ks", "f16", "bf16"])
 def test_broken_activations_stay_visible(type_name: str, broken: float) -> None:

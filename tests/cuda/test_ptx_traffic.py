@@ -110,7 +110,12 @@ def test_cells_meet_few_lines(type_name: str, least: float, machine: Library) ->
 
 
 @pytest.mark.parametrize(
-    ("type_name", "least"), [("q8_0", 24), ("q4_0", 22), ("q5_0", 20), ("q4_K", 20), ("q6_K", 15), ("q2_K", 10)]
+    ("type_name", "least"),
+    [
+        *(("q8_0", 24), ("q4_0", 22), ("q5_0", 20), ("q4_K", 20), ("q6_K", 15), ("q2_K", 11), ("q3_K", 9)),
+        *(("iq2_k", 10.5), ("iq3_k", 9), ("iq2_ks", 9.5), ("iq3_ks", 8.7), ("iq4_ks", 17), ("iq5_ks", 14)),
+        ("iq4_kss", 20),
+    ],
 )
 def test_rows_of_one_token_meet_few_lines(type_name: str, least: float, machine: Library) -> None:
     """Bytes of weights for every line of the cache that loads meet, one per cycle of a multiprocessor at best: an H100

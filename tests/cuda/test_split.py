@@ -91,6 +91,13 @@ def test_the_shared_expert_runs_while_the_cpu_works() -> None:
             assert {w.split(".")[2] for w in shared} == {"ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"}
 
 
+def test_products_of_the_same_activations_follow_each_other() -> None:
+    """So that a device launches them at once: latents of keys do not wait for the norm of those of queries."""
+    graph = split_of("deepseek2-v3-mla", PlacementParams())
+    kinds = [s.node.src[0].buffer.name.split(".", 2)[-1] for s in graph.steps("CUDA0") if s.node.kind == "mul_mat"]
+    assert kinds[:4] == ["attn_q_a.weight", "attn_kv_a_mqa.weight", "attn_q_b.weight", "attn_k_b.weight"]
+
+
 def test_prepared_activations_and_masks_never_cross() -> None:
     graph = split_of("qwen3moe", PlacementParams(rules=(("attn_k", CPU), ("ffn_up", "CUDA1"), ("exps", CPU))), 2, 8)
     private = {

@@ -9,10 +9,17 @@
 
 #include <cstdint>
 #define IKPY_EXPORT(kernel)
+// Of a parameter that is read by a number known at run time only, which stays where it is.
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1107
+#define IKPY_PARAMETER __grid_constant__
+#else
+#define IKPY_PARAMETER
+#endif
 #define IKPY_DYNAMIC_SHARED(name) extern __shared__ __align__(128) uint8_t name[]
 #else
 #include "cuda_shim.hpp"
 #include "ikpy/half.hpp"
+#define IKPY_PARAMETER
 #define IKPY_DYNAMIC_SHARED(name) uint8_t* const name = ::ikpy::shim::dynamic_shared()
 #endif
 

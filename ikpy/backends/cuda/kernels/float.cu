@@ -95,8 +95,9 @@ __device__ __forceinline__ bool rows_aligned(const Product& p) {
 // matrix-vector: a warp takes rows (or rows of the up and of the gate matrix) in turn
 
 template <class W, int N>
-__device__ __forceinline__ void matvec(const Product& p, int x_bf16) {
-    const int lane = lane_id();
+__device__ __forceinline__ void matvec(const Products& ps, int x_bf16) {
+    const int lane = lane_id(), number = block_product(ps);
+    const Product& p = ps.product[number];
     const auto [columns, first, n_columns] = vector_columns<N>(p);
     if (n_columns == 0) return;
     const bool aligned = rows_aligned(p);
@@ -105,7 +106,7 @@ __device__ __forceinline__ void matvec(const Product& p, int x_bf16) {
 #pragma unroll
     for (int c = 0; c < N; ++c) x[c] = column_at(p, columns, first + min(c, n_columns - 1)).x;
     const int warps = blockDim.x >> 5;
-    for (int r = blockIdx.y * warps + warp_id(); r < p.n_out; r += gridDim.y * warps) {
+    for (int r = (blockIdx.y - ps.first[number]) * warps + warp_id(); r < p.n_out; r += gridDim.y * warps) {
         const int k = r % W::kRows;
         const uint8_t* up = weight_row<W>(p.up + matrix, p.row_bytes, r);
         const uint8_t* gate = p.gate ? weight_row<W>(p.gate + matrix, p.row_bytes, r) : nullptr;
@@ -351,10 +352,14 @@ IKPY_KERNEL rows_float(View dst, View src, const int* ids, int out_type, int typ
 }
 IKPY_EXPORT(rows_float);
 
-#define IKPY_FLOAT_TYPE(name, W)                                                                             \
-    IKPY_KERNEL __launch_bounds__(128, 4) matvec1_##name(Product p, int x_bf16) { matvec<W, 1>(p, x_bf16); } \
-    IKPY_EXPORT(matvec1_##name);                                                                             \
-    IKPY_KERNEL __launch_bounds__(128, 4) matvec4_##name(Product p, int x_bf16) { matvec<W, 4>(p, x_bf16); } \
+#define IKPY_FLOAT_TYPE(name, W)                                                                         \
+    IKPY_KERNEL __launch_bounds__(128, 4) matvec1_##name(const IKPY_PARAMETER Products ps, int x_bf16) { \
+        matvec<W, 1>(ps, x_bf16);                                                                        \
+    }                                                                                                    \
+    IKPY_EXPORT(matvec1_##name);                                                                         \
+    IKPY_KERNEL __launch_bounds__(128, 4) matvec4_##name(const IKPY_PARAMETER Products ps, int x_bf16) { \
+        matvec<W, 4>(ps, x_bf16);                                                                        \
+    }                                                                                                    \
     IKPY_EXPORT(matvec4_##name)
 
 IKPY_FLOAT_TYPE(f32, WeightsF32);

@@ -61,9 +61,10 @@ struct VectorWork {
 };
 
 template <class U, int N>
-__device__ __forceinline__ void begin_work(const Product& p, const BlockColumns& block, VectorWork<N>& work) {
+__device__ __forceinline__ void begin_work(const Product& p, int row_block, const BlockColumns& block,
+                                           VectorWork<N>& work) {
     const int warp = warp_id(), sets = kVectorWarps / p.split, n_groups = p.n_out / U::kRows;
-    const int set = blockIdx.y * sets + warp / p.split;
+    const int set = row_block * sets + warp / p.split;
     work.part = warp % p.split;
     work.group0 = p.gate ? set : 2 * set;
     work.active = work.group0 < n_groups;
@@ -136,12 +137,14 @@ __device__ __forceinline__ void store_vector(const Product& p, const BlockColumn
 // over the lanes. grid (token chunks or assignments, row blocks, batches): chunks that need the same rows run
 // side by side and share them in the L2 cache.
 template <class U, int N>
-__device__ __forceinline__ void matvec_body(const Product& p) {
+__device__ __forceinline__ void matvec_body(const Products& ps) {
+    const int number = block_product(ps);
+    const Product& p = ps.product[number];
     __shared__ float partial[kVectorWarps][2][N][U::kRows];
     const BlockColumns block = vector_columns<N>(p);
     if (block.count == 0) return;
     VectorWork<N> work;
-    begin_work<U>(p, block, work);
+    begin_work<U>(p, blockIdx.y - ps.first[number], block, work);
     float sum[2][N];
 #pragma unroll
     for (int c = 0; c < N; ++c) sum[0][c] = sum[1][c] = 0.0f;

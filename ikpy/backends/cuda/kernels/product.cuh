@@ -26,6 +26,22 @@ struct Product {
     int split;                        // warps that share a row in the matrix-vector kernels
 };
 
+// Products that one launch of a matrix-vector kernel computes; blockIdx.y numbers the blocks of all of them.
+// Mirrored in launch/product.py.
+constexpr int kMaxProducts = 4;
+struct Products {
+    Product product[kMaxProducts];
+    int first[kMaxProducts];  // block of each; of those that are not there beyond the last one
+};
+
+// Number of the product that the block belongs to.
+__device__ __forceinline__ int block_product(const Products& ps) {
+    int i = 0;
+#pragma unroll
+    for (int k = 1; k < kMaxProducts; ++k) i += static_cast<int>(blockIdx.y) >= ps.first[k];
+    return i;
+}
+
 // The columns of one block of work: all those of a matrix.
 struct Columns {
     int matrix;        // index of the weight matrix

@@ -1,4 +1,4 @@
-"""Two launches of one kernel that follow each other and have nothing to do with each other, as one.
+"""Launches of one kernel that follow each other and have nothing to do with each other, as one.
 
 In generation most launches are shorter than the time that a device needs from one to the next.
 """
@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ikpy.backends.cuda.launch.base import Launch
+from ikpy.backends.cuda.launch.merging_products import merged_products
+from ikpy.backends.cuda.launch.places import Place, Touched
 from ikpy.graph.ir import F32
 from ikpy.quants import registry
 
@@ -34,52 +36,40 @@ _KERNELS = {
 }
 
 
-class _Place(NamedTuple):
-    """The memory of a view: slices of so many bytes, a stride apart, from address on."""
-
-    address: int
-    slice_bytes: int
-    stride: int
-    n_slices: int
-
-    def meets(self, other: _Place) -> bool:
-        """Whether they may share a byte."""
-        if self.stride == other.stride:  # slices may take turns, as columns of the same rows do
-            apart = (other.address - self.address) % self.stride
-            if apart >= self.slice_bytes and apart + other.slice_bytes <= self.stride:
-                return False
-        ends = [p.address + (p.n_slices - 1) * p.stride + p.slice_bytes for p in (self, other)]
-        return self.address < ends[1] and other.address < ends[0]
-
-
 def merged(launches: Iterable[Launch]) -> list[Launch]:
-    """The launches, on one stream in order, with pairs of neighbours that touch different memory made one."""
+    """The launches, on one stream in order, with neighbours that touch different memory made one.
+
+    These are pairs of kernels with twins, and matrix-vector products.
+    """
     found: list[Launch] = []
     for launch in launches:
-        if found and _may_meet(found[-1], launch):
-            first = found[-1]
-            grid = (max(first.grid[0], launch.grid[0]), 2, 1)
-            found[-1] = Launch(f"{first.kernel}_two", grid, first.block, 0, [*first.args, *launch.args])
-        else:
+        one = _one(found[-1], launch) if found else None
+        if one is None:
             found.append(launch)
+        else:
+            found[-1] = one
     return found
 
 
-def _may_meet(one: Launch, other: Launch) -> bool:
-    views = _KERNELS.get(one.kernel)
-    if views is None or one.kernel != other.kernel or one.block != other.block:
-        return False
-    return not (_reaches(one, other, views) or _reaches(other, one, views))
+def _one(first: Launch, second: Launch) -> Launch | None:
+    """One launch that does what both do, or None."""
+    if first.kernel != second.kernel or first.block != second.block:
+        return None
+    views = _KERNELS.get(first.kernel)
+    if views is None:
+        return merged_products(first, second)
+    if _touched(first, views).meets(_touched(second, views)):
+        return None
+    grid = (max(first.grid[0], second.grid[0]), 2, 1)
+    return Launch(f"{first.kernel}_two", grid, first.block, 0, [*first.args, *second.args])
 
 
-def _reaches(one: Launch, other: Launch, views: _Views) -> bool:
-    """Whether one writes what the other reads or writes."""
-    touched = [_place(other, i, views) for i in (*views.written, *views.read)]
-    written = [_place(one, i, views) for i in views.written]
-    return any(a.meets(b) for a in written if a for b in touched if b)
+def _touched(launch: Launch, views: _Views) -> Touched:
+    written, read = ([_place(launch, i, views) for i in numbers] for numbers in (views.written, views.read))
+    return Touched([place for place in written if place], [place for place in read if place])
 
 
-def _place(launch: Launch, argument: int, views: _Views) -> _Place | None:
+def _place(launch: Launch, argument: int, views: _Views) -> Place | None:
     """Where an argument (ikpy::cuda::View) lies, None for a view of nothing."""
     address, *numbers = struct.unpack("<Q4q4iii", launch.args[argument])
     strides, shape = numbers[:4], numbers[4:8]
@@ -89,7 +79,6 @@ def _place(launch: Launch, argument: int, views: _Views) -> _Place | None:
     if views.cache_type is not None and argument == views.written[0]:
         (type_id,) = struct.unpack("<i", launch.args[views.cache_type])
     row = registry.by_id(type_id).row_nbytes(shape[0])
-    if shape[3] > 1:  # one slice, as long as everything
-        length = row + sum((n - 1) * stride for n, stride in zip(shape[1:], strides[1:], strict=True))
-        return _Place(address, length, length, 1)
-    return _Place(address, row + (shape[1] - 1) * strides[1], max(strides[2], 1), shape[2])
+    if shape[3] > 1:
+        return Place.whole(address, row + sum((n - 1) * s for n, s in zip(shape[1:], strides[1:], strict=True)))
+    return Place(address, row + (shape[1] - 1) * strides[1], max(strides[2], 1), shape[2])

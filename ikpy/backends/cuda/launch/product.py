@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from ikpy.backends.cuda.launch.base import FLOAT_WEIGHTS, RUNTIME, OpContext, optional_address
 from ikpy.graph.ir import F16, Node, Value
 
+# ikpy::cuda::Product.
+LAYOUT = struct.Struct("<8Q6q10i")
+
 
 @dataclass
 class Product:
@@ -69,4 +72,4 @@ class Product:
         integers = [self.up.shape[0], self.up.shape[1], self.max_columns if self.is_by_expert else self.n_tokens]
         integers += [n_matrices, self.activation, int(dst.type_id == F16)]
         integers += [self.n_used, self.n_experts, self.per_slot, split]
-        return struct.pack("<8Q6q10i", *pointers, *longs, *integers)
+        return LAYOUT.pack(*pointers, *longs, *integers)

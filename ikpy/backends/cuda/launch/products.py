@@ -24,6 +24,7 @@ from ikpy.backends.cuda.launch.base import (
     type_name,
     view,
 )
+from ikpy.backends.cuda.launch.merging_products import pack_products
 from ikpy.backends.cuda.launch.product import Product
 from ikpy.graph.ir import F32, Node, Value
 from ikpy.quants import registry
@@ -108,7 +109,7 @@ def _vector_launch(p: Product, x: int, stride: int) -> Launch:
     else:
         split = _split(p)
         rows_per_block = registry.by_id(p.up.type_id).interleave * (1 if p.gate else 2) * (VECTOR_WARPS // split)
-    args = [p.pack(x, stride, split), *_float_args(p)]
+    args = [pack_products([p.pack(x, stride, split)], [0]), *_float_args(p)]
     blocks = ceil_div(n_out, rows_per_block)
     if p.is_float:  # blocks take rows in turn: there are vocabularies of more than four times the limit
         blocks = min(blocks, MAX_GRID_YZ)

@@ -1,7 +1,7 @@
 // Non-linear levels with shifted second tables: IQ4_XS, IQ2_K ... IQ6_K, KS, KSS, KL (quant-formats 6.1, 6.7
 // - 6.17).
 #pragma once
-#include "core.cuh"
+#include "heads.cuh"
 
 namespace ikpy::cuda {
 
@@ -19,12 +19,15 @@ struct UnpackIQ4_XS : UnpackerTraits<256, 136> {
 
 struct UnpackIQ2_K : UnpackerTraits<256, 76, 1, 0, true> {
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
-        const auto& b = as<BlockIQ2_K>(p);
-        const float d = half_of(b.d);
-        g.d[0] = d * static_cast<float>((b.scales[s] & 15) - 8);
-        g.d[1] = d * static_cast<float>((b.scales[s] >> 4) - 8);
-        pairs32<4>(b.qs, s, g.q, 0);
-        table_levels<4, TableIq2nl, true>(bit_of(b.extra, 2 * s), bit_of(b.extra, 2 * s + 1), g.q);
+        unsigned head[3];  // d, a bit per 16 columns that chooses the levels, eight bytes of two scales
+        load_head<4, 12>(p, head);
+        const float d = f16_to_f32(static_cast<uint16_t>(head[0]));
+        const unsigned scales = (s < 4 ? head[1] : head[2]) >> 8 * (s & 3), shifted = head[0] >> (16 + 2 * s);
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            g.d[h] = d * static_cast<float>(static_cast<int>(scales >> 4 * h & 15) - 8);
+        pairs32<4>(as<BlockIQ2_K>(p).qs, s, g.q, 0);
+        table_levels<4, TableIq2nl, true>(shifted & 1, shifted & 2, g.q);
     }
 };
 
@@ -37,12 +40,19 @@ __device__ __forceinline__ float signed_odd(int magnitude, int negative) {
 struct UnpackIQ3_K : UnpackerTraits<256, 110, 1, 0, true> {
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ3_K>(p);
-        const float d = half_of(b.d);
-        g.d[0] = d * signed_odd(b.scales_l[s] & 15, bit_of(b.scales_h, 2 * s));
-        g.d[1] = d * signed_odd(b.scales_l[s] >> 4, bit_of(b.scales_h, 2 * s + 1));
+        // d, bits that choose the levels, signs of sixteen scales, eight bytes of two scales
+        unsigned head[4];
+        load_head<2, 14>(p, head);
+        const float d = f16_to_f32(static_cast<uint16_t>(head[0]));
+        const unsigned scales =
+            (s < 4 ? __funnelshift_r(head[1], head[2], 16) : __funnelshift_r(head[2], head[3], 16)) >>
+            8 * (s & 3);
+        const unsigned shifted = head[0] >> (16 + 2 * s), negative = head[1] >> 2 * s;
+        g.d[0] = d * signed_odd(scales & 15, negative & 1);
+        g.d[1] = d * signed_odd(scales >> 4 & 15, negative & 2);
         pairs32<2>(b.qs, s, g.q, 0);
         plane32<2>(b.qh, s, g.q, 2);
-        table_levels<8, TableIq3nl, true>(bit_of(b.extra, 2 * s), bit_of(b.extra, 2 * s + 1), g.q);
+        table_levels<8, TableIq3nl, true>(shifted & 1, shifted & 2, g.q);
     }
 };
 
@@ -96,10 +106,13 @@ struct UnpackIQ6_K : UnpackerTraits<256, 212, 1, 0, true> {
 struct UnpackIQ2_KS : UnpackerTraits<256, 70, 1, 2> {
     __device__ static float row_scale(const uint8_t* row, int) { return load_f16<2>(row); }
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
-        const auto& b = as<BlockIQ2_KS>(p);
-        g.d[0] = static_cast<float>((nibble_of(b.scales, s) | (b.extra[1] >> s & 1) << 4) - 16);
-        pairs32<2>(b.qs, s, g.q, 0);
-        const bool shifted = b.extra[0] >> s & 1;
+        // A bit per 32 columns that chooses the levels, and the highest one of its scale; the others.
+        unsigned head[2];
+        load_head<2, 6>(p, head);
+        const unsigned scales = __funnelshift_r(head[0], head[1], 16), extra = head[0] >> s;
+        g.d[0] = static_cast<float>(static_cast<int>((scales >> 4 * s & 15) | (extra >> 8 & 1) << 4) - 16);
+        pairs32<2>(as<BlockIQ2_KS>(p).qs, s, g.q, 0);
+        const bool shifted = extra & 1;
         table_levels<4, TableIq2nl, false>(shifted, shifted, g.q);
     }
 };
@@ -108,10 +121,14 @@ struct UnpackIQ3_KS : UnpackerTraits<256, 102, 1, 2> {
     __device__ static float row_scale(const uint8_t* row, int) { return load_f16<2>(row); }
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ3_KS>(p);
-        g.d[0] = static_cast<float>((split_nibble(b.scales, s) | (b.extra[0] >> s & 1) << 4) - 16);
+        unsigned head[2];  // the highest bit of every scale, and one that chooses the levels; the others
+        load_head<2, 6>(p, head);
+        const unsigned scales = __funnelshift_r(head[0], head[1], 16), extra = head[0] >> s;
+        const unsigned scale = (scales >> (8 * (s & 3) + 4 * (s >> 2)) & 15) | (extra & 1) << 4;
+        g.d[0] = static_cast<float>(static_cast<int>(scale) - 16);
         pairs32<2>(b.qs, s, g.q, 0);
         plane32<2>(b.qh, s, g.q, 2);
-        const bool shifted = b.extra[1] >> s & 1;
+        const bool shifted = extra >> 8 & 1;
         table_levels<8, TableIq3nl, false>(shifted, shifted, g.q);
     }
 };
@@ -124,7 +141,9 @@ struct UnpackIQ4_KS : UnpackerTraits<256, 136, 1, 4> {
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ4_KS>(p);
         g.d[0] = odd_scale(b.scales[s]);
-        nibbles16<4>(b.qs + 16 * s, g.q);
+        unsigned words[4];
+        load_head<4, 16>(b.qs + 16 * s, words);
+        nibbles_of(words, g.q);
         table_levels<16, TableIq4k, false>(b.scales[s] & 1, false, g.q);
     }
 };
@@ -135,7 +154,10 @@ struct UnpackIQ5_KS : UnpackerTraits<256, 168, 1, 4> {
         const auto& b = as<BlockIQ5_KS>(p);
         g.d[0] = odd_scale(b.scales[s]);
         nibbles32<4>(b.qs, s, g.q);
-        plane32<4>(b.qh, s, g.q, 4);
+        unsigned upper[8];
+        load_words<4, 8>(b.qh, upper);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) g.q[i] |= (upper[i] >> s & kOnes) << 4;
         table_levels<32, TableIq5nl, false>(b.scales[s] & 1, false, g.q);
     }
 };
@@ -145,9 +167,11 @@ struct UnpackIQ4_KSS : UnpackerTraits<256, 128, 1, 4> {
     __device__ static float row_scale(const uint8_t* row, int) { return float_at(row); }
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         int code = 0;
+        unsigned pieces[4];
+        load_head<4, 16>(p + 16 * s, pieces);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const unsigned words = load4<4>(p + 16 * s + 4 * i), even = words & 0xfffefffeu;
+            const unsigned words = pieces[i], even = words & 0xfffefffeu;
             const unsigned v = even ^ (even >> 1 & 0x7fff7fffu);
             code |= static_cast<int>((words & 1) | (words >> 15 & 2)) << 2 * i;
             g.q[i] = v & kNibbles;
@@ -162,8 +186,11 @@ struct UnpackIQ2_KL : UnpackerTraits<256, 86, 1, 2> {
     __device__ static float row_scale(const uint8_t* row, int) { return load_f16<2>(row); }
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ2_KL>(p);
-        const int scale = split_nibble(b.scales_l, s) | (b.scales_h[s >> 2] >> 2 * (s & 3) & 3) << 4;
-        g.d[0] = static_cast<float>(scale - 32);
+        unsigned head[2];  // the upper two bits of eight scales, and the lower four
+        load_head<2, 6>(p, head);
+        const unsigned scales = __funnelshift_r(head[0], head[1], 16) >> (8 * (s & 3) + 4 * (s >> 2));
+        const unsigned scale = (scales & 15) | (head[0] >> 2 * s & 3) << 4;
+        g.d[0] = static_cast<float>(static_cast<int>(scale) - 32);
         unsigned first[8], second[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {

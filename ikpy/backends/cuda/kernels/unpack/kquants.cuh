@@ -1,14 +1,15 @@
 // The k-quants (quant-formats 6.1).
 #pragma once
-#include "core.cuh"
+#include "heads.cuh"
 
 namespace ikpy::cuda {
 
 struct UnpackQ2_K : UnpackerTraits<256, 84, 1, 0, true, true> {
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockQ2_K>(p);
-        const float d = half_of(b.d), m = -half_of(b.dmin);
-        const unsigned scales = load2<2>(b.scales + 2 * s);
+        const unsigned factors = load4<4>(b.d.bytes), scales = load2<2>(b.scales + 2 * s);
+        const float d = f16_to_f32(static_cast<uint16_t>(factors));
+        const float m = -f16_to_f32(static_cast<uint16_t>(factors >> 16));
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             g.d[h] = d * static_cast<float>(scales >> 8 * h & 15);
@@ -21,13 +22,15 @@ struct UnpackQ2_K : UnpackerTraits<256, 84, 1, 0, true, true> {
 struct UnpackQ3_K : UnpackerTraits<256, 110, 1, 0, true> {
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockQ3_K>(p);
-        const float d = half_of(b.d);
+        unsigned tail[4];  // the lower four bits of sixteen scales, the upper two, and d
+        load_head<2, 14>(b.scales, tail);
+        const float d = f16_to_f32(static_cast<uint16_t>(tail[3]));
+        const unsigned low = (s & 2 ? tail[1] : tail[0]) >> (16 * (s & 1) + 4 * (s >> 2));
+        const unsigned high = tail[2] >> (16 * (s & 1) + 2 * (s >> 1));
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const int i = 2 * s + h;
-            const int low = b.scales[i & 7] >> 4 * (i >> 3) & 15,
-                      high = b.scales[8 + (i & 3)] >> 2 * (i >> 2) & 3;
-            g.d[h] = d * static_cast<float>((low | high << 4) - 32);
+            const unsigned scale = (low >> 8 * h & 15) | (high >> 8 * h & 3) << 4;
+            g.d[h] = d * static_cast<float>(static_cast<int>(scale) - 32);
         }
         pairs32<2>(b.qs, s, g.q, 0);
         plane32<2>(b.hmask, s, g.q, 2);

@@ -36,7 +36,7 @@ LONGEST_PLACE = 100
 
 
 def schema_to_gbnf(schema: Schema) -> str:
-    """GBNF text for ``schema``; raises GrammarError listing everything that cannot be converted."""
+    """GBNF text for ``schema``; raises GrammarError listing what cannot be converted, NoValueError if no value fits."""
     return _Converter(schema).convert()
 
 
@@ -56,6 +56,10 @@ def literal(text: str) -> str:
 def _inside(where: str, name: Any) -> str:
     """The place of a part of the schema at ``where``."""
     return f"{where}-{name}"[-LONGEST_PLACE:]
+
+
+class NoValueError(GrammarError):
+    """No value fits a schema. Its holder may do without one."""
 
 
 class _NothingError(Exception):
@@ -101,7 +105,9 @@ class _Converter:
             except _KnownBetterError:
                 self._begin()
             except _NothingError as error:
-                return self.fail(str(error))
+                if self.errors:
+                    return self.fail(str(error))
+                raise NoValueError(f"JSON schema conversion failed: {error}") from None
 
     def use(self, name: str) -> str:
         """A primitive rule's name, the rule and what it needs being added."""

@@ -10,8 +10,11 @@ import pytest
 from ikpy.server.chat.gemma_calls import GEMMA, gemma_calls
 from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.streamed_lists import TOOL_CALLS
+from ikpy.server.chat.tagged_values import GLM
 from ikpy.server.chat.tags import answer_tags, reasoning_tags
 from ikpy.server.chat.tool_formats import tool_format
+from ikpy.server.chat.tool_reading import ToolFormat
+from ikpy.server.errors import ApiError
 from tests.server.test_output import read
 from tests.server.test_tagged_values import accepts, call_grammar
 
@@ -82,6 +85,35 @@ def test_the_grammar_holds_to_schemas() -> None:
 def test_any_arguments(parameters: Any) -> None:
     grammar = call_grammar(GEMMA, [{"name": "f", "parameters": parameters}], several=True)
     assert accepts(grammar, "<|tool_call>call:f{}<tool_call|>" * 2)
+
+
+IMPOSSIBLE: list[Any] = [
+    False, {"not": {}}, {"enum": []}, {"anyOf": []}, {"anyOf": [False, {"enum": []}]},
+    {"type": "integer", "minimum": 2, "maximum": 1}, {"type": "array", "items": False, "minItems": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", IMPOSSIBLE, ids=str)
+@pytest.mark.parametrize(
+    ("format_", "text"),
+    [
+        (GEMMA, f"<|tool_call>call:f{{y:{Q}a{Q}}}<tool_call|>"),
+        (GLM, "<tool_call>f\n<arg_key>y</arg_key>\n<arg_value>a</arg_value>\n</tool_call>"),
+    ],
+    ids=["gemma", "glm"],
+)
+def test_parameters_that_no_value_fits_are_left_out(format_: ToolFormat, text: str, schema: Any) -> None:
+    parameters = {"type": "object", "properties": {"x": schema, "y": {"type": "string"}}, "required": ["y"]}
+    assert accepts(call_grammar(format_, [{"name": "f", "parameters": parameters}], several=False), text)
+    tools = [{"name": "f", "parameters": parameters | {"required": ["x"]}}]
+    with pytest.raises(ApiError, match="parameters of tool f: "):
+        call_grammar(format_, tools, several=False)
+
+
+def test_a_reference_to_nothing_is_refused() -> None:
+    tools = [{"name": "f", "parameters": {"properties": {"x": {"$ref": "#/nowhere"}}}}]
+    with pytest.raises(ApiError, match="#/nowhere points nowhere"):
+        call_grammar(GEMMA, tools, several=False)
 
 
 def test_the_format_is_found() -> None:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ikpy.engine import strict_json
-from ikpy.engine.json_schema import literal
+from ikpy.engine.json_schema import NoValueError, literal
 from ikpy.engine.schema_counts import Items, Pairs
 from ikpy.engine.schema_merge import allows_nothing
 from ikpy.engine.schema_references import resolve
-from ikpy.server.chat.tagged_values import listed, parameters_of, takes_text, text_without, value_types
+from ikpy.server.chat.tagged_values import if_possible, listed, parameters_of, takes_text, text_without, value_types
 from ikpy.server.chat.tool_blocks import BlockCalls, Call
 from ikpy.server.chat.tool_reading import Rules, ToolFormat, parse_value
 
 QUOTE = '<|"|>'
 HEAD = re.compile(r"\s*call:\s*([^\s{]+)\s*(?=\{)")
-BLANKS = re.compile(r"\s*")
 KEY = re.compile(rf"\s*(?:{re.escape(QUOTE)}(.*?){re.escape(QUOTE)}|([^\s:,{{}}\[\]][^:,{{}}\[\]]*?))\s*:", re.DOTALL)
 BARE = re.compile(r"[^,\]}]+")
-NO_JSON = {"None": None, "True": True, "False": False}
+PYTHON_WORDS = {"None": None, "True": True, "False": False}
 """What templates write for values of Python, and models after them."""
 DEEPEST = 100
 """Values within values that are read."""
@@ -72,8 +72,8 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
 
 def _bare_value(text: str) -> Any:
     """A number, a literal, or a text for which the model wrote no quotes."""
-    if text in NO_JSON:
-        return NO_JSON[text]
+    if text in PYTHON_WORDS:
+        return PYTHON_WORDS[text]
     try:
         return parse_value(text)
     except ValueError:
@@ -114,8 +114,9 @@ def _behind_comma(text: str, at: int, closing: str) -> int:
 
 
 def _behind_blanks(text: str, at: int) -> int:
-    found = BLANKS.match(text, at)
-    return found.end() if found else at
+    while text[at : at + 1].isspace():
+        at += 1
+    return at
 
 
 # grammars
@@ -131,18 +132,27 @@ def _value_rule(schema: Any, root: Any, rules: Rules, depth: int) -> str:
     choices = listed(schema)
     if choices:
         return f"({' | '.join(map(written, choices))})"
+    if allows_nothing(schema) or (isinstance(schema, dict) and ("enum" in schema or "const" in schema)):
+        return rules.schema(schema)  # which raises NoValueError
     if not isinstance(schema, dict) or depth == 0:
         return _any_value(rules, ANY_DEPTH)
     if isinstance(schema.get("$ref"), str):
-        return _value_rule(resolve(root, schema["$ref"]), root, rules, depth - 1)
+        found = resolve(root, schema["$ref"])
+        return rules.schema(schema) if found is None else _value_rule(found, root, rules, depth - 1)
     for key in ALTERNATIVES:
         if isinstance(schema.get(key), list):
-            options = [item for item in schema[key] if not allows_nothing(item)]
-            return f"({' | '.join(_value_rule(item, root, rules, depth - 1) for item in options)})"
+            options = [if_possible(partial(_value_rule, item, root, rules, depth - 1)) for item in schema[key]]
+            return _any_of([option for option in options if option is not None])
     types = value_types(schema) or ({"object"} if "properties" in schema else {"array"} if "items" in schema else set())
     if not types:
         return _text(rules) if "allOf" not in schema and takes_text(schema) else _any_value(rules, ANY_DEPTH)
     return f"({' | '.join(_typed(kind, schema, root, rules, depth) for kind in sorted(types))})"
+
+
+def _any_of(options: list[str]) -> str:
+    if not options:
+        raise NoValueError("no alternative has a value")
+    return f"({' | '.join(options)})"
 
 
 def _typed(kind: str, schema: Mapping[str, Any], root: Any, rules: Rules, depth: int) -> str:
@@ -151,9 +161,12 @@ def _typed(kind: str, schema: Mapping[str, Any], root: Any, rules: Rules, depth:
     if kind == "object":
         return _object_rule(schema, root, rules, depth)
     if kind == "array":
-        item = _value_rule(schema.get("items"), root, rules, depth - 1)
+        item = if_possible(partial(_value_rule, schema.get("items"), root, rules, depth - 1))
         low, high = schema.get("minItems", 0), schema.get("maxItems")
-        body = Items([], rules.rule(item), 0, NOTHING).counted(int(low), None if high is None else int(high))
+        if item is None and low > 0:
+            raise NoValueError("an array needs items of which there are none")
+        more = None if item is None else rules.rule(item)
+        body = Items([], more, 0, NOTHING).counted(int(low), None if high is None else int(high))
         return f'"[" {body} "]"'
     return rules.schema({**schema, "type": kind})
 
@@ -162,14 +175,16 @@ def _object_rule(schema: Any, root: Any, rules: Rules, depth: int) -> str:
     """Properties in the order of their names, in which the template has the model see them."""
     shared = {key: root[key] for key in ("$defs", "definitions") if isinstance(root, dict) and key in root}
     found = parameters_of(schema | shared if isinstance(schema, dict) else schema)
-    named = [
-        (f"{literal(f'{key}:')} {_value_rule(value, root, rules, depth - 1)}", key in found.required)
-        for key, value in sorted(found.properties.items(), key=lambda item: item[0].lower())
-        if not allows_nothing(value)
-    ]
+    named = []
+    for key, value in sorted(found.properties.items(), key=lambda item: item[0].lower()):
+        needed = key in found.required
+        rule = if_possible(partial(_value_rule, value, root, rules, depth - 1), needed=needed)
+        if rule is not None:
+            named.append((f"{literal(f'{key}:')} {rule}", needed))
     more = None
     if found.more is not None:
-        more = rules.rule(f'{ANY_KEY} ":" {_value_rule(found.more, root, rules, depth - 1)}')
+        rule = if_possible(partial(_value_rule, found.more, root, rules, depth - 1))
+        more = None if rule is None else rules.rule(f'{ANY_KEY} ":" {rule}')
     return f'"{{" {Pairs(named, more, NOTHING).chained(rules.rule)} "}}"'
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ikpy.engine.json_schema import literal
+from ikpy.engine.json_schema import NoValueError, literal
 from ikpy.engine.schema_merge import allows_nothing
 from ikpy.engine.schema_references import resolve
 from ikpy.engine.schema_values import allowed_values
@@ -84,7 +84,7 @@ def parameters_of(schema: Any) -> Parameters:
 
 def takes_text(schema: Any) -> bool:
     """Whether a value of the schema may be any text."""
-    if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
+    if not isinstance(schema, dict) or "enum" in schema or "const" in schema or allows_nothing(schema):
         return schema is True
     return "string" in value_types(schema) or not any(key in schema for key in SHAPES)
 
@@ -146,6 +146,16 @@ def value_rule(schema: Any, root: Any, closing: str, rules: Rules) -> str:
     return rules.schema(schema)
 
 
+def if_possible(make: Callable[[], str], *, needed: bool = False) -> str | None:
+    """GBNF of a value; None where none fits the schema and it may be missing. Raises NoValueError where it may not."""
+    try:
+        return make()
+    except NoValueError:
+        if needed:
+            raise
+        return None
+
+
 Pair = Callable[[str, str, Any], str]
 """GBNF of a parameter from that of its name and its value, and the schema."""
 
@@ -155,12 +165,14 @@ def tagged_call(head: str, pair: Pair, closing: str, schema: Any, rules: Rules) 
     root, found = schema if isinstance(schema, dict) else {}, parameters_of(schema)
     parts = [head]
     for key, value in found.properties.items():
-        if allows_nothing(value):
-            continue
-        written = pair(literal(key), value_rule(value, root, closing, rules), value)
-        parts.append(written if key in found.required else f"({written})?")
+        needed = key in found.required
+        rule = if_possible(partial(value_rule, value, root, closing, rules), needed=needed)
+        if rule is not None:
+            written = pair(literal(key), rule, value)
+            parts.append(written if needed else f"({written})?")
     if found.more is not None:
-        parts.append(f"({pair(ANY_NAME, value_rule(found.more, root, closing, rules), found.more)})*")
+        rule = if_possible(partial(value_rule, found.more, root, closing, rules))
+        parts += [] if rule is None else [f"({pair(ANY_NAME, rule, found.more)})*"]
     return " ".join(parts)
 
 

@@ -18,7 +18,7 @@ from ikpy import Batch, Context, ContextParams, Model
 
 def logits_of(path: Path, chunks: np.ndarray) -> np.ndarray:
     """Logits float32 [chunks, tokens, V] for ids int32 [chunks, tokens], without latent cache and flash attention."""
-    context = Context(Model.load(path), ContextParams(n_ctx=chunks.shape[1], n_threads=2, mla=0, flash_attn=False))
+    context = Context(Model.load(path), ContextParams(n_ctx=chunks.shape[1], n_threads=1, mla=0, flash_attn=False))
     parts = []
     for ids in chunks:
         context.kv.clear()

@@ -2,6 +2,7 @@
 
     python reference_logits.py MODEL N_CTX OUT [N_UBATCH] < ids.npy
 
+One thread: two that wait for each other spin, at the cost of the tests beside them.
 From 32 tokens on the library re-encodes several weight types, with loss; a smaller ubatch uses them as they are.
 Runs apart from the tests because the library may end the process.
 """
@@ -49,7 +50,7 @@ def main() -> None:
     chunks = np.load(io.BytesIO(sys.stdin.buffer.read()))
     without_latent_cache(int(rest[0]) if rest else 512)
     model = IkModel(path)
-    context = IkContext(model, n_ctx=n_ctx, n_threads=2, flash_attn=False)
+    context = IkContext(model, n_ctx=n_ctx, n_threads=1, flash_attn=False)
     n_vocab = model.n_vocab
     logits = np.empty((*chunks.shape, n_vocab), np.float32)
     for i, ids in enumerate(chunks):

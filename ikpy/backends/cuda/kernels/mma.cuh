@@ -89,7 +89,7 @@ __device__ __forceinline__ void load_matrix4_transposed(unsigned* r, const void*
 
 #if !defined(__CUDACC__)
 namespace host {
-// Products of fragments with K-element rows of `Words` registers; Dot(word a, word b, sum).
+// Products of fragments whose rows have `Words` registers of elements in each of 4 lanes.
 template <class Sum, int Words>
 struct Operands {
     unsigned a[2 * Words], b[Words];
@@ -99,28 +99,48 @@ template <class Sum>
 struct Result {
     Sum c[4];
 };
-// a[2 w + h]: word w of row l / 4 + 8 h; b[w]: word w of column l / 4; words of a row are spread over 4
-// lanes.
-template <class Sum, int Words, class Dot>
-inline void product(Sum* c, const unsigned* a, const unsigned* b, Dot dot) {
+// a[2 w + h]: word w of row l / 4 + 8 h; b[w]: word w of column l / 4. element(word, e): the e-th of N
+// elements of a word. Sums of int8 products are exact as floats, and start at 0 to stay so.
+template <int N, class Sum, int Words, class Element>
+inline void multiply(const Operands<Sum, Words>* all, Result<Sum>* out, Element element) {
+    constexpr int kDepth = 4 * Words * N;
+    float a[16][kDepth], b[kDepth][8];
+    for (int l = 0; l < 32; ++l)
+        for (int w = 0; w < Words; ++w)
+            for (int e = 0; e < N; ++e) {
+                const int k = (4 * w + l % 4) * N + e;
+                for (int h = 0; h < 2; ++h) a[l / 4 + 8 * h][k] = element(all[l].a[2 * w + h], e);
+                b[k][l / 4] = element(all[l].b[w], e);
+            }
+    for (int row = 0; row < 16; ++row) {
+        constexpr bool is_float = std::is_same_v<Sum, float>;
+        const auto place = [row](auto* lanes, int column) {
+            return &lanes[4 * (row % 8) + column / 2].c[2 * (row / 8) + column % 2];
+        };
+        float sums[8];
+        for (int c = 0; c < 8; ++c) sums[c] = is_float ? static_cast<float>(*place(all, c)) : 0.0f;
+        for (int k = 0; k < kDepth; ++k)
+            for (int c = 0; c < 8; ++c) sums[c] += a[row][k] * b[k][c];
+        for (int c = 0; c < 8; ++c) {
+            *place(out, c) = static_cast<Sum>(sums[c]);
+            if constexpr (!is_float) *place(out, c) += *place(all, c);
+        }
+    }
+}
+// N elements per word.
+template <int N, class Sum, int Words, class Element>
+inline void product(Sum* c, const unsigned* a, const unsigned* b, Element element) {
     Operands<Sum, Words> in;
     std::memcpy(in.a, a, sizeof in.a);
     std::memcpy(in.b, b, sizeof in.b);
     std::memcpy(in.c, c, sizeof in.c);
-    const auto out = shim::warp_operation<Result<Sum>>(in, [dot](const Operands<Sum, Words>* all, int l) {
-        Result<Sum> r;
-        for (int i = 0; i < 4; ++i) {
-            const int row = l / 4, half = i / 2, column = 2 * (l % 4) + i % 2;
-            Sum sum = all[l].c[i];
-            for (int w = 0; w < Words; ++w)
-                for (int t = 0; t < 4; ++t)
-                    sum = dot(all[4 * row + t].a[2 * w + half], all[4 * column + t].b[w], sum);
-            r.c[i] = sum;
-        }
-        return r;
-    });
+    const auto out = shim::whole_warp_operation<Result<Sum>>(
+        in, [element](const Operands<Sum, Words>* all, Result<Sum>* results) {
+            multiply<N>(all, results, element);
+        });
     std::memcpy(c, out.c, sizeof out.c);
 }
+inline float s8_element(unsigned word, int e) { return static_cast<int8_t>(word >> (8 * e)); }
 }  // namespace host
 #endif
 
@@ -139,9 +159,7 @@ __device__ __forceinline__ float sum_value(int sum) { return __int_as_float(sum)
 __device__ __forceinline__ void mma_s8_k32(int* c, const unsigned* a, const unsigned* b, const int4& start) {
 #if !defined(__CUDACC__)
     std::memcpy(c, &start, sizeof start);
-    host::product<int, 2>(c, a, b, [](unsigned x, unsigned y, int sum) {
-        return __dp4a(static_cast<int>(x), static_cast<int>(y), sum);
-    });
+    host::product<4, int, 2>(c, a, b, host::s8_element);
 #elif __CUDA_ARCH__ >= 800
     asm volatile(
         "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -166,9 +184,7 @@ __device__ __forceinline__ void mma_s8_k32(int* c, const unsigned* a, const unsi
 __device__ __forceinline__ void mma_s8_k16(int* c, const unsigned* a, unsigned b, const int4& start) {
 #if !defined(__CUDACC__)
     std::memcpy(c, &start, sizeof start);
-    host::product<int, 1>(c, a, &b, [](unsigned x, unsigned y, int sum) {
-        return __dp4a(static_cast<int>(x), static_cast<int>(y), sum);
-    });
+    host::product<4, int, 1>(c, a, &b, host::s8_element);
 #elif __CUDA_ARCH__ >= 800
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
@@ -188,10 +204,8 @@ __device__ __forceinline__ void mma_s8_k16(int* c, const unsigned* a, unsigned b
 // f16, 16 x 8 x 16, sums in f32: a 4 registers of two elements, b 2.
 __device__ __forceinline__ void mma_f16(float* c, const unsigned* a, const unsigned* b) {
 #if !defined(__CUDACC__)
-    host::product<float, 2>(c, a, b, [](unsigned x, unsigned y, float sum) {
-        sum += f16_to_f32(x & 0xffff) * f16_to_f32(y & 0xffff);
-        return sum + f16_to_f32(x >> 16) * f16_to_f32(y >> 16);
-    });
+    host::product<2, float, 2>(
+        c, a, b, [](unsigned word, int e) { return f16_to_f32(static_cast<uint16_t>(word >> (16 * e))); });
 #elif __CUDA_ARCH__ >= 800
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -212,10 +226,8 @@ __device__ __forceinline__ void mma_f16(float* c, const unsigned* a, const unsig
 // shuffles.
 __device__ __forceinline__ void mma_bf16(float* c, const unsigned* a, const unsigned* b) {
 #if !defined(__CUDACC__)
-    host::product<float, 2>(c, a, b, [](unsigned x, unsigned y, float sum) {
-        sum += bf16_to_f32(x & 0xffff) * bf16_to_f32(y & 0xffff);
-        return sum + bf16_to_f32(x >> 16) * bf16_to_f32(y >> 16);
-    });
+    host::product<2, float, 2>(
+        c, a, b, [](unsigned word, int e) { return bf16_to_f32(static_cast<uint16_t>(word >> (16 * e))); });
 #elif __CUDA_ARCH__ >= 800
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "

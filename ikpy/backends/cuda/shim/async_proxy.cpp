@@ -92,10 +92,8 @@ struct Async {
     bool used = false;
 };
 
-Async& async() {
-    static Async a;
-    return a;
-}
+Async the_state;
+Async& async() { return the_state; }
 
 Thread& self() { return async().threads[access_state().thread]; }
 
@@ -140,8 +138,8 @@ bool has_seen(const Barrier& b, uint32_t phase, const AccessState& now) {
 // shared memory
 
 size_t dynamic_offset(const void* p, size_t bytes, const char* error) {
-    const auto start = reinterpret_cast<uintptr_t>(dynamic_shared()), at = reinterpret_cast<uintptr_t>(p);
-    if (at < start || at + bytes > start + dynamic_bytes()) fail(error);
+    const auto start = reinterpret_cast<uintptr_t>(present.dynamic), at = reinterpret_cast<uintptr_t>(p);
+    if (at < start || at + bytes > start + present.dynamic_bytes) fail(error);
     return at - start;
 }
 
@@ -189,20 +187,20 @@ struct Operand {
     size_t at(int r, int b) const {
         unsigned address = start + r / 8 * eight_rows + r % 8 * 128 + b;
         address ^= (address >> 7 & 7) << 4;
-        if (address < kSharedBase || address >= kSharedBase + dynamic_bytes())
+        if (address < kSharedBase || address >= kSharedBase + present.dynamic_bytes)
             fail("a matrix outside of shared memory");
         return address - kSharedBase;
     }
     void load(int r, float* out) const {
         for (int c = 0; c < kColumns; ++c) {
             uint16_t bits;
-            std::memcpy(&bits, dynamic_shared() + at(r, 2 * c), 2);
+            std::memcpy(&bits, present.dynamic + at(r, 2 * c), 2);
             out[c] = __uint_as_float(static_cast<unsigned>(bits) << 16);
         }
     }
     void load(int r, int8_t* out) const {
         for (int half = 0; half < 2; ++half)
-            std::memcpy(out + 16 * half, dynamic_shared() + at(r, 16 * half), 16);
+            std::memcpy(out + 16 * half, present.dynamic + at(r, 16 * half), 16);
     }
 };
 
@@ -343,15 +341,17 @@ const char* end_async() {
     return nullptr;
 }
 
-void note_access(size_t byte, bool write) {
+void note_access(size_t byte, size_t size, bool write) {
     Async& a = async();
-    const AccessState now = access_state();
-    Granule& g = a.granules[byte / kGranule];
-    check_arrived(g, now);
-    if (!write) return;
-    if (g.readers) fail("operands are overwritten while products that read them are under way");
-    a.used = true;
-    g = {0, 0, now.thread, now.epoch, a.threads[now.thread].fences};
+    const AccessState& now = access_state();
+    for (size_t i = byte / kGranule; i <= (byte + size - 1) / kGranule; ++i) {
+        Granule& g = a.granules[i];
+        check_arrived(g, now);
+        if (!write) continue;
+        if (g.readers) fail("operands are overwritten while products that read them are under way");
+        a.used = true;
+        g = {0, 0, now.thread, now.epoch, a.threads[now.thread].fences};
+    }
 }
 
 unsigned shared_address(const void* p) {

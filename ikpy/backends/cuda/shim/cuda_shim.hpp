@@ -57,8 +57,12 @@ struct WarpSlots {
     alignas(16) uint8_t out[kWarp][kSlotBytes];
 };
 
-WarpSlots& warp_slots();
-int lane();
+// Those of the running thread, and its lane.
+struct WarpPlace {
+    WarpSlots& slots;
+    int lane;
+};
+WarpPlace warp_place();
 void block_barrier();
 void warp_barrier();
 // Waits for all lanes of the warp; the last one to arrive calls combine(slots).
@@ -91,15 +95,6 @@ struct RowPair {
 // As wgmma_bf16 with 32 columns of s8, and a from registers: the thread's rows (first, first + 8).
 void wgmma_s8(int* c, int n, const RowPair& rows, uint64_t b, bool accumulate);
 
-// Where an access happens: its thread and how far that has come. Memory of threads alone lies between
-// private_begin and private_end.
-struct AccessState {
-    bool running;
-    uint16_t thread;
-    uint32_t launch, block, epoch, warp_epoch;
-    uintptr_t private_begin, private_end;
-};
-AccessState access_state();
 // Ends the launch with an error, as a misaligned access does on a device.
 [[noreturn]] void fail(const char* reason);
 // A load through the cache for memory that stays as it is while the kernel runs.
@@ -112,27 +107,32 @@ void note_read_only(const void* p, size_t bytes);
 #define IKPY_UNCHECKED
 #endif
 
-// out of every lane = f(inputs of all lanes, lane)
+// f(inputs of all lanes, outputs of all lanes)
 template <class Out, class In, class F>
-inline Out warp_operation(const In& in, F f) {
+inline Out whole_warp_operation(const In& in, F f) {
     static_assert(sizeof(In) <= kSlotBytes && sizeof(Out) <= kSlotBytes);
-    const int self = lane();
-    WarpSlots& slots = warp_slots();
+    const auto [slots, self] = warp_place();
     std::memcpy(slots.in[self], &in, sizeof in);
     warp_meet(
         [](WarpSlots& s, const void* context) {
-            const F& combine = *static_cast<const F*>(context);
             In all[kWarp];
+            Out out[kWarp];
             for (int l = 0; l < kWarp; ++l) std::memcpy(&all[l], s.in[l], sizeof(In));
-            for (int l = 0; l < kWarp; ++l) {
-                const Out out = combine(all, l);
-                std::memcpy(s.out[l], &out, sizeof out);
-            }
+            (*static_cast<const F*>(context))(all, out);
+            for (int l = 0; l < kWarp; ++l) std::memcpy(s.out[l], &out[l], sizeof(Out));
         },
         &f);
     Out out;
     std::memcpy(&out, slots.out[self], sizeof out);
     return out;
+}
+
+// out of every lane = f(inputs of all lanes, lane)
+template <class Out, class In, class F>
+inline Out warp_operation(const In& in, F f) {
+    return whole_warp_operation<Out>(in, [f](const In* all, Out* out) {
+        for (int l = 0; l < kWarp; ++l) out[l] = f(all, l);
+    });
 }
 
 // kernels by name

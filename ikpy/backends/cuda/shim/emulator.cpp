@@ -12,10 +12,13 @@
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
+ikpy::shim::AccessState ikpy::shim::present;
+
 namespace {
 
 using ikpy::shim::Context;
 using ikpy::shim::kWarp;
+using ikpy::shim::present;
 
 enum class State : uint8_t { kReady, kBarrier, kWarp, kCondition, kDone };
 
@@ -45,11 +48,21 @@ struct Warp {
     uint32_t epoch = 0;
 };
 
-constexpr size_t kStackBytes = 64 * 1024;
+// No power of two: the tops of all stacks would share a few sets of the caches, which takes 1.35 times as
+// long.
+constexpr size_t kStackBytes = 64 * 1024 + 17 * 64;
 constexpr int kMaxThreads = 1024;
 // Stacks, and behind them what the lanes of warps exchange.
 constexpr size_t kPrivateBytes = kStackBytes * kMaxThreads + sizeof(Warp) * kMaxThreads / kWarp;
 using ikpy::shim::kMaxShared;
+
+// A round of turns of n: whose turn it is, and who follows.
+struct Turn {
+    int n, now;
+    bool up;
+
+    void pass() { now = up ? (now + 1 == n ? 0 : now + 1) : (now ? now : n) - 1; }
+};
 
 struct Machine {
     Context scheduler;
@@ -57,20 +70,19 @@ struct Machine {
     Warp* warps = nullptr;
     uint8_t* stacks = nullptr;
     std::vector<uint8_t> shared;
-    size_t shared_bytes = 0;
     ikpy::shim::Invoke invoke = nullptr;
     void** arguments = nullptr;
     int n_threads = 0, current = 0, at_barrier = 0, finished = 0;
-    bool reverse = false, running = false;
+    // The lanes that have not had their turn in this round of a warp.
+    Turn lane = {};
+    int warp = 0, lanes_left = 0;
+    bool reverse = false;
     uint32_t random = 0;  // state of the generator; 0: threads take turns in one direction
-    uint32_t launch = 0, block = 0, epoch = 0, first_epoch = 0;
     std::string error;
 };
 
-Machine& machine() {
-    static Machine m;
-    return m;
-}
+Machine the_machine;
+Machine& machine() { return the_machine; }
 
 struct Kernel {
     ikpy::shim::Invoke invoke;
@@ -82,11 +94,33 @@ std::map<std::string, Kernel>& kernels() {
     return table;
 }
 
+bool may_run(const Fiber& f) {
+    return f.state == State::kReady || (f.state == State::kCondition && f.condition(f.condition_context));
+}
+
+// Gives the next lane of the round that can run its turn; false if there is none.
+bool resume_next(Context& from) {
+    Machine& m = machine();
+    while (m.lanes_left > 0) {
+        const int i = m.warp * kWarp + m.lane.now;
+        m.lane.pass();
+        --m.lanes_left;
+        if (!may_run(m.fibers[i])) continue;
+        m.current = i;
+        threadIdx = m.fibers[i].index;
+        present.thread = static_cast<uint16_t>(i);
+        present.warp_epoch = m.warps[m.warp].epoch;
+        switch_context(from, m.fibers[i].context);
+        return true;
+    }
+    return false;
+}
+
 void yield(State state) {
     Machine& m = machine();
     Fiber& self = m.fibers[m.current];
     self.state = state;
-    switch_context(self.context, m.scheduler);
+    if (!resume_next(self.context)) switch_context(self.context, m.scheduler);
 }
 
 void fiber_main() {
@@ -96,43 +130,24 @@ void fiber_main() {
     yield(State::kDone);
 }
 
-void resume(int i) {
+Turn first_turn(int n) {
     Machine& m = machine();
-    m.current = i;
-    threadIdx = m.fibers[i].index;
-    switch_context(m.scheduler, m.fibers[i].context);
-}
-
-// The i-th of n in this round of turns.
-struct Order {
-    int n, first, step;
-    int operator[](int i) const { return (first + step * i + n) % n; }
-};
-Order order(int n) {
-    Machine& m = machine();
-    if (m.random == 0) return m.reverse ? Order{n, n - 1, -1} : Order{n, 0, 1};
+    if (m.random == 0) return {n, m.reverse ? n - 1 : 0, !m.reverse};
     m.random = m.random * 1664525u + 1013904223u;
-    return {n, static_cast<int>((m.random >> 8) % n), m.random >> 31 ? 1 : -1};
+    return {n, static_cast<int>((m.random >> 8) % n), (m.random >> 31) != 0};
 }
 
-bool may_run(const Fiber& f) {
-    return f.state == State::kReady || (f.state == State::kCondition && f.condition(f.condition_context));
-}
-
-// Runs the threads of a warp until all of them wait for the block or are done; false if none could run.
+// Runs the threads of a warp until all of them wait for the block or are done; false if none could run. A
+// round ends when its last lane yields.
 bool run_warp(int w) {
     Machine& m = machine();
     bool any = false, progress = true;
+    m.warp = w;
     while (progress) {
-        progress = false;
-        const Order lanes = order(kWarp);
-        for (int l = 0; l < kWarp; ++l) {
-            const int i = w * kWarp + lanes[l];
-            if (i < m.n_threads && may_run(m.fibers[i])) {
-                resume(i);
-                any = progress = true;
-            }
-        }
+        m.lane = first_turn(kWarp);
+        m.lanes_left = kWarp;
+        progress = resume_next(m.scheduler);
+        any |= progress;
     }
     return any;
 }
@@ -154,7 +169,7 @@ bool run_block() {
     Machine& m = machine();
     ikpy::shim::begin_async(m.n_threads);
     m.at_barrier = m.finished = 0;
-    m.first_epoch = ++m.epoch;
+    present.first_epoch = ++present.epoch;
     for (int i = 0; i < m.n_threads; ++i) {
         Fiber& f = m.fibers[i];
         const unsigned t = i;
@@ -168,8 +183,8 @@ bool run_block() {
     for (int w = 0; w < n_warps; ++w) m.warps[w].arrived = 0;
     for (;;) {
         bool any = false;
-        const Order warps = order(n_warps);
-        for (int w = 0; w < n_warps; ++w) any |= run_warp(warps[w]);
+        Turn warp = first_turn(n_warps);
+        for (int w = 0; w < n_warps; ++w, warp.pass()) any |= run_warp(warp.now);
         if (!m.error.empty()) return false;
         if (m.finished == m.n_threads) {
             if (const char* error = ikpy::shim::end_async()) m.error = error;
@@ -177,7 +192,7 @@ bool run_block() {
         }
         if (m.at_barrier == m.n_threads) {
             m.at_barrier = 0;
-            ++m.epoch;
+            ++present.epoch;
             for (int i = 0; i < m.n_threads; ++i) m.fibers[i].state = State::kReady;
         } else if (!any && !ikpy::shim::complete_copy()) {
             m.error = stuck();
@@ -205,13 +220,16 @@ bool prepare(const unsigned* grid, const unsigned* block, size_t shared_bytes) {
         return false;
     }
     m.n_threads = static_cast<int>(threads);
-    m.shared_bytes = shared_bytes;
+    present.dynamic_bytes = shared_bytes;
     if (!m.stacks) {
         m.fibers.resize(kMaxThreads);
         m.shared.resize(kMaxShared + 128);
         m.stacks = static_cast<uint8_t*>(mmap(nullptr, kPrivateBytes, PROT_READ | PROT_WRITE,
                                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
         m.warps = new (m.stacks + kStackBytes * kMaxThreads) Warp[kMaxThreads / kWarp];
+        present.private_begin = reinterpret_cast<uintptr_t>(m.stacks);
+        present.private_end = present.private_begin + kPrivateBytes;
+        present.dynamic = m.shared.data() + (-reinterpret_cast<uintptr_t>(m.shared.data()) & 127);
     }
     return true;
 }
@@ -220,8 +238,7 @@ bool prepare(const unsigned* grid, const unsigned* block, size_t shared_bytes) {
 
 namespace ikpy::shim {
 
-WarpSlots& warp_slots() { return machine().warps[machine().current / kWarp].slots; }
-int lane() { return machine().current % kWarp; }
+WarpPlace warp_place() { return {machine().warps[machine().warp].slots, machine().current % kWarp}; }
 
 void block_barrier() {
     ++machine().at_barrier;
@@ -241,7 +258,9 @@ void warp_meet(void (*combine)(WarpSlots&, const void*), const void* context) {
 }
 
 void warp_barrier() {
-    warp_meet([](WarpSlots&, const void*) { ++machine().warps[machine().current / kWarp].epoch; }, nullptr);
+    warp_meet([](WarpSlots&,
+                 const void*) { present.warp_epoch = ++machine().warps[machine().current / kWarp].epoch; },
+              nullptr);
 }
 
 void wait_until(bool (*condition)(const void*), const void* context) {
@@ -255,10 +274,6 @@ void wait_until(bool (*condition)(const void*), const void* context) {
 
 bool is_late() { return machine().reverse; }
 
-uint32_t first_epoch() { return machine().first_epoch; }
-
-size_t dynamic_bytes() { return machine().shared_bytes; }
-
 unsigned pick(unsigned n) {
     Machine& m = machine();
     if (m.random == 0) return n - 1;
@@ -266,26 +281,15 @@ unsigned pick(unsigned n) {
     return (m.random >> 8) % n;
 }
 
-AccessState access_state() {
-    const Machine& m = machine();
-    const auto stacks = reinterpret_cast<uintptr_t>(m.stacks);
-    return {m.running, static_cast<uint16_t>(m.current),
-            m.launch,  m.block,
-            m.epoch,   m.running ? m.warps[m.current / kWarp].epoch : 0,
-            stacks,    stacks + kPrivateBytes};
-}
-
-uint8_t* dynamic_shared() {
-    return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(machine().shared.data()) + 127) &
-                                      ~uintptr_t(127));
-}
+uint8_t* dynamic_shared() { return present.dynamic; }
 
 // The end of a copy, which is a write of the thread that asked for it.
 static void land(const Copy& copy) {
-    const size_t offset = static_cast<uint8_t*>(copy.to) - dynamic_shared();
+    const size_t offset = static_cast<uint8_t*>(copy.to) - present.dynamic;
     if (offset < kMaxShared) {
-        if (offset + 16 > dynamic_bytes()) fail("a copy beyond the dynamic shared memory of the launch");
-        note_access(offset, true);
+        if (offset + 16 > present.dynamic_bytes)
+            fail("a copy beyond the dynamic shared memory of the launch");
+        note_access(offset, 16, true);
     }
     std::memcpy(copy.to, copy.data, 16);
     note_copy(copy.to, 16);
@@ -347,18 +351,18 @@ int ikpy_emulator_launch(const char* name, const unsigned* grid, const unsigned*
     m.error.clear();
     m.invoke = kernel->second.invoke;
     m.arguments = arguments;
-    std::memset(ikpy::shim::dynamic_shared(), 0xA5, shared_bytes);
-    ++m.launch;
+    std::memset(present.dynamic, 0xA5, shared_bytes);
+    ++present.launch;
     const uint64_t n_blocks = uint64_t(grid[0]) * grid[1] * grid[2];
     for (uint64_t n = 0; n < n_blocks; ++n) {
         const uint64_t block_number = m.reverse ? n_blocks - 1 - n : n;
         blockIdx = {static_cast<unsigned>(block_number % grid[0]),
                     static_cast<unsigned>(block_number / grid[0] % grid[1]),
                     static_cast<unsigned>(block_number / grid[0] / grid[1])};
-        m.block = static_cast<uint32_t>(block_number);
-        m.running = true;
+        present.block = static_cast<uint32_t>(block_number);
+        present.running = true;
         const bool done = run_block();
-        m.running = false;
+        present.running = false;
         if (!done) {
             m.error = "block (" + std::to_string(blockIdx.x) + ", " + std::to_string(blockIdx.y) + ", " +
                       std::to_string(blockIdx.z) + "): " + m.error;

@@ -7,16 +7,28 @@ namespace ikpy::shim {
 
 // scheduler
 
+// Where the running thread is: itself and how far it has come. Memory of threads alone lies between
+// private_begin and private_end.
+struct AccessState {
+    bool running;
+    uint16_t thread;
+    uint32_t launch, block, epoch, warp_epoch;
+    // Interval between barriers (epoch) in which the block began.
+    uint32_t first_epoch;
+    uintptr_t private_begin, private_end;
+    // Dynamic shared memory, and what the launch asked for of it.
+    uint8_t* dynamic;
+    size_t dynamic_bytes;
+};
+extern AccessState present;
+inline const AccessState& access_state() { return present; }
+
 // Lets others run until the condition holds.
 void wait_until(bool (*condition)(const void*), const void* context);
 // Whether asynchronous operations happen as late as they may; else at once.
 bool is_late();
 // Which of n things under way happens next.
 unsigned pick(unsigned n);
-// Interval between barriers (AccessState::epoch) in which the running block began.
-uint32_t first_epoch();
-// Dynamic shared memory that the launch asked for.
-size_t dynamic_bytes();
 
 // what ordinary accesses are checked against (checked builds)
 
@@ -32,7 +44,7 @@ void begin_async(int n_threads);
 bool complete_copy();
 // Why a block must not end so, or null.
 const char* end_async();
-// An ordinary access of the running thread to a byte of dynamic shared memory (checked builds).
-void note_access(size_t byte, bool write);
+// An ordinary access of the running thread to bytes of dynamic shared memory (checked builds).
+void note_access(size_t byte, size_t size, bool write);
 
 }  // namespace ikpy::shim

@@ -10,9 +10,11 @@
 // stays as it is (__ldg) may not be written by the same launch, before or after.
 #include <link.h>
 
+#include <algorithm>
 #include <bitset>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -33,6 +35,7 @@ struct Cell {
     Access write, read;
     uint32_t filled;  // interval of the last write of any kind
 };
+// The last write of a byte of memory that blocks share; interval 0: none.
 struct Written {
     uint32_t epoch, warp_epoch, block;
     uint16_t thread;
@@ -60,6 +63,36 @@ int find_statics(dl_phdr_info* info, size_t, void* found) {
 
 constexpr size_t kPages = 1 << 16, kPageBytes = 4096;
 
+// Writes by page.
+class WrittenBytes {
+  public:
+    // The page of an address, null if nothing in it was written.
+    Written* page(uintptr_t address) {
+        if (!may_be_[address / kPageBytes % kPages]) return nullptr;
+        const auto found = pages_.find(address / kPageBytes);
+        return found == pages_.end() ? nullptr : found->second.get();
+    }
+    Written* make_page(uintptr_t address) {
+        if (Written* known = page(address)) return known;
+        may_be_[address / kPageBytes % kPages] = true;
+        auto& made = pages_[address / kPageBytes];
+        made.reset(new Written[kPageBytes]());
+        return made.get();
+    }
+    bool holds(uintptr_t address) {
+        const Written* written = page(address);
+        return written && written[address % kPageBytes].epoch;
+    }
+    void clear() {
+        for (const auto& page : pages_) may_be_[page.first % kPages] = false;
+        pages_.clear();
+    }
+
+  private:
+    std::vector<bool> may_be_ = std::vector<bool>(kPages);
+    std::unordered_map<uintptr_t, std::unique_ptr<Written[]>> pages_;
+};
+
 // Bytes of memory, by page. Of most pages a bit tells that they hold none; accesses added lie within a page.
 struct PageSet {
     std::vector<bool> may_be = std::vector<bool>(kPages);
@@ -86,12 +119,9 @@ struct Shadow {
     // Zeros, which the system provides when they are first touched.
     Cell* cells;
     Cell* dynamic;
-    std::unordered_map<uintptr_t, Written> written;
-    std::vector<bool> written_pages = std::vector<bool>(kPages);
+    WrittenBytes written;
     PageSet read_only;
     uint32_t launch = 0;
-    // Whether kernels call the hooks.
-    bool checked = false;
 
     Shadow() {
         dl_iterate_phdr(find_statics, &statics);
@@ -99,10 +129,9 @@ struct Shadow {
         dynamic = static_cast<Cell*>(std::calloc(ikpy::shim::kMaxShared, sizeof(Cell)));
     }
 };
-Shadow& shadow() {
-    static Shadow s;
-    return s;
-}
+Shadow shadow;
+// Whether kernels call the hooks; known before shadow is.
+bool checked;
 
 char message[160];
 
@@ -137,7 +166,7 @@ bool is_index(uintptr_t byte) {
 }
 
 void check_filled(const Cell& cell, uintptr_t byte, const AccessState& now, const void* code) {
-    if (cell.filled >= ikpy::shim::first_epoch() || is_index(byte)) return;
+    if (cell.filled >= now.first_epoch || is_index(byte)) return;
     std::snprintf(message, sizeof message, "shared memory that nobody wrote is read by thread %d (code %p)",
                   now.thread, code);
     ikpy::shim::fail(message);
@@ -152,72 +181,69 @@ void check_shared(Cell& cell, const AccessState& now, bool write, const void* co
     cell.write = {now.epoch, now.warp_epoch, now.thread, false, false};
 }
 
-void check_global(uintptr_t address, const AccessState& now, bool write, const void* code) {
-    Shadow& s = shadow();
-    auto page = s.written_pages[address / kPageBytes % kPages];
-    if (!write && !page) return;
-    const auto found = s.written.find(address);
-    if (found != s.written.end()) {
-        const Written& w = found->second;
+// A byte of memory that blocks share.
+void check_byte(Written& w, uintptr_t address, const AccessState& now, bool write, const void* code) {
+    if (w.epoch) {
         const bool here = w.block == now.block;
         const Access before{w.epoch, w.warp_epoch, w.thread, false, false};
         if (!here || !ordered(before, now))
             race(here ? "global" : "global (two blocks)", "written", w.thread, write ? "written" : "read",
                  now.thread, code);
     }
-    if (write) {
-        if (s.read_only.holds(address))
-            ikpy::shim::fail("memory is written that the launch reads as memory that stays as it is (__ldg)");
-        s.written[address] = {now.epoch, now.warp_epoch, now.block, now.thread};
-        page = true;
+    if (!write) return;
+    if (shadow.read_only.holds(address))
+        ikpy::shim::fail("memory is written that the launch reads as memory that stays as it is (__ldg)");
+    w = {now.epoch, now.warp_epoch, now.block, now.thread};
+}
+
+void check_global(uintptr_t address, size_t size, const AccessState& now, bool write, const void* code) {
+    for (size_t i = 0; i < size;) {
+        const size_t in_page = (address + i) % kPageBytes, n = std::min(size - i, kPageBytes - in_page);
+        Written* page = write ? shadow.written.make_page(address + i) : shadow.written.page(address + i);
+        for (size_t j = 0; page && j < n; ++j)
+            check_byte(page[in_page + j], address + i + j, now, write, code);
+        i += n;
     }
 }
 
 // Local variables of threads, which are registers on a device, and whatever the host does between launches.
-bool is_private(const void* p) {
-    const AccessState now = ikpy::shim::access_state();
+bool is_private(const void* p, const AccessState& now) {
     const auto address = reinterpret_cast<uintptr_t>(p);
     return !now.running || (address >= now.private_begin && address < now.private_end);
 }
 
-// What is known of a byte of shared memory, null for other memory.
-Cell* shared_cell(uintptr_t byte) {
-    Shadow& s = shadow();
-    const uintptr_t in_dynamic = byte - reinterpret_cast<uintptr_t>(ikpy::shim::dynamic_shared());
-    if (byte - s.statics.begin < s.statics.end - s.statics.begin) return &s.cells[byte - s.statics.begin];
-    return in_dynamic < ikpy::shim::kMaxShared ? &s.dynamic[in_dynamic] : nullptr;
+// What is known of bytes of shared memory from this one on, null for other memory.
+Cell* shared_cells(uintptr_t byte, const AccessState& now) {
+    const uintptr_t in_dynamic = byte - reinterpret_cast<uintptr_t>(now.dynamic);
+    if (in_dynamic < ikpy::shim::kMaxShared) return &shadow.dynamic[in_dynamic];
+    const uintptr_t in_statics = byte - shadow.statics.begin;
+    return in_statics < shadow.statics.end - shadow.statics.begin ? &shadow.cells[in_statics] : nullptr;
 }
 
-// The shadow of a launch, which begins without accesses.
-Shadow& shadow_of(const AccessState& now) {
-    Shadow& s = shadow();
-    if (s.launch != now.launch) {
-        s.written.clear();
-        s.written_pages.assign(kPages, false);
-        s.read_only.clear();
-        s.launch = now.launch;
-    }
-    return s;
+// Every launch begins without accesses.
+void begin_launch(const AccessState& now) {
+    if (shadow.launch == now.launch) return;
+    shadow.written.clear();
+    shadow.read_only.clear();
+    shadow.launch = now.launch;
 }
 
 void access(const void* p, size_t size, bool write, const void* code) {
-    if (is_private(p)) return;
-    const AccessState now = ikpy::shim::access_state();
+    const AccessState& now = ikpy::shim::access_state();
+    if (is_private(p, now)) return;
+    begin_launch(now);
     const auto address = reinterpret_cast<uintptr_t>(p);
-    shadow_of(now);
-    const auto dynamic = reinterpret_cast<uintptr_t>(ikpy::shim::dynamic_shared());
+    Cell* cells = shared_cells(address, now);
+    if (!cells) return check_global(address, size, now, write, code);
+    const uintptr_t in_dynamic = address - reinterpret_cast<uintptr_t>(now.dynamic);
+    const bool is_dynamic = in_dynamic < ikpy::shim::kMaxShared;
+    if (is_dynamic && in_dynamic + size > now.dynamic_bytes)
+        ikpy::shim::fail("an access beyond the dynamic shared memory of the launch");
     for (size_t i = 0; i < size; ++i) {
-        const uintptr_t byte = address + i;
-        if (Cell* cell = shared_cell(byte)) {
-            if (byte - dynamic < ikpy::shim::kMaxShared && byte - dynamic >= ikpy::shim::dynamic_bytes())
-                ikpy::shim::fail("an access beyond the dynamic shared memory of the launch");
-            if (!write) check_filled(*cell, byte, now, code);
-            check_shared(*cell, now, write, code);
-            if (byte - dynamic < ikpy::shim::kMaxShared) ikpy::shim::note_access(byte - dynamic, write);
-        } else {
-            check_global(byte, now, write, code);
-        }
+        if (!write) check_filled(cells[i], address + i, now, code);
+        check_shared(cells[i], now, write, code);
     }
+    if (is_dynamic) ikpy::shim::note_access(in_dynamic, size, write);
 }
 
 }  // namespace
@@ -225,30 +251,28 @@ void access(const void* p, size_t size, bool write, const void* code) {
 namespace ikpy::shim {
 
 void note_read_only(const void* p, size_t bytes) {
-    const AccessState now = access_state();
+    const AccessState& now = access_state();
     const auto address = reinterpret_cast<uintptr_t>(p);
     if (!now.running) return;
-    if (is_private(p) || shared_cell(address)) fail("a load (__ldg) from memory that is not global");
-    Shadow& s = shadow_of(now);
+    if (is_private(p, now) || shared_cells(address, now))
+        fail("a load (__ldg) from memory that is not global");
+    begin_launch(now);
     for (size_t i = 0; i < bytes; ++i)
-        if (s.written_pages[(address + i) / kPageBytes % kPages] && s.written.count(address + i))
+        if (shadow.written.holds(address + i))
             fail("a load of memory that stays as it is (__ldg) from what the launch has written");
-    s.read_only.add(address, bytes);
+    shadow.read_only.add(address, bytes);
 }
 
 void note_copy(const void* to, size_t bytes) {
-    if (!shadow().checked) return;
-    const AccessState now = access_state();
-    for (size_t i = 0; i < bytes; ++i)
-        if (Cell* cell = shared_cell(reinterpret_cast<uintptr_t>(to) + i))
-            check_shared(*cell, now, true, nullptr);
+    const AccessState& now = access_state();
+    Cell* cells = checked ? shared_cells(reinterpret_cast<uintptr_t>(to), now) : nullptr;
+    for (size_t i = 0; cells && i < bytes; ++i) check_shared(cells[i], now, true, nullptr);
 }
 
 void note_filled(const void* to, size_t bytes) {
-    if (!shadow().checked) return;
-    for (size_t i = 0; i < bytes; ++i)
-        if (Cell* cell = shared_cell(reinterpret_cast<uintptr_t>(to) + i))
-            cell->filled = access_state().epoch;
+    const AccessState& now = access_state();
+    Cell* cells = checked ? shared_cells(reinterpret_cast<uintptr_t>(to), now) : nullptr;
+    for (size_t i = 0; cells && i < bytes; ++i) cells[i].filled = now.epoch;
 }
 
 }  // namespace ikpy::shim
@@ -271,8 +295,8 @@ void __tsan_write_range(void* p, size_t size) { access(p, size, true, IKPY_CODE)
 void __tsan_vptr_update(void*, void*) {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
-void __tsan_init() { shadow().checked = true; }
+void __tsan_init() { checked = true; }
 void __ubsan_handle_type_mismatch_v1(void*, void* p) {
-    if (!is_private(p)) ikpy::shim::fail("misaligned access");
+    if (!is_private(p, ikpy::shim::access_state())) ikpy::shim::fail("misaligned access");
 }
 }

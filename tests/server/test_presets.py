@@ -145,8 +145,13 @@ def test_a_single_model_sleeps(tmp_path: Path) -> None:
         assert props["is_sleeping"] is True and props["n_ctx"] == 256
         assert client.get("/v1/models").json()["data"][0]["id"] == MODELS["PUPPET"]
         assert client.get("/metrics").status_code == 503
+        assert client.get("/api/ps").json() == {"models": []} and len(client.get("/api/tags").json()["models"]) == 1
+        assert client.get("/props").json()["is_sleeping"] is True
         answer = client.post("/v1/chat/completions", json=HELLO | {"model": "whatever"})
         assert answer.status_code == 200
+        assert client.post("/api/chat", json={"model": "m", "keep_alive": 0}).json()["done_reason"] == "unload"
+        assert client.get("/props").json()["is_sleeping"] is True
+        assert client.post("/v1/chat/completions", json=HELLO).status_code == 200
         assert (tmp_path / "log").read_text().count("model loaded") >= 2
         end = time.monotonic() + PATIENCE
         while "is_sleeping" not in client.get("/props").json():  # asking does not keep it awake

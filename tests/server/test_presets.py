@@ -15,6 +15,7 @@ import pytest
 
 from ikpy.cli.router import Models, shared_uses
 from ikpy.errors import UsageError
+from ikpy.server.router.worker import worker_environment
 from tests.server.harness import MODELS
 from tests.server.live import PATIENCE, address_of, wait_for
 from tests.server.test_router import HELLO, ROOT, router
@@ -94,6 +95,13 @@ def test_options_of_sections(tmp_path: Path) -> None:
     assert catalog["odd one"].size == Path(MODELS["PUPPET"]).stat().st_size and catalog["hub"].path is None
     hub = arguments_of(models, "hub")
     assert hub[-5:] == ["--hf-repo", "user/repository:Q4_0", "--control-vector-layer-range", "1", "3"]
+
+
+def test_processes_do_not_repeat_warnings_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CTXSIZE", "512")
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "512")
+    environment = worker_environment(shared_uses([])[1])
+    assert "LLAMA_ARG_CTX_SIZE" in environment and "LLAMA_ARG_CTXSIZE" not in environment
 
 
 @pytest.mark.parametrize(

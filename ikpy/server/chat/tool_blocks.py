@@ -55,7 +55,6 @@ class BlockCalls(CallReader):
         elif behind.strip():
             yield CallPart(raw=behind + found)
 
-
     def _end(self) -> int:
         """Where the marker is that closes the block; -1 if it has not come."""
         while (at := self._text.find(self._closing, self._looked_at)) >= 0:

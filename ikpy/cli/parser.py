@@ -120,10 +120,18 @@ class Parser:
 
     def report_unknown_variables(self) -> None:
         """Warn of variables that stand for no option: most are misspelled."""
-        known = {name for row in all_options() for name in self.variables(row)}
-        for name in sorted(self.environ):
-            if name.startswith(VARIABLES) and name not in known:
-                self.add_warning(f"{name}: no option has this variable{suggest(name, known)}")
+        known = self.known_variables()
+        for name in self.unknown_variables():
+            self.add_warning(f"{name}: no option has this variable{suggest(name, known)}")
+
+    def unknown_variables(self) -> list[str]:
+        """Variables of the environment that look like options and stand for none."""
+        known = self.known_variables()
+        return [name for name in sorted(self.environ) if name.startswith(VARIABLES) and name not in known]
+
+    def known_variables(self) -> set[str]:
+        """Environment variables of all options."""
+        return {name for row in all_options() for name in self.variables(row)}
 
     def is_set(self, name: str, text: str) -> bool:
         """Whether the variable of a switch asks for it; a word that is neither yes nor no does not."""

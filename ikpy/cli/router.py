@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,12 +33,14 @@ OWN = (
 
 
 def shared_uses(arguments: Sequence[str]) -> tuple[Uses, set[str]]:
-    """Options that all models share, and the environment variables of the others."""
+    """Options that all models share, and the environment variables that processes of models do not get: those of the
+    other options, and those of no option, of which the router has warned."""
     names = by_name("S")
     own = {names[name].names for name in OWN}
     parser = Parser("server", {})
     kept = [(row, words) for row, words in parser.uses(arguments) if row.names not in own]
-    return kept, {variable for name in OWN for variable in parser.variables(names[name])}
+    removed = {variable for name in OWN for variable in parser.variables(names[name])}
+    return kept, removed.union(Parser("server", os.environ).unknown_variables())
 
 
 SPARE_SECONDS = 5.0

@@ -85,10 +85,6 @@ class Adapters:
         """Whether two sequences have the same scales."""
         return self.has(seq_id, self._context.adapter_scales[other])
 
-    def is_default(self, seq_id: int) -> bool:
-        """Whether a sequence has the server's own scales."""
-        return self.has(seq_id, self.scales)
-
     # control vectors
 
     def load_vector(self, file: str, path: str, scale: float, first: int, last: int) -> ControlVector:

@@ -102,7 +102,12 @@ class CachedText:
     def take_state(self) -> SavedText:
         """A copy of what the cache holds, and the drafters' caches."""
         drafts = self.speculator.take_states() if self.speculator is not None else ()
-        return SavedText(take_state(self._context, self.id, self.tokens), drafts)
+        return SavedText(take_state(self._context, self.id, self.tokens), drafts, self.scales)
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """Scales of all adapters that the text is evaluated with."""
+        return tuple(self._context.adapter_scales[self.id].tolist())
 
     @property
     def state_nbytes(self) -> int:

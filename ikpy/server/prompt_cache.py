@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SavedText:
-    """The state of a slot's sequence and those of its drafters, None for drafters that have none."""
+    """The state of a slot's sequence and those of its drafters, None for drafters that have none; the scales of all
+    adapters that it was evaluated with."""
 
     state: SequenceState
     drafts: tuple[SequenceState | None, ...] = ()
+    scales: tuple[float, ...] = ()
 
     @property
     def tokens(self) -> list[int]:
@@ -41,9 +43,10 @@ class PromptCache:
     def __len__(self) -> int:
         return len(self._states)
 
-    def wants(self, tokens: list[int]) -> bool:
-        """Whether a state of these tokens would be new: no saved text begins with it."""
-        return self.limit != 0 and all(common_prefix(state.tokens, tokens) < len(tokens) for state in self._states)
+    def wants(self, tokens: list[int], scales: tuple[float, ...] = ()) -> bool:
+        """Whether a state of these tokens would be new: no saved text of the same scales begins with it."""
+        saved = (state.tokens for state in self._states if state.scales == scales)
+        return self.limit != 0 and all(common_prefix(text, tokens) < len(tokens) for text in saved)
 
     def has_room_for(self, nbytes: int) -> bool:
         """Whether a state of that size could be kept, if all others went."""
@@ -53,7 +56,8 @@ class PromptCache:
         """Keeps a state; saved beginnings of its text go, then the ones unused for longest until the limit holds."""
         if not self.has_room_for(state.nbytes):
             return
-        covered = [s for s in self._states if common_prefix(s.tokens, state.tokens) == len(s.tokens)]
+        alike = [s for s in self._states if s.scales == state.scales]
+        covered = [s for s in alike if common_prefix(s.tokens, state.tokens) == len(s.tokens)]
         for old in covered:
             self._drop(old)
         self._states.append(state)
@@ -61,9 +65,10 @@ class PromptCache:
         while self.limit >= 0 and self.nbytes > self.limit:
             self._drop(self._states[0])
 
-    def best(self, tokens: list[int]) -> tuple[int, SavedText | None]:
-        """The longest common beginning with a saved text that can be gone on from, and that state."""
-        found = ((state.state.reusable(common_prefix(state.tokens, tokens)), state) for state in self._states)
+    def best(self, tokens: list[int], scales: tuple[float, ...] = ()) -> tuple[int, SavedText | None]:
+        """The longest common beginning with a saved text of these scales that can be gone on from, and that state."""
+        alike = (state for state in self._states if state.scales == scales)
+        found = ((state.state.reusable(common_prefix(state.tokens, tokens)), state) for state in alike)
         return max(found, key=lambda pair: pair[0], default=(0, None))
 
     def use(self, state: SavedText) -> None:

@@ -99,8 +99,7 @@ class Reuse:
         own = same + sum(piece.n_tokens for piece in pieces)
         others = ((other.reusable(common_prefix(other.tokens, slot.prompt)), other) for other in self._others(slot))
         shared, other = max(others, key=lambda pair: pair[0], default=(0, slot))
-        may_use = self._adapters.is_default(slot.id)
-        n_saved, saved = self._prompt_cache.best(slot.prompt) if may_use else (0, None)
+        n_saved, saved = self._prompt_cache.best(slot.prompt, slot.scales)
         old = self._lost_text(slot, own)
         if saved is not None and n_saved > max(own, shared):
             self._prompt_cache.use(saved)
@@ -120,13 +119,10 @@ class Reuse:
             self._prompt_cache.store(old)
 
     def _lost_text(self, slot: Slot, n_kept: int) -> SavedText | None:
-        """A copy of what a slot holds, if a request keeps too few tokens of it and the cache of texts wants it.
-
-        Saved texts were evaluated with the server's own adapter scales.
-        """
+        """A copy of what a slot holds, if a request keeps too few tokens of it and the cache of texts wants it."""
         n, settings = len(slot.tokens), self._settings
         is_lost = n >= max(1, settings.cache_ram_n_min) and n_kept < settings.cache_ram_similarity * n
-        return self._state_to_keep(slot) if is_lost and self._adapters.is_default(slot.id) else None
+        return self._state_to_keep(slot) if is_lost else None
 
     def _move(self, slot: Slot, same: int, pieces: Sequence[Piece]) -> None:
         """Moves pieces of a slot's own text to where its prompt has them."""
@@ -140,7 +136,8 @@ class Reuse:
 
     def _state_to_keep(self, slot: Slot) -> SavedText | None:
         """A copy of what a slot holds, if the cache of texts wants it."""
-        wanted = self._prompt_cache.wants(slot.tokens) and self._prompt_cache.has_room_for(slot.state_nbytes)
+        cache = self._prompt_cache
+        wanted = cache.wants(slot.tokens, slot.scales) and cache.has_room_for(slot.state_nbytes)
         try:
             return slot.take_state() if wanted else None
         except (MemoryError, ResourceError) as error:  # the request goes on without

@@ -13,14 +13,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ikpy.quants.registry import all_ftypes
 from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.output import ChatMessage, OutputFormat
 from ikpy.server.chat.request import model_of, read_chat
+from ikpy.server.chat.tags import reasoning_tags
 from ikpy.server.chat.tool_ids import with_ids
 from ikpy.server.chat.tool_reading import parse_value
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front, Generation
 from ikpy.server.http import EventStream, aside, json_response, made_json, made_response, read_body, to_json
+from ikpy.server.model_entries import FOREVER, digest, stamp
 from ikpy.server.params import GenerationParams
 from ikpy.server.probabilities import N_ENTRY, openai
 from ikpy.server.prompts import Prompt, is_token, read_prompts
@@ -49,11 +52,6 @@ OPTIONS = {
 LINES = "application/x-ndjson"
 MOST_TOP = 20
 """Ollama's limit of ``top_logprobs``."""
-
-
-def stamp(seconds: float | None = None) -> str:
-    """Time in the form of the API."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 # requests
@@ -318,6 +316,8 @@ async def embed_prompt(request: Request) -> Response:
     check_pooling(front)
     if not isinstance(body.get("prompt"), str):
         raise bad_request("'prompt' must be a string")
+    if not body["prompt"]:
+        return json_response({"embedding": []})
     found = await embed(request, front, body["prompt"], cut=True)
     return json_response({"embedding": vectors_of(front, found[0], L2)[0].astype(float).tolist()})
 
@@ -329,14 +329,21 @@ def details(front: Front) -> dict[str, Any]:
     """Description of the model."""
     arch = front.model.hparams.arch
     size = f"{front.model.n_params / 1e9:.1f}B" if front.model.n_params >= 1e8 else f"{front.model.n_params / 1e6:.1f}M"
-    return {"parent_model": "", "format": "gguf", "family": arch, "families": [arch], "parameter_size": size}
+    found = {"parent_model": "", "format": "gguf", "family": arch, "families": [arch], "parameter_size": size}
+    return found | {"quantization_level": file_type(front.model.metadata)}
+
+
+def file_type(metadata: Mapping[str, Any]) -> str:
+    """Name of the file type (`Q4_K_M`), "unknown" if the file says none."""
+    return next((row.name for row in all_ftypes() if row.id == metadata.get("general.file_type")), "unknown")
 
 
 def model_entry(front: Front) -> dict[str, Any]:
     """The model in lists."""
     name = front.settings.alias
-    entry = {"name": name, "model": name, "modified_at": stamp(front.started), "size": front.model.size_bytes}
-    return entry | {"digest": "", "details": details(front)}
+    size = front.model.size_bytes
+    entry = {"name": name, "model": name, "modified_at": stamp(front.started), "size": size}
+    return entry | {"digest": digest(name, size, front.model.fingerprint), "details": details(front)}
 
 
 async def tags(request: Request) -> Response:
@@ -346,7 +353,8 @@ async def tags(request: Request) -> Response:
 
 async def running(request: Request) -> Response:
     """GET /api/ps: the models that are loaded."""
-    return json_response({"models": [model_entry(front_of(request))]})
+    front = front_of(request)
+    return json_response({"models": [model_entry(front) | {"expires_at": FOREVER, "context_length": front.n_ctx}]})
 
 
 async def show(request: Request) -> Response:
@@ -363,6 +371,7 @@ async def show(request: Request) -> Response:
     }
     abilities = ["completion"] + (["tools"] if "tools" in front.tool_template.source else [])
     abilities += ["embedding"] if front.settings.embeddings else []
+    abilities += ["thinking"] if reasoning_tags(front.template.source) else []
     body = {"modelfile": "", "parameters": "", "template": front.template.source, "details": details(front)}
     return json_response(body | {"model_info": info, "capabilities": abilities})
 

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from ikpy.server.errors import ApiError, bad_request, engine_ended
 from ikpy.server.front import Front
 from ikpy.server.http import json_response, parse_json, read_bytes
+from ikpy.server.model_entries import model_list, shown_entry
 
 VOCAB_TYPES = {"none": 0, "spm": 1, "bpe": 2, "wpm": 3, "ugm": 4}
 
@@ -106,7 +107,7 @@ async def v1_props(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """GET /v1/models."""
-    return json_response({"object": "list", "data": [model_entry(front_of(request))]})
+    return json_response(model_list([model_entry(front_of(request))], request.headers))
 
 
 async def model(request: Request) -> Response:
@@ -114,7 +115,7 @@ async def model(request: Request) -> Response:
     front, name = front_of(request), request.path_params["id"]
     if name != front.settings.alias:
         raise ApiError(404, f"there is no model {name}; the model is {front.settings.alias}")
-    return json_response(model_entry(front))
+    return json_response(shown_entry(model_entry(front), request.headers))
 
 
 def model_entry(front: Front) -> dict[str, Any]:

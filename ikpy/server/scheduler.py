@@ -317,9 +317,8 @@ class Engine:
             raise
 
     def set_lora(self, scales: Mapping[int, float]) -> None:
-        """Scales of requests that do not name their own; saved texts, evaluated with others, go."""
+        """Scales of requests that do not name their own."""
         self.adapters.set_lora(scales)
-        self.prompt_cache.clear()
 
     def change_vectors(self, change: Callable[[Adapters], object]) -> None:
         """Changes the control vectors; caches of slots and saved texts go, since other vectors made them, those of busy

@@ -212,8 +212,6 @@ def renamed(want: Capture) -> None:
         response["model"] = "MODEL"
     if want["name"] == "354-jinja-props":
         del response["chat_template_tool_use"]  # type: ignore[index]
-    if isinstance(response, dict) and "models" in response and "data" in response:
-        del response["models"]
     if want["path"] == "/detokenize" and isinstance(response, dict) and "content" in response:
         response["prompt"] = response["content"]
     if want["name"] == "010-metrics-fresh":

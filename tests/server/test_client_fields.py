@@ -365,3 +365,16 @@ def test_documents_of_text_are_text(client: httpx.Client) -> None:
     picture = [{"type": "document", "source": {"type": "base64", "data": "JVBERi0="}}]
     message = refused(client, "/v1/messages", messages=[{"role": "user", "content": picture}], max_tokens=1)
     assert "documents that are no text" in message
+
+
+def test_lists_of_models_for_codex_and_for_anthropic(client: httpx.Client) -> None:
+    found = client.get("/v1/models").json()
+    assert found["models"][0]["slug"] == found["data"][0]["id"]
+    assert found["models"][0]["context_window"] == found["data"][0]["max_model_len"]
+    assert "display_name" not in found["data"][0] and "has_more" not in found
+    asked = {"headers": {"anthropic-version": "2023-06-01"}}
+    found = client.get("/v1/models", **asked).json()
+    entry, name = found["data"][0], found["data"][0]["id"]
+    assert (found["has_more"], found["first_id"], found["last_id"]) == (False, name, name)
+    assert (entry["type"], entry["display_name"]) == ("model", name) and entry["created_at"].endswith("Z")
+    assert client.get(f"/v1/models/{name}", **asked).json() == entry

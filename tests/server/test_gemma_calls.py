@@ -48,6 +48,19 @@ def test_what_is_no_call_is_text(block: str) -> None:
     assert read(text, OutputFormat(None, False, GEMMA), 1000).content == text
 
 
+def test_markers_within_texts_are_text() -> None:
+    code = "print('<tool_call|>', \"<|tool_call>call:g{}<tool_call|>\")"
+    text = f"<|tool_call>call:f{{code:{Q}{code}{Q},n:1}}<tool_call|> Done."
+    for size in (1, 3, 1000):
+        message = read(text, OutputFormat(None, False, GEMMA), size)
+        got = [(call["name"], json.loads(call["arguments"])) for call in message.calls]
+        assert (message.content, got) == ("Done.", [("f", {"code": code, "n": 1})]), f"pieces of {size} characters"
+    open_text = f"<|tool_call>call:f{{a:{Q}x}}<tool_call|> and more <|tool_call>call:g{{}}<tool_call|>"
+    message = read(open_text, OutputFormat(None, False, GEMMA), 4)
+    assert [call["name"] for call in message.calls] == ["g"], "a text without an end ends with the call"
+    assert message.content.startswith(open_text[:30])
+
+
 PARAMETERS = {
     "type": "object",
     "properties": {

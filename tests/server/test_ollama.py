@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -140,10 +141,15 @@ def test_errors_are_strings(puppets: dict[int, TestClient], path: str, body: dic
 
 def test_questions_about_models(puppets: dict[int, TestClient]) -> None:
     client = puppets[259]
-    name = client.get("/api/tags").json()["models"][0]["name"]
-    assert client.get("/api/ps").json()["models"][0]["model"] == name == "PUPPET"
+    listed = client.get("/api/tags").json()["models"][0]
+    loaded, name = client.get("/api/ps").json()["models"][0], listed["name"]
+    assert loaded["model"] == name == "PUPPET"
+    # Ollama's program shows the first 12 digits, and a model whose time is over as one that stops.
+    assert re.fullmatch("[0-9a-f]{64}", listed["digest"]) and loaded["digest"] == listed["digest"]
+    assert loaded["expires_at"] > "2400" and loaded["context_length"] == 2048
+    assert listed["details"]["quantization_level"] == "F16"
     shown = client.post("/api/show", json={"model": name}).json()
-    assert "tools" in shown["capabilities"]
+    assert set(shown["capabilities"]) == {"completion", "tools", "thinking"}
     assert shown["model_info"]["general.architecture"]
     assert client.get("/api/version").json()["version"]
     assert client.post("/api/embed", json={"input": "x"}).status_code == 501
@@ -156,6 +162,7 @@ def test_embeddings_and_reranking() -> None:
         assert abs(sum(x * x for x in got["embeddings"][0]) - 1) < 1e-5
         one = client.post("/api/embeddings", json={"prompt": "the sea"}).json()["embedding"]
         assert one == pytest.approx(got["embeddings"][0], abs=1e-5)
+        assert client.post("/api/embeddings", json={"prompt": ""}).json() == {"embedding": []}
         text = "the old sea " * 300
         cut = client.post("/api/embed", json={"input": [text, "the sea"]}).json()
         assert cut["prompt_eval_count"] > 512 and len(cut["embeddings"]) == 2

@@ -15,6 +15,7 @@ import pytest
 
 from ikpy.cli.router import Models, shared_uses
 from ikpy.errors import UsageError
+from ikpy.server.router.worker import worker_environment
 from tests.server.harness import MODELS
 from tests.server.live import PATIENCE, address_of, wait_for
 from tests.server.test_router import HELLO, ROOT, router
@@ -96,6 +97,13 @@ def test_options_of_sections(tmp_path: Path) -> None:
     assert hub[-5:] == ["--hf-repo", "user/repository:Q4_0", "--control-vector-layer-range", "1", "3"]
 
 
+def test_processes_do_not_repeat_warnings_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CTXSIZE", "512")
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "512")
+    environment = worker_environment(shared_uses([])[1])
+    assert "LLAMA_ARG_CTX_SIZE" in environment and "LLAMA_ARG_CTXSIZE" not in environment
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -145,8 +153,13 @@ def test_a_single_model_sleeps(tmp_path: Path) -> None:
         assert props["is_sleeping"] is True and props["n_ctx"] == 256
         assert client.get("/v1/models").json()["data"][0]["id"] == MODELS["PUPPET"]
         assert client.get("/metrics").status_code == 503
+        assert client.get("/api/ps").json() == {"models": []} and len(client.get("/api/tags").json()["models"]) == 1
+        assert client.get("/props").json()["is_sleeping"] is True
         answer = client.post("/v1/chat/completions", json=HELLO | {"model": "whatever"})
         assert answer.status_code == 200
+        assert client.post("/api/chat", json={"model": "m", "keep_alive": 0}).json()["done_reason"] == "unload"
+        assert client.get("/props").json()["is_sleeping"] is True
+        assert client.post("/v1/chat/completions", json=HELLO).status_code == 200
         assert (tmp_path / "log").read_text().count("model loaded") >= 2
         end = time.monotonic() + PATIENCE
         while "is_sleeping" not in client.get("/props").json():  # asking does not keep it awake

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,17 @@ def test_the_byte_limit_holds_and_the_oldest_goes_first() -> None:
     assert cache.has_room_for(cache.limit) and not cache.has_room_for(cache.limit + 1)
     cache.store(state([*range(10), 77], 100))
     assert sum(s.tokens[0] == 0 for s in cache._states) == 1, "a longer text replaces its beginning"
+
+
+def test_texts_of_other_scales_of_adapters_are_others() -> None:
+    cache = PromptCache(-1)
+    for scale in (0.0, 1.0):
+        assert cache.wants([0, 1, 2], (scale,))
+        cache.store(replace(state([0, 1, 2], 10), scales=(scale,)))
+    assert len(cache) == 2 and not cache.wants([0, 1], (1.0,)) and cache.wants([0, 1], (0.5,))
+    n, found = cache.best([0, 1, 5], (1.0,))
+    assert n == 2 and found is not None and found.scales == (1.0,)
+    assert cache.best([0, 1, 5], (0.5,)) == (0, None)
 
 
 def queue_of(server: Server, requests: list[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import calendar
 import errno
 import gc
 import gzip
@@ -10,9 +11,11 @@ import io
 import json
 import os
 import sys
+import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -367,5 +370,50 @@ def test_a_single_model_is_loading_until_it_was_there_once(play: Callable[..., N
         for _ in range(2):
             assert (await router.client.get("/health")).status_code == 200
             await router.pool.unload("a")
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "is_single"),
+    [
+        ("/api/generate", {"keep_alive": 0}, False),
+        ("/api/generate", {"prompt": "", "keep_alive": "0s"}, True),
+        ("/api/chat", {"messages": [], "keep_alive": "0h0m"}, False),
+    ],
+)
+def test_ollama_requests_for_no_time_unload(
+    path: str, more: dict[str, Any], is_single: bool, play: Callable[..., None]
+) -> None:
+    async def scene(router: Router) -> None:
+        router.pool.is_single = is_single
+        await router.pid("a")
+        worker = router.pool.workers["a"]
+        for kept in ({}, {"keep_alive": "10m"}, {"keep_alive": -1}, {"keep_alive": False}):
+            answer = (await router.client.post(path, json={"model": "a", **kept})).json()
+            assert "pid" in answer and worker.pid is not None, "the request is the model's"
+        answer = (await router.client.post(path, json={"model": "a", **more})).json()
+        assert (answer["model"], answer["done"], answer["done_reason"]) == ("a", True, "unload")
+        assert worker.pid is None and router.states()["a"] == ("sleeping" if is_single else "unloaded")
+        assert (await router.client.get("/api/ps")).json() == {"models": []}
+        again = (await router.client.post(path, json={"model": "a", **more})).json()
+        assert again["done_reason"] == "unload" and worker.pid is None, "what is not loaded is not loaded for that"
+
+    play(scene)
+
+
+def test_lists_of_models_show_when_one_is_unloaded(play: Callable[..., None]) -> None:
+    async def scene(router: Router) -> None:
+        await router.pid("a")
+        listed = {item["name"]: item for item in (await router.client.get("/api/tags")).json()["models"]}
+        assert all(len(item["digest"]) == 64 for item in listed.values())
+        (entry,) = (await router.client.get("/api/ps")).json()["models"]
+        assert entry["digest"] == listed["a"]["digest"] and entry["expires_at"] > "2400"
+        router.pool.limits = replace(router.pool.limits, idle_seconds=3600.0)
+        (entry,) = (await router.client.get("/api/ps")).json()["models"]
+        assert 3000 < calendar.timegm(time.strptime(entry["expires_at"], "%Y-%m-%dT%H:%M:%SZ")) - time.time() < 3700
+        found = (await router.client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})).json()
+        assert [item["slug"] for item in found["models"]] == [item["id"] for item in found["data"]]
+        assert found["has_more"] is False and found["first_id"] == found["data"][0]["id"]
 
     play(scene)

@@ -110,6 +110,12 @@ def test_a_text_is_saved_before_a_request_with_other_scales_takes_its_slot(files
         assert again["content"] == first["content"] != other["content"]
         assert other["timings"]["prompt_n"] == first["timings"]["prompt_n"] > 10, "nothing of the other text serves"
         assert again["timings"]["prompt_n"] == 1, "the text came back from memory"
+        for more, wanted in (({"lora": own}, other), ({}, first)) * 2:
+            found = client.post("/completion", json={**body, **more}).json()
+            assert (found["content"], found["timings"]["prompt_n"]) == (wanted["content"], 1)
+        client.post("/lora-adapters", json=own)
+        found = client.post("/completion", json=body).json()
+        assert (found["content"], found["timings"]["prompt_n"]) == (other["content"], 1), "texts stay with their scales"
 
 
 def test_a_request_takes_a_slot_whose_text_serves_its_scales(files: tuple[Path, Path]) -> None:

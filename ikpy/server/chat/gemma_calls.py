@@ -217,7 +217,7 @@ def written(value: Any) -> str:
 GEMMA = ToolFormat(
     "gemma",
     "<|tool_call>",
-    lambda: BlockCalls("<|tool_call>", "<tool_call|>", gemma_calls),
+    lambda: BlockCalls("<|tool_call>", "<tool_call|>", gemma_calls, QUOTE),
     "call @{<tool_call|>}",
     gemma_call,
     r'"\n"?',

@@ -25,18 +25,27 @@ KIMI_CALL = re.compile(
 
 
 class BlockCalls(CallReader):
-    """Everything up to the closing marker; ``parse`` gives the calls and what follows the last well-formed one."""
+    """Everything up to the closing marker; ``parse`` gives the calls and what follows the last well-formed one.
 
-    def __init__(self, opening: str, closing: str, parse: Callable[[str], tuple[list[Call], str]]) -> None:
-        self._opening, self._closing, self._parse = opening, closing, parse
+    A marker within a text, between two of ``quote``, closes nothing, unless the text has no end.
+    """
+
+    def __init__(
+        self, opening: str, closing: str, parse: Callable[[str], tuple[list[Call], str]], quote: str = ""
+    ) -> None:
+        self._opening, self._closing, self._parse, self._quote = opening, closing, parse, quote
         self._text = ""
+        self._looked_at = self._counted = self._n_quotes = 0
 
     def feed(self, text: str, final: bool) -> Iterator[CallPart]:
         """The calls once the block is complete."""
         self._text += text
-        block, found, rest = self._text.partition(self._closing)
-        if not found and not final:
+        at = self._end()
+        if at < 0 and not final:
             return
+        block, found, rest = self._text.partition(self._closing)
+        if at >= 0:
+            block, rest = self._text[:at], self._text[at + len(found) :]
         self.rest = rest
         calls, behind = self._parse(block)
         for name, arguments, call_id in calls:
@@ -45,6 +54,16 @@ class BlockCalls(CallReader):
             yield CallPart(raw=self._opening + block + found)
         elif behind.strip():
             yield CallPart(raw=behind + found)
+
+    def _end(self) -> int:
+        """Where the marker is that closes the block; -1 if it has not come."""
+        while (at := self._text.find(self._closing, self._looked_at)) >= 0:
+            self._n_quotes += self._text.count(self._quote, self._counted, at) if self._quote else 0
+            self._counted, self._looked_at = at, at + 1
+            if self._n_quotes % 2 == 0:
+                return at
+        self._looked_at = max(self._looked_at, len(self._text) - len(self._closing) + 1)
+        return -1
 
 
 def is_object(text: str) -> bool:

@@ -21,9 +21,10 @@ from ikpy.server.app import Gate, error_handlers, page_files
 from ikpy.server.entrance import LOADING
 from ikpy.server.errors import ApiError, error_body
 from ikpy.server.http import data_event, disconnected, error_response, json_response, parsed, read_bytes, to_json
+from ikpy.server.model_entries import model_list, shown_entry
+from ikpy.server.router.ollama import entries_of, unloaded, unloads
 from ikpy.server.router.worker import REMEMBERED, State
 from ikpy.server.routes_anthropic import stream_error
-from ikpy.server.routes_ollama import stamp
 
 if TYPE_CHECKING:
     from ikpy.server.keys import KeyRing
@@ -39,7 +40,7 @@ HOP_HEADERS = frozenset(
 """Headers of one connection or of the router, which are not passed on."""
 OWN_REQUEST_HEADERS = HOP_HEADERS | {"content-encoding"}
 """Headers of requests that are not passed on: their bodies are unpacked here."""
-STATUS_PATHS = frozenset((*REMEMBERED, "/metrics", "/slots"))
+STATUS_PATHS = frozenset((*REMEMBERED, "/api/ps", "/metrics", "/slots"))
 """GET routes that neither wake a model up nor keep it awake."""
 
 
@@ -65,7 +66,7 @@ async def health(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """GET /v1/models: all models of the folder with their state."""
-    return json_response({"object": "list", "data": entries(pool_of(request))})
+    return json_response(model_list(entries(pool_of(request)), request.headers))
 
 
 async def model(request: Request) -> Response:
@@ -74,7 +75,7 @@ async def model(request: Request) -> Response:
     found = [entry for entry in entries(pool_of(request)) if entry["id"] == name]
     if not found:
         raise ApiError(404, f"there is no model {name}")
-    return json_response(found[0])
+    return json_response(shown_entry(found[0], request.headers))
 
 
 def entries(pool: Pool) -> list[dict[str, Any]]:
@@ -111,15 +112,13 @@ async def unload(request: Request) -> Response:
 
 
 async def tags(request: Request) -> Response:
-    """GET /api/tags and /api/ps."""
-    pool = pool_of(request)
-    loaded = {worker.model.name for worker in pool.loaded()}
-    found = [
-        {"name": name, "model": name, "modified_at": stamp(model.changed), "size": model.size, "digest": ""}
-        for name, model in pool.catalog().items()
-        if path_of(request) == "/api/tags" or name in loaded
-    ]
-    return json_response({"models": found})
+    """GET /api/tags."""
+    return json_response({"models": entries_of(pool_of(request), are_running=False)})
+
+
+async def running(request: Request) -> Response:
+    """GET /api/ps."""
+    return json_response({"models": entries_of(pool_of(request), are_running=True)})
 
 
 async def version(request: Request) -> Response:
@@ -134,6 +133,8 @@ async def forward(request: Request) -> Response:
     if body and name is None:
         value = await parsed(body)
         name = value.get("model") if isinstance(value, dict) and isinstance(value.get("model"), str) else None
+        if unloads(path_of(request), value):
+            return json_response(await unloaded(pool_of(request), name or None, path_of(request)))
     pool = pool_of(request)
     name = pool.pick(name or None)
     counts = request.method != "GET" or path_of(request) not in STATUS_PATHS
@@ -148,6 +149,8 @@ async def forward(request: Request) -> Response:
 
 def asleep(worker: Worker, path: str) -> Response:
     """What a status route answers for a model that sleeps and should go on sleeping."""
+    if path == "/api/ps":
+        return json_response({"models": []})
     known = worker.remembered.get(path)
     if known is None:
         raise ApiError(503, f"the model {worker.model.name} sleeps; a request for an answer wakes it up")
@@ -260,7 +263,8 @@ def list_routes() -> list[Route]:
         Route("/v1/models/{id:path}", model),
         Route("/models/load", load, methods=["POST"]),
         Route("/models/unload", unload, methods=["POST"]),
-        *(Route(path, tags) for path in ("/api/tags", "/api/ps")),
+        Route("/api/tags", tags),
+        Route("/api/ps", running),
         Route("/api/version", version),
     ]
 

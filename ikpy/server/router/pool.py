@@ -181,11 +181,12 @@ class Pool:
         return ends | {idle[0].stop()} if idle else set()
 
     async def unload(self, name: str) -> bool:
-        """Ends the process of a model, or its start, and returns when it has ended; False if there is none."""
+        """Ends the process of a model, or its start, and returns when it has ended; False if there is none. An only
+        model sleeps then."""
         worker = self.workers.get(name)
         if worker is None or not worker.is_active:
             return False
-        await asyncio.shield(worker.stop())
+        await asyncio.shield(worker.stop(asleep=self.is_single))
         return True
 
     async def watch(self) -> None:

@@ -31,7 +31,7 @@ CALM_SECONDS = 60.0
 """Seconds without a crash after which the next restart is immediate again."""
 LONGEST_LINE = 1 << 20
 """Bytes of a line of a process's log."""
-REMEMBERED = ("/props", "/v1/props", "/models", "/v1/models")
+REMEMBERED = ("/props", "/v1/props", "/models", "/v1/models", "/api/tags", "/api/version")
 """Routes that are answered while a model sleeps."""
 LOST_SECONDS = 5.0
 """Most seconds between a broken connection and the end of the process that broke it."""

@@ -1,0 +1,81 @@
+"""Models in the forms that clients of several APIs list them in."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+FOREVER = "2500-01-01T00:00:00Z"
+"""When a model is unloaded that stays loaded."""
+TOOL_OUTPUT = 10_000
+"""Tokens of a tool's output that Codex keeps of a model whose context is not known."""
+
+
+def stamp(seconds: float | None = None) -> str:
+    """Time (UTC; None = now) as Ollama's and Anthropic's API write it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def digest(*facts: object) -> str:
+    """64 digits for a model, others when its facts change; Ollama's programs show the first twelve."""
+    return hashlib.sha256("\n".join(map(str, facts)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def model_list(entries: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> dict[str, Any]:
+    """Answer of GET /v1/models: OpenAI's list with what Codex reads; what Anthropic's clients read if one asks."""
+    found: dict[str, Any] = {"object": "list", "data": [shown_entry(entry, headers) for entry in entries]}
+    if "anthropic-version" in headers:
+        ids = [entry["id"] for entry in entries] or [None]
+        found |= {"has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+    return found | {"models": [codex_entry(entry["id"], entry.get("max_model_len")) for entry in entries]}
+
+
+def shown_entry(entry: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    """One model in OpenAI's form, with Anthropic's fields for its clients."""
+    if "anthropic-version" not in headers:
+        return dict(entry)
+    return {**entry, "type": "model", "display_name": entry["id"], "created_at": stamp(entry["created"])}
+
+
+def codex_entry(name: str, n_ctx: int | None) -> dict[str, Any]:
+    """A model in the list that Codex asks for; ``n_ctx``: tokens of its context, if it is loaded."""
+    return {
+        "slug": name,
+        "display_name": name,
+        "description": None,
+        "default_reasoning_level": None,
+        "supported_reasoning_levels": [],
+        "shell_type": "default",
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": 0,
+        "additional_speed_tiers": [],
+        "service_tiers": [],
+        "default_service_tier": None,
+        "availability_nux": None,
+        "upgrade": None,
+        "base_instructions": "",
+        "model_messages": None,
+        "supports_reasoning_summaries": False,
+        "default_reasoning_summary": "auto",
+        "support_verbosity": False,
+        "default_verbosity": None,
+        "apply_patch_tool_type": None,
+        "web_search_tool_type": "text",
+        "truncation_policy": {"mode": "tokens", "limit": n_ctx or TOOL_OUTPUT},
+        "supports_parallel_tool_calls": False,
+        "supports_image_detail_original": False,
+        "context_window": n_ctx,
+        "max_context_window": n_ctx,
+        "auto_compact_token_limit": n_ctx and n_ctx * 9 // 10,
+        "effective_context_window_percent": 95,
+        "experimental_supported_tools": [],
+        "input_modalities": ["text"],
+        "supports_search_tool": False,
+        "use_responses_lite": False,
+        "auto_review_model_override": None,
+        "tool_mode": None,
+        "multi_agent_version": None,
+    }

@@ -17,6 +17,7 @@ from ikpy.engine.recurrent import RecurrentStates, pieces_by_state
 from ikpy.errors import ResourceError, UsageError
 from ikpy.gguf.huge_pages import zeroed_bytes
 from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
+from ikpy.machine_memory import check_memory
 from ikpy.models.batch import FULL, CacheSpec, StateSpec, Window
 from ikpy.quants import registry
 
@@ -52,7 +53,7 @@ class KVCache:
     ) -> None:
         if allocate:
             n_elements = sum(spec.n_elements for layer in states for spec in layer)
-            check_memory(n_ctx, specs, windows or {}, 4 * n_elements * n_sequences * (1 + n_kept))
+            check_cache_memory(n_ctx, specs, windows or {}, 4 * n_elements * n_sequences * (1 + n_kept))
         self.n_ctx = n_ctx
         self.can_shift = can_shift
         self.full = Cells(n_ctx) if allocate else PlannedCells(n_ctx)
@@ -314,20 +315,13 @@ class KVCache:
         return int(self.pos[match].min()) if match.any() else -1
 
 
-def check_memory(
+def check_cache_memory(
     n_ctx: int, specs: Sequence[Sequence[CacheSpec]], windows: dict[Window, int], state_nbytes: int = 0
 ) -> None:
-    """ResourceError if a cache is larger than the machine's memory: the system would give it, and end the process once
-    it is used."""
-    import psutil
-
+    """ResourceError if a cache is larger than the machine's memory."""
     needed = (n_ctx + sum(windows.values())) * CELL_BYTES + state_nbytes
     for spec in (spec for layer in specs for spec in layer):
         n_cells = windows.get(spec.window, n_ctx)
         needed += registry.by_id(spec.type_id).tensor_nbytes((spec.n, spec.n_heads, n_cells, 1))
-    total = psutil.virtual_memory().total + psutil.swap_memory().total
-    if needed > total:
-        raise ResourceError(
-            f"not enough memory (a KV cache for {n_ctx} tokens takes {needed / 2**30:.1f} GiB, the machine has "
-            f"{total / 2**30:.1f} GiB): a smaller context (-c), fewer sequences or a smaller cache type need less"
-        )
+    remedy = "a smaller context (-c), fewer sequences or a smaller cache type need less"
+    check_memory(needed, f"a KV cache for {n_ctx} tokens takes", remedy)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ikpy.graph.placement import CPU
+from ikpy.machine_memory import machine_memory
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
@@ -17,9 +18,11 @@ KINDS = ("mapped", "copied", "derived", "KV cache", "compute")
 
 @dataclass
 class MemoryReport:
-    """Bytes per device and kind."""
+    """Bytes per device and kind; of devices also the free ones. is_mapped: the CPU's weights are pages of the file."""
 
     devices: dict[str, dict[str, int]] = field(default_factory=dict)
+    free: dict[str, int] = field(default_factory=dict)
+    is_mapped: bool = True
 
     def add(self, device: str, kind: str, nbytes: int) -> None:
         """Counts bytes of a kind on a device."""
@@ -38,12 +41,28 @@ class MemoryReport:
         for device, kinds in self.devices.items():
             values = (*kinds.values(), sum(kinds.values()))
             lines.append(f"memory plan (MiB): {device:>10}" + "".join(f" {value / MIB:12.2f}" for value in values))
+        return lines + self.shortages()
+
+    def shortages(self) -> list[str]:
+        """A warning for every device, the machine included, that has less memory than is planned."""
+        totals = {device: sum(kinds.values()) for device, kinds in self.devices.items()}
+        lines = [
+            f"warning: {device}: {totals[device] / MIB:.0f} MiB are needed, {free / MIB:.0f} MiB are free"
+            for device, free in self.free.items()
+            if totals.get(device, 0) > free
+        ]
+        total, machine = totals.get(CPU, 0), machine_memory(swap=False)
+        if total > machine:
+            kept = total - self.devices[CPU]["mapped"] if self.is_mapped else total
+            effect = "" if kept > machine else ": weights will be read from the disk again and again"
+            needed = f"{total / MIB:.0f} MiB are needed, the machine has {machine / MIB:.0f} MiB"
+            lines.append(f"warning: {CPU}: {needed}{effect}")
         return lines
 
 
 def memory_report(context: Context) -> MemoryReport:
     """What the context and its model take."""
-    model, report = context.model, MemoryReport()
+    model, report = context.model, MemoryReport(is_mapped=context.model.params.use_mmap)
     sizes = {info.name: info.nbytes for info in model.gguf.tensors.values()}
     for name, device in model.placement.tensors.items():
         report.add(device, "mapped", 0 if name in model.replaced else sizes[name])
@@ -56,4 +75,6 @@ def memory_report(context: Context) -> MemoryReport:
     report.add(CPU, "compute", context.compute_bytes)
     for device, needs in (devices.needs if devices else {}).items():
         report.add(device, "compute", needs.compute_bytes)
+    if devices:
+        report.free = {device.name: device.memory().free for device in devices.setup.devices}
     return report

@@ -51,13 +51,22 @@ Progress = Callable[[float], None]
 
 
 def open_model(path: str | os.PathLike[str], params: ModelParams, progress: Progress | None = None) -> GGUFFile:
-    """The file, mapped or read into memory as the parameters say; progress is told the share that was read."""
+    """The file, mapped or read into memory as the parameters say; progress is told the share that was read.
+
+    Of a file that is read, tensors that lie on devices stay mapped: they are read once, while they are copied there.
+    """
     check_placement(params.placement, [device.name for device in wanted_devices(params.placement, params.devices)])
+
+    def wanted(file: GGUFFile) -> set[str]:
+        check_holds_model(file)
+        return set(filter(_lies_on_cpu(file, Keys(file, params.kv_overrides), params), file.tensors))
+
     gguf = GGUFFile.open(
         Path(path),
         header_only=params.header_only,
         use_mmap=params.use_mmap,
         reserved_pages=params.huge_pages,
+        wanted=wanted,
         progress=progress,
     )
     check_holds_model(gguf)
@@ -73,10 +82,8 @@ def check_holds_model(gguf: GGUFFile) -> None:
             raise FileFormatError(f"{gguf.path}: this is no model but {what}")
 
 
-def _repacked(gguf: GGUFFile, keys: Keys, params: ModelParams) -> Callable[[str], bool] | None:
-    """Which tensors -rtr rearranges: those whose place is the CPU."""
-    if not params.repack:
-        return None
+def _lies_on_cpu(gguf: GGUFFile, keys: Keys, params: ModelParams) -> Callable[[str], bool]:
+    """Which tensors have their place on the CPU."""
     devices = setup.placement_devices(wanted_devices(params.placement, params.devices), params.placement)
     sizes = {info.name: info.nbytes for info in gguf.tensors.values()}
     placement = place(sizes, keys.u32("block_count"), params.placement, devices)
@@ -141,7 +148,7 @@ class Model:
             gguf,
             log,
             header_only=params.header_only,
-            repack=_repacked(gguf, keys, params),
+            repack=_lies_on_cpu(gguf, keys, params) if params.repack else None,
             taken=progress and share_of(sum(info.nbytes for info in gguf.tensors.values()) or 1, progress),
         )
         arch = architecture(keys.arch)(keys, weights, log)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from ikpy import numa, threads
 from ikpy.errors import FileFormatError, ResourceError, UsageError
 from ikpy.gguf.huge_pages import private_memory, reserved_memory
+from ikpy.gguf.types import align_up
 
 _READ_STEP = 1 << 24
 _READERS = 8
@@ -20,11 +21,30 @@ _NAMES_SHOWN = 5
 Report = Callable[[int], None]
 
 
-class Reading(NamedTuple):
-    """How files are read into memory. report: gets the bytes of every step."""
+Area = tuple[int, int]
 
+
+class Reading(NamedTuple):
+    """How a file is read into memory.
+
+    areas: first byte and end of what is read; the rest of the memory is never touched. report: gets the bytes of every
+    step.
+    """
+
+    areas: Sequence[Area]
     report: Report
     reserved_pages: bool
+
+
+def areas_without(size: int, holes: Iterable[Area]) -> list[Area]:
+    """What is left of `size` bytes without the whole pages of holes, which are in order and do not overlap."""
+    areas, start = [], 0
+    for hole in holes:
+        first, end = align_up(hole[0], mmap.PAGESIZE), hole[1] // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < end:
+            areas.append((start, first))
+            start = end
+    return [area for area in (*areas, (start, size)) if area[0] < area[1]]
 
 
 def no_report(_: int) -> None:
@@ -54,7 +74,7 @@ def memory_map(data: np.ndarray) -> mmap.mmap | None:
 def file_bytes(path: str, how: Reading | None) -> tuple[np.ndarray, int]:
     """The bytes of a file, read-only uint8 [size], and the size of the reserved pages that they were read into, or 0.
 
-    how: reads them into memory; None maps the file.
+    how: reads areas of them into memory; None maps the file.
 
     Raises:
         UsageError: there is no such file.
@@ -95,21 +115,22 @@ def _read_whole(descriptor: int, size: int, path: str, how: Reading) -> tuple[np
     if how.reserved_pages and (reserved := reserved_memory(size)):
         memory, page_size = reserved
         try:
-            return _filled(memory, descriptor, size, path, how.report), page_size
+            return _filled(memory, descriptor, size, path, how), page_size
         except OSError as error:
             # The free pages are on memory nodes that this process may not use.
             if error.errno != errno.EFAULT:
                 raise
-    return _filled(private_memory(size), descriptor, size, path, how.report), 0
+    return _filled(private_memory(size), descriptor, size, path, how), 0
 
 
-def _filled(pages: mmap.mmap, descriptor: int, size: int, path: str, report: Report) -> np.ndarray:
+def _filled(pages: mmap.mmap, descriptor: int, size: int, path: str, how: Reading) -> np.ndarray:
     memory = np.frombuffer(pages, np.uint8, size)
     # Pages of the file would fill the node, and the rest of the copy would go to another one.
     lets_go = numa.on_one_of_several()
 
-    def read(start: int) -> int:
-        position, end = start, min(start + _READ_STEP, size)
+    def read(area: Area) -> int:
+        start, end = area
+        position = start
         while position < end:
             count = os.preadv(descriptor, [memory[position:end].data], position)
             if count <= 0:
@@ -117,13 +138,12 @@ def _filled(pages: mmap.mmap, descriptor: int, size: int, path: str, report: Rep
             position += count
         if lets_go:
             os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
-        return end
+        return end - start
 
     # One thread neither keeps fast drives busy nor touches the pages of more than one memory node.
     with threads.pool(min(_READERS, threads.physical_cores())) as pool:
-        done = 0
-        for end in pool.map(read, range(0, size, _READ_STEP)):
-            report(end - done)
-            done = end
+        steps = [(at, min(at + _READ_STEP, end)) for start, end in how.areas for at in range(start, end, _READ_STEP)]
+        for nbytes in pool.map(read, steps):
+            how.report(nbytes)
     memory.flags.writeable = False
     return memory

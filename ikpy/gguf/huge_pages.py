@@ -13,15 +13,20 @@ import numpy as np
 POOLS = Path("/sys/kernel/mm/hugepages")
 TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage")
 PART_ALIGNMENT = 64
-_MAP_HUGETLB, _SIZE_SHIFT = 0x40000, 26  # of mmap on Linux; the shift places the logarithm of a page's size
+# Of mmap on Linux; the shift places the logarithm of a page's size.
+_MAP_HUGETLB, _MAP_NORESERVE, _SIZE_SHIFT = 0x40000, 0x4000, 26
 
 
 def private_memory(size: int) -> mmap.mmap:
-    """Zeroed memory of this process alone, in transparent huge pages where the system has them."""
+    """Zeroed memory of this process alone, in transparent huge pages where the system has them.
+
+    Only what is written to counts: it may be larger than the machine's memory.
+    """
     if sys.platform == "win32":
         return mmap.mmap(-1, size)
     # Shared anonymous memory, the default, gets no huge pages.
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_MAP_NORESERVE if sys.platform == "linux" else 0)
+    memory = mmap.mmap(-1, size, flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)

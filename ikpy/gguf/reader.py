@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ikpy.errors import FileFormatError, IkpyError, UnsupportedError
-from ikpy.gguf.file_bytes import Reading, file_bytes, memory_map, no_report, share_of
+from ikpy.gguf.data_checks import check_data
+from ikpy.gguf.file_bytes import Reading, areas_without, file_bytes, memory_map, no_report, share_of
 from ikpy.gguf.header import Header, TensorRecord, parse_header
 from ikpy.gguf.metadata import Metadata
 from ikpy.gguf.splits import split_path, split_prefix
 from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, GGUFValueType, align_up
+from ikpy.machine_memory import check_memory
 from ikpy.quants import registry
 
 _MAX_OFFSET = (1 << 63) - 1
@@ -102,7 +104,7 @@ class GGUFFile:
         self._dropped: set[str] = set()
         self._mapped_again: dict[int, np.ndarray] = {}
         self.tensors = _collect_tensors(shards)
-        _check_data(self.tensors, shards, header_only=header_only)
+        check_data(self.tensors, shards, header_only=header_only)
 
     @classmethod
     def open(
@@ -113,6 +115,7 @@ class GGUFFile:
         follow_splits: bool = True,
         use_mmap: bool = True,
         reserved_pages: bool = False,
+        wanted: Callable[[GGUFFile], Container[str]] | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> GGUFFile:
         """Open a file, and all further shards when it is the first of a split model.
@@ -123,23 +126,42 @@ class GGUFFile:
             follow_splits: False opens this one shard only, whichever it is.
             use_mmap: False reads the files into memory instead of mapping them (never with header_only).
             reserved_pages: with use_mmap False, takes reserved huge pages if enough are free.
+            wanted: with use_mmap False, which tensors are read; the data of the others stay the mapped file's.
             progress: is told the share (0 to 1) of the bytes that were read so far; mapped files have nothing to tell.
         Raises:
             FileFormatError: malformed, truncated or inconsistent. UnsupportedError: valid but not readable
             here. UsageError: no such file.
         """
         name = os.fspath(path)
-        how = None
-        if not use_mmap and not header_only:
-            report = no_report if progress is None else share_of(_total_size(name, follow_splits), progress)
-            how = Reading(report, reserved_pages)
-        shards = [_open_shard(name, 0, how)]
+        shards = [_open_shard(name, 0)]
         if follow_splits:
-            shards += _open_other_shards(shards[0], how)
+            shards += _open_other_shards(shards[0])
         file = cls(name, shards, header_only=header_only)
         if follow_splits:
             _check_tensor_total(file)
+        if not use_mmap and not header_only:
+            file._read(wanted(file) if wanted else file.tensors, reserved_pages, progress)
         return file
+
+    def _read(self, wanted: Container[str], reserved_pages: bool, progress: Callable[[float], None] | None) -> None:
+        """Reads all but the tensors that are not wanted into memory, in place of the mappings.
+
+        Raises ResourceError, before anything is read, if it is more than the machine has.
+        """
+        self._dropped = {name for name in self.tensors if name not in wanted}
+        left_out = sorted((t.shard, t.offset, t.offset + t.nbytes) for t in map(self.tensors.get, self._dropped) if t)
+        areas = [
+            areas_without(shard.file_size, [(start, end) for index, start, end in left_out if index == shard.index])
+            for shard in self.shards
+        ]
+        total = sum(end - start for parts in areas for start, end in parts)
+        check_memory(total, f"reading {self.path} takes", "without --no-mmap and -thp the file is mapped")
+        report = share_of(total, progress) if progress else no_report
+        for shard, parts in zip(self.shards, areas, strict=True):
+            if any(index == shard.index for index, _, _ in left_out):
+                self._mapped_again[shard.index] = shard.data
+            self.shards[shard.index] = _read_shard(shard, Reading(parts, report, reserved_pages))
+        self._metadata = self.shards[0].metadata
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -196,7 +218,8 @@ class GGUFFile:
         ``nbytes``: only so many at its beginning. Reading them again works and takes them from the file. Of files that
         were read into memory nothing goes.
         """
-        mapping = _mapping(self.shards[info.shard])
+        shard = self.shards[info.shard]
+        mapping = memory_map(self._mapped_again[info.shard]) if info.name in self._dropped else _mapping(shard)
         first = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
         size = info.nbytes if nbytes is None else min(nbytes, info.nbytes)
         if mapping and size:
@@ -247,26 +270,26 @@ class GGUFFile:
         self.close()
 
 
-def _total_size(path: str, follow_splits: bool) -> int:
-    """Bytes of a file and of its other shards."""
-    with GGUFFile.open(path, header_only=True, follow_splits=follow_splits) as file:
-        return file.file_size
-
-
 def _mapping(shard: Shard) -> mmap.mmap | None:
     """The mapping under the bytes of a shard, None for a copy in memory."""
     return memory_map(shard.data) if shard.mapped else None
 
 
-def _open_shard(path: str, index: int, how: Reading | None) -> Shard:
-    data, page_size = file_bytes(path, how)
+def _open_shard(path: str, index: int) -> Shard:
+    data, _ = file_bytes(path, None)
     header = parse_header(data, path)
-    return Shard(
-        path, index, data, header, Metadata(data, header.entries, path), mapped=how is None, page_size=page_size
-    )
+    return Shard(path, index, data, header, Metadata(data, header.entries, path), mapped=True)
 
 
-def _open_other_shards(first: Shard, how: Reading | None) -> list[Shard]:
+def _read_shard(shard: Shard, how: Reading) -> Shard:
+    data, page_size = file_bytes(shard.path, how)
+    if data.size != shard.file_size:
+        raise FileFormatError(f"{shard.path}: the file changed while it was read; try again")
+    metadata = Metadata(data, shard.header.entries, shard.path)
+    return replace(shard, data=data, metadata=metadata, mapped=False, page_size=page_size)
+
+
+def _open_other_shards(first: Shard) -> list[Shard]:
     """Shards after the first, checked to belong together (model semantics, section 9.2)."""
     metadata = first.metadata
     if KEY_SPLIT_COUNT not in metadata:
@@ -286,16 +309,16 @@ def _open_other_shards(first: Shard, how: Reading | None) -> list[Shard]:
             f"{first.path}: invalid split file; the first of {count} parts must be named "
             f"<prefix>-00001-of-{count:05d}.gguf"
         )
-    return [_open_part(split_path(prefix, index, count), index, count, how) for index in range(1, count)]
+    return [_open_part(split_path(prefix, index, count), index, count) for index in range(1, count)]
 
 
-def _open_part(path: str, index: int, count: int, how: Reading | None) -> Shard:
+def _open_part(path: str, index: int, count: int) -> Shard:
     if not os.path.exists(path):
         raise FileFormatError(
             f"failed to load GGUF split from {path}: it does not exist; put all {count} parts of the model together"
         )
     try:
-        shard = _open_shard(path, index, how)
+        shard = _open_shard(path, index)
     except IkpyError as error:
         raise FileFormatError(f"failed to load GGUF split from {path}; {error}") from error
     for key, expected in ((KEY_SPLIT_NO, index), (KEY_SPLIT_COUNT, count)):
@@ -351,35 +374,3 @@ def _tensor_info(record: TensorRecord, shard: Shard) -> TensorInfo:
             "the file is damaged, download or convert it again"
         )
     return TensorInfo(record.name, record.shape, record.type_id, offset, shard.index, nbytes)
-
-
-def _check_data(tensors: dict[str, TensorInfo], shards: list[Shard], *, header_only: bool) -> None:
-    previous: TensorInfo | None = None
-    for info in sorted(tensors.values(), key=lambda info: (info.shard, info.offset)):
-        path = shards[info.shard].path
-        if not header_only:
-            _check_loadable(info, shards[info.shard])
-        if (
-            previous is not None
-            and previous.shard == info.shard
-            and info.offset < previous.offset + max(1, previous.stored_nbytes or 0)
-        ):
-            raise FileFormatError(
-                f"{path}: tensors '{previous.name}' and '{info.name}' overlap at offset {info.offset}; "
-                "the file is damaged, download or convert it again"
-            )
-        previous = info
-
-
-def _check_loadable(info: TensorInfo, shard: Shard) -> None:
-    if not info.has_known_type:
-        raise UnsupportedError(
-            f"{shard.path}: tensor '{info.name}' has unknown type id {info.type_id}; "
-            "the file is damaged or needs a newer version of ikpy"
-        )
-    end = info.offset + info.nbytes
-    if end > shard.file_size:
-        raise FileFormatError(
-            f"{shard.path}: tensor '{info.name}' needs bytes {info.offset} to {end} but the file has only "
-            f"{shard.file_size}; the file is truncated, download it again"
-        )

@@ -15,6 +15,8 @@ from ikpy.graph.planner import ALIGNMENT, Arena, place_buffers
 
 # Whole memory transactions of a GPU, and what bulk copies between its memories ask for.
 DEVICE_ALIGNMENT = 256
+# Columns up to which a device launches products of the same activations at once.
+TOGETHER_COLUMNS = 8
 
 
 @dataclass
@@ -146,9 +148,13 @@ def _next(last: list[Step], ready: list[Step]) -> int:
 
 
 def _go_together(one: Step, other: Step) -> bool:
+    """Products of many columns stay where they are: of cells that are expanded for some heads at a time, the results of
+    all would be held at once."""
     if one.device == CPU or one.device != other.device or one.uploads or other.uploads:
         return False
     if not one.node.kind == other.node.kind == "mul_mat":
+        return False
+    if any(step.node.dst is None or step.node.dst.shape[1] > TOGETHER_COLUMNS for step in (one, other)):
         return False
     (weight, x), (other_weight, other_x) = one.node.src[:2], other.node.src[:2]
     assert weight is not None and x is not None and other_weight is not None and other_x is not None

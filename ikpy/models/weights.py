@@ -14,6 +14,7 @@ from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.gguf.huge_pages import Block
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.ir import F32, PLANNED_ADDRESS, Value, external
+from ikpy.machine_memory import check_memory
 from ikpy.quants import dequantize, registry
 
 Presence = Literal["none", "optional", "required"]
@@ -22,6 +23,9 @@ EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "token_types.", "position_
 # Kernels read these as f32, whatever number of rows they have.
 ELEMENT_WISE = ("norm.weight", ".bias", "attn_sinks.weight", "rope_freqs.weight", "_long.weight", "_short.weight")
 REPACK_STEP = 1 << 24
+REPACK_REMEDY = (
+    "without it they stay in the mapped file, and ikpy quantize --repack makes a file of rearranged weights once"
+)
 # What kernels read is aligned to that; general.alignment may be less.
 WORD_BYTES = 4
 
@@ -199,8 +203,10 @@ class WeightSource:
         if self._block is None:
             assert self.repack is not None
             wanted = [info for name, info in self.gguf.tensors.items() if self.repack(name)]
-            targets = ((info, self._interleaved_type(info, ())) for info in wanted)
-            self._block = Block(target.tensor_nbytes(info.shape) for info, target in targets if target)
+            targets = [(info, self._interleaved_type(info, ())) for info in wanted]
+            sizes = [target.tensor_nbytes(info.shape) for info, target in targets if target]
+            check_memory(sum(sizes), "weights that -rtr rearranges take", REPACK_REMEDY)
+            self._block = Block(sizes)
         return self._block
 
     def _aligned(self, info: TensorInfo) -> Value:

@@ -8,6 +8,8 @@ import re
 import pytest
 
 import ikpy
+from ikpy.cli.banner import banner_lines
+from ikpy.cli.parser import parse
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
@@ -184,3 +186,10 @@ def test_size_class(metadata, expected):
     arch = metadata["arch"]
     keys = {f"{arch}.{key}": value for key, value in metadata.items() if key != "arch"}
     assert size_class({"general.architecture": arch, **keys}) == expected
+
+
+@pytest.mark.parametrize("tool", ["perplexity", "imatrix"])
+def test_the_seed_that_was_asked_for_is_shown(tool: str) -> None:
+    """Scripts compare logs, though nothing is random there."""
+    params = parse(["-m", "m.gguf", "--seed", "1337"], tool, {})
+    assert banner_lines(params)[-1] == "main: seed  = 1337" and not params.warnings

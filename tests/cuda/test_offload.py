@@ -12,6 +12,7 @@ from ikpy.backends.cuda.emulated import EmulatedStream
 from ikpy.backends.cuda.state import DeviceState, WeightSlot
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
+from ikpy.engine.memory import memory_report
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import CPU, DeviceParams, PlacementParams
@@ -112,3 +113,15 @@ def test_a_weight_is_copied_while_the_last_one_is_multiplied(monkeypatch: pytest
     assert len(slots) >= 4 and len({id(slot) for slot in slots}) == 2
     assert all(one is not other for one, other in pairwise(slots))
     assert waits == [(i + 1, True) for i in range(len(slots))]
+
+
+def test_a_plan_knows_what_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "deepseek-v3.gguf"
+    write_header(str(path), "q8_0")
+    with emulated(2, mib=15000):
+        model = Model.load(path, ModelParams(header_only=True, placement=EXPERTS))
+        report = memory_report(Context(model, ContextParams(n_ctx=512)))
+        assert not [line for line in report.shortages() if "CUDA" in line]
+        report = memory_report(Context(model, ContextParams(n_ctx=163840)))
+    found = [line.split(":")[1] for line in report.shortages() if "CUDA" in line]
+    assert found == [" CUDA0", " CUDA1"] and set(report.free) == {"CUDA0", "CUDA1"}

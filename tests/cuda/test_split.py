@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from ikpy.graph.builder import Graph
 from ikpy.graph.ir import F32, I32, PLANNED_ADDRESS, Role, Value, external
 from ikpy.graph.placement import CPU, Placement, PlacementParams
 from ikpy.graph.split import Split, SplitGraph, split_graph
+from scripts.make_deepseek_header import write_header
 from tests.cuda.models import emulated, zoo
 
 
@@ -170,3 +172,18 @@ def test_recurrent_layers_run_where_their_states_are(role: Role, where: str) -> 
     crossing = {transfer.buffer for split in graph.splits for transfer in split.transfers}
     assert not crossing & {past.buffer, state.buffer}
     assert ({decay.buffer, out.buffer} <= crossing) == (where == CPU)
+
+
+def test_cells_are_expanded_for_some_heads_at_a_time(tmp_path: Path) -> None:
+    """Products of the same latents stay apart on devices: -amb bounds the compute memory of long contexts."""
+    path = tmp_path / "deepseek.gguf"
+    write_header(str(path), "q8_0", layers=4)
+    for cache, most in (("f16", 640), ("q8_0", 800)):
+        with emulated(1, mib=1 << 16):
+            placement = PlacementParams(rules=(("exps", CPU),))
+            model = Model.load(path, ModelParams(header_only=True, placement=placement))
+            for n_ctx, times in ((32768, 1), (163840, 2)):
+                context = Context(model, ContextParams(n_ctx=n_ctx, type_k=cache, attn_max_batch=256))
+                assert context.devices is not None
+                mib = context.devices.needs["CUDA0"].compute_bytes >> 20
+                assert mib < times * most, (cache, n_ctx, mib)

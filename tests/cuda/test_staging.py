@@ -180,6 +180,22 @@ def test_pages_of_uploaded_weights_are_dropped(monkeypatch: pytest.MonkeyPatch) 
             assert set(dropped) == (set() if mlock else on_device) and len(dropped) == len(set(dropped))
 
 
+def test_of_a_file_that_is_read_devices_take_their_tensors_from_the_disk() -> None:
+    """With --no-mmap host memory needs room for what the CPU keeps, not for the whole model."""
+    tokens = {}
+    for use_mmap in (True, False):
+        with emulated(1):
+            model = Model.load(zoo("qwen3moe"), ModelParams(use_mmap=use_mmap, placement=EXPERTS))
+            tokens[use_mmap] = Context(model, SETTINGS).decode(Batch.single(TOKENS, 0)).copy()
+    on_device = [n for n, device in model.placement.tensors.items() if device == "CUDA0"]
+    largest = model.gguf.tensors[max(on_device, key=lambda name: model.gguf.tensors[name].nbytes)]
+    middle = largest.offset + largest.nbytes // 2
+    assert not model.gguf.shards[0].data[middle : middle + 64].any() and model.gguf.data(largest).any()
+    experts = model.gguf.tensors["blk.0.ffn_up_exps.weight"]
+    assert model.gguf.shards[0].data[experts.offset :][: experts.nbytes].any()
+    assert (tokens[True] == tokens[False]).all()
+
+
 # failures and interrupts
 
 

@@ -57,6 +57,7 @@ ROWS = (
         "seed of random numbers; negative = random. Benchmarks have a fixed one",
         "SC",
     ),
+    option("-s --seed", Kind("N", values.to_seed), "sampling.seed", "shown in the log; nothing here is random", "PI"),
     option("--warmup", FLAG, "context.warmup", "warm-up decode, and a trial of the GPU kernels while loading", "WB"),
     option("--warmup", FLAG, "context.warmup", "trial of the GPU kernels while loading", "PISC", reason=NO_GPU),
     option("--no-warmup", OFF, "context.warmup", "no warm-up decode, and no trial of the GPU kernels"),

@@ -8,9 +8,11 @@ namespace ikpy::cuda {
 
 constexpr int kVectorWarps = 4;
 
-// 32 activations of a token with their scale and the sums that offsets are multiplied with.
+// 32 activations of a token with their scale and the sums that offsets are multiplied with. start: of integer
+// sums, what the bias of levels takes from them.
 struct ActGroup {
     unsigned q[8];
+    int start[2];
     float scale;
     float sums[2];
 };
@@ -20,6 +22,14 @@ __device__ __forceinline__ void load_activations(const uint8_t* x, const ActQ8La
                                                  ActGroup& out) {
     *reinterpret_cast<uint4*>(out.q) = __ldg(reinterpret_cast<const uint4*>(x + 32 * g));
     *reinterpret_cast<uint4*>(out.q + 4) = __ldg(reinterpret_cast<const uint4*>(x + 32 * g + 16));
+    out.start[0] = out.start[1] = 0;
+    if constexpr (U::kBias != 0) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            int& start = out.start[U::kHalves ? i / 4 : 0];
+            start = __dp4a(static_cast<int>(out.q[i]), static_cast<int>((256u - U::kBias) * kOnes), start);
+        }
+    }
     out.scale = __ldg(reinterpret_cast<const float*>(x + at.scale) + g);
     if (U::kOffset && U::kHalves) {
         const float2 s = __ldg(reinterpret_cast<const float2*>(x + at.sum16) + g);
@@ -33,7 +43,7 @@ __device__ __forceinline__ void load_activations(const uint8_t* x, const ActQ8La
 // Products of group w with the same 32 activations of one token.
 template <class U>
 __device__ __forceinline__ float group_product(const Group& w, const ActGroup& x) {
-    int low = 0, high = 0;
+    int low = x.start[0], high = x.start[1];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         low = __dp4a(static_cast<int>(w.q[i]), static_cast<int>(x.q[i]), low);
@@ -88,8 +98,8 @@ __device__ __forceinline__ void add_products(const Product& p, const VectorWork<
     const int lane = lane_id(), k = lane % U::kRows;
     for (int g = work.part * kStep + lane / U::kRows; g < p.n_in / 32; g += p.split * kStep) {
         Group w[2];
-        unpack<U>(work.weight[0], k, g, w[0]);
-        unpack<U>(work.weight[1], k, g, w[1]);
+        unpack_levels<U>(work.weight[0], k, g, w[0]);
+        unpack_levels<U>(work.weight[1], k, g, w[1]);
 #pragma unroll
         for (int c = 0; c < N; ++c) {
             ActGroup x;

@@ -154,10 +154,7 @@ struct UnpackIQ5_KS : UnpackerTraits<256, 168, 1, 4> {
         const auto& b = as<BlockIQ5_KS>(p);
         g.d[0] = odd_scale(b.scales[s]);
         nibbles32<4>(b.qs, s, g.q);
-        unsigned upper[8];
-        load_words<4, 8>(b.qh, upper);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) g.q[i] |= (upper[i] >> s & kOnes) << 4;
+        load_bits<4>(b.qh, s, kOnes, 4, g.q);
         table_levels<32, TableIq5nl, false>(b.scales[s] & 1, false, g.q);
     }
 };

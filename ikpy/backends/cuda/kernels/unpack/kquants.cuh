@@ -20,6 +20,7 @@ struct UnpackQ2_K : UnpackerTraits<256, 84, 1, 0, true, true> {
 };
 
 struct UnpackQ3_K : UnpackerTraits<256, 110, 1, 0, true> {
+    static constexpr int kBias = 4;
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockQ3_K>(p);
         unsigned tail[4];  // the lower four bits of sixteen scales, the upper two, and d
@@ -34,7 +35,6 @@ struct UnpackQ3_K : UnpackerTraits<256, 110, 1, 0, true> {
         }
         pairs32<2>(b.qs, s, g.q, 0);
         plane32<2>(b.hmask, s, g.q, 2);
-        sub_all<4>(g.q);
     }
 };
 
@@ -68,16 +68,14 @@ struct UnpackQ5_K : UnpackerTraits<256, 176, 1, 0, false, true> {
 };
 
 struct UnpackQ6_K : UnpackerTraits<256, 210, 1, 0, true> {
+    static constexpr int kBias = 32;
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockQ6_K>(p);
         const float d = half_of(b.d);
         const int half = s >> 2, t = s & 3;
         scales_of_halves(b.scales, s, d, g);
-        load_words<2, 8>(b.ql + 64 * half + 32 * (t & 1), g.q);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) g.q[i] = g.q[i] >> 4 * (t >> 1) & kNibbles;
+        load_bits<2>(b.ql + 64 * half + 32 * (t & 1), 4 * (t >> 1), kNibbles, 0, g.q);
         pairs32<2>(b.qh, s, g.q, 4);
-        sub_all<32>(g.q);
     }
 };
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from benchmarks.random_weights import random_tensor
-from ikpy.backends.cuda import launch
+from ikpy.backends.cuda import emulator, launch
 from ikpy.backends.cuda.launch import products
 from ikpy.graph.ir import F16, F32
 from ikpy.quants import by_name, dequantize
@@ -67,7 +69,7 @@ def test_product(type_name: str, n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("n_tokens", [1, 7])
-@pytest.mark.parametrize("type_name", ["q4_0", "q6_K", "iq4_ks", "q4_0_r8", "f16", "bf16"])
+@pytest.mark.parametrize("type_name", ["q4_0", "q6_K", "q2_K", "iq4_ks", "q4_0_r8", "f16", "bf16"])
 def test_products_that_follow_each_other_are_launched_at_once(type_name: str, n_tokens: int) -> None:
     """As those of queries, keys and values are, of different sizes and with biases; results are the same as apart."""
     rng = np.random.default_rng(n_tokens)
@@ -174,8 +176,29 @@ def test_up_and_gate_with_biases(type_name: str, n_tokens: int) -> None:
     p.compare(*results, bound=1e-5)
 
 
+@pytest.mark.parametrize("n_out", [1, 5, 22])
+@pytest.mark.parametrize("type_name", sorted(products.NEIGHBOURS))
+def test_rows_that_lanes_take_in_turn(type_name: str, n_out: int) -> None:
+    """A warp has four rows, or two and two of up and gate, of which some are not there."""
+    rng = np.random.default_rng(n_out)
+    p = Program()
+    shape = (1280, n_out)
+    up, gate = (p.weight(packed(type_name, shape, seed), type_name, shape) for seed in (1, 2))
+    x, bias = (p.array(rng.standard_normal((1, n), np.float32)) for n in shape)
+    p.compare(p.graph.mul_mat_up_gate(up, gate, x, "relu", bias, None), p.graph.mul_mat(up, x, bias), bound=1e-5)
+
+
+def test_neighbours_are_those_of_the_unpackers() -> None:
+    found = {}
+    for path in (emulator.KERNELS / "unpack").glob("*.cuh"):
+        for body in re.split(r"\nstruct Unpack", path.read_text())[1:]:
+            if shared := re.search(r"static constexpr int kNeighbours = (\d+);", body):
+                found[re.split(r"\W", body)[0].lower()] = int(shared[1])
+    assert found == products.NEIGHBOURS
+
+
 @pytest.mark.parametrize("n_tokens", [1, 3, 30])
-@pytest.mark.parametrize("type_name", ["q4_K", "iq2_xxs", "q4_k_r4", "tq2_0", "bf16"])
+@pytest.mark.parametrize("type_name", ["q4_K", "q2_K", "iq2_xxs", "q4_k_r4", "tq2_0", "bf16"])
 def test_experts(type_name: str, n_tokens: int) -> None:
     rng = np.random.default_rng(4)
     n_experts, n_used, width, inner = 6, 2, 256, 256

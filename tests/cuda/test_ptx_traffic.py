@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from ikpy.backends.cuda import launch
+from ikpy.backends.cuda import launch, modules
 from ikpy.backends.cuda.launch import pointer
+from ikpy.backends.cuda.launch.files import kernel_file
 from ikpy.quants import by_name
 from tests.cuda import programs
 from tests.cuda.programs import Program
-from tests.cuda.ptx import launcher
+from tests.cuda.ptx import build, launcher
 from tests.cuda.ptx.launcher import Library
 from tests.cuda.test_kernels_attention import grouped
 from tests.cuda.test_kernels_compile import needs_nvcc
@@ -128,3 +129,23 @@ def test_rows_of_one_token_meet_few_lines(type_name: str, least: float, machine:
     ]
     weights = by_name(type_name).row_nbytes(2048) * 8
     assert weights / sum(t.lines for t in loads) > least
+
+
+@pytest.mark.parametrize(
+    ("type_name", "most"), [("q2_K", 5.5), ("q3_K", 7), ("iq2_k", 4.5), ("iq3_k", 7), ("iq3_ks", 7), ("iq5_ks", 6)]
+)
+def test_groups_that_share_bytes_load_them_once(type_name: str, most: float, machine: Library) -> None:
+    """Loads of a warp per row and 1,024 columns."""
+    p = product(type_name, (2048, 8), 1)
+    p.run([p.out], on_cuda=True)  # type: ignore[attr-defined]
+    traffic = machine.program(f"matvec1_{type_name.lower()}").traffic()
+    assert sum(t.requests for t in traffic if t.instruction.startswith("ld.global.nc")) / (8 * 2) < most
+
+
+@pytest.mark.parametrize("type_name", ["q3_K", "q6_K", "q4_0", "tq2_0", "q6_k_r4"])
+def test_biases_of_levels_are_left_to_the_sums(type_name: str) -> None:
+    """Bytes are not subtracted one word at a time: that sets their highest bits and clears them again."""
+    kernel = f"matvec1_{type_name.lower()}"
+    text = build.compile_ptx(modules.KERNELS / f"{kernel_file(kernel)}.cu", "compute_80").read_text()
+    body = text.partition(f".entry {kernel}(")[2].partition(".entry ")[0]
+    assert "dp4a" in body and "-2139062144" not in body

@@ -14,9 +14,27 @@ template <class U>
 __device__ __forceinline__ const uint8_t* block_of(const uint8_t* group, int g) {
     return group + U::kRows * U::kHeader + static_cast<long long>(g / (U::kBlock / 32)) * U::kBytes;
 }
+// Levels from which kBias is to be subtracted yet.
+template <class U>
+__device__ __forceinline__ void unpack_levels(const uint8_t* group, int k, int g, Group& out) {
+    U::group(block_of<U>(group, g), k, g % (U::kBlock / 32), out);
+}
+// Those of N groups from g on, which is a multiple of N.
+template <class U, int N>
+__device__ __forceinline__ void unpack_neighbours(const uint8_t* group, int k, int g, Group (&out)[N]) {
+    if constexpr (N == 1) {
+        unpack_levels<U>(group, k, g, out[0]);
+    } else {
+        U::template groups<N>(block_of<U>(group, g), g % (U::kBlock / 32), out);
+    }
+}
 template <class U>
 __device__ __forceinline__ void unpack(const uint8_t* group, int k, int g, Group& out) {
-    U::group(block_of<U>(group, g), k, g % (U::kBlock / 32), out);
+    unpack_levels<U>(group, k, g, out);
+    if constexpr (U::kBias != 0) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) out.q[i] = sub_bytes(out.q[i], U::kBias);
+    }
 }
 
 }  // namespace ikpy::cuda

@@ -30,6 +30,8 @@ from ikpy.graph.ir import F32, Node, Value
 from ikpy.quants import registry
 
 KINDS = ("mul_mat", "mul_mat_up_gate", "mul_mat_id", "mul_mat_id_up_gate")
+# kNeighbours of the unpackers of weight types (kernels/unpack) where it is not 1.
+NEIGHBOURS = dict.fromkeys(("q2_k", "q3_k", "iq2_k", "iq3_k", "iq2_ks", "iq3_ks", "iq5_ks", "iq2_kl"), 2)
 # Of the int8 kernels of sm_90 (kernels/matmul_wgmma.cuh), of all types.
 WGMMA_S8_SHARED = 70656
 
@@ -54,9 +56,15 @@ def _prepare(x: Value, fmt: int, out: int, c: OpContext) -> Launch:
     return Launch("act_prepare_float", (ceil_div(padded, 256), grid_rows, 1), (256, 1, 1), 0, args)
 
 
-def _split(p: Product) -> int:
+def _rows_per_warp(p: Product, wide: bool) -> int:
+    """Rows of an output that a warp of matvec1_, or matvec4_ (wide), computes."""
+    row = registry.by_id(p.up.type_id)
+    neighbours = 1 if wide else NEIGHBOURS.get(row.name.lower(), 1)
+    return row.interleave * neighbours * (1 if p.gate else 2)
+
+
+def _split(p: Product, rows_per_warp: int) -> int:
     """Warps that share rows: enough for about 2000 warps in all, each with at least two groups per lane."""
-    rows_per_warp = registry.by_id(p.up.type_id).interleave * (1 if p.gate else 2)
     warps = ceil_div(p.up.shape[1], rows_per_warp)
     lanes_per_row = 32 // registry.by_id(p.up.type_id).interleave
     split = 1
@@ -107,8 +115,9 @@ def _vector_launch(p: Product, x: int, stride: int) -> Launch:
     if p.is_float:
         rows_per_block, split = VECTOR_WARPS, 1
     else:
-        split = _split(p)
-        rows_per_block = registry.by_id(p.up.type_id).interleave * (1 if p.gate else 2) * (VECTOR_WARPS // split)
+        rows_per_warp = _rows_per_warp(p, wide)
+        split = _split(p, rows_per_warp)
+        rows_per_block = rows_per_warp * (VECTOR_WARPS // split)
     args = [pack_products([p.pack(x, stride, split)], [0]), *_float_args(p)]
     blocks = ceil_div(n_out, rows_per_block)
     if p.is_float:  # blocks take rows in turn: there are vocabularies of more than four times the limit

@@ -4,9 +4,12 @@
 //   kName, kBlock (elements per block), kBytes (per block of all rows), kRows (interleaved rows, 1 = plain),
 //   kHeader (header bytes per row, in front of the blocks of a row or group of rows)
 //   kHalves: scales (and offsets) per 16 elements instead of 32; kOffset: weights have an offset
+//   kBias: what is to be subtracted from the bytes yet (0 .. 127, where it is not 0)
 //   static void group(const uint8_t* block, int k, int s, Group& g)   elements 32 s .. 32 s + 31 of row k
+//   kNeighbours: groups whose bytes are shared, so that a lane of matvec1_ takes them together (1, 2 or 4)
+//   static void groups<N>(const uint8_t* block, int s, Group* g)      with kNeighbours > 1: N of them
 //   static float row_scale(const uint8_t* group, int k)               with kHeader > 0: factor of the row
-// A weight is row scale * (d * q + m). Blocks are addressed by the structs of ikpy/blocks.hpp.
+// A weight is row scale * (d * (q - bias) + m). Blocks are addressed by the structs of ikpy/blocks.hpp.
 #pragma once
 #include "../common.cuh"
 #include "../tables.cuh"
@@ -24,6 +27,7 @@ template <int Block, int Bytes, int Rows = 1, int Header = 0, bool Halves = fals
 struct UnpackerTraits {
     static constexpr int kBlock = Block, kBytes = Bytes, kRows = Rows, kHeader = Header;
     static constexpr bool kHalves = Halves, kOffset = Offset;
+    static constexpr int kBias = 0, kNeighbours = 1;
     __device__ static float row_scale(const uint8_t*, int) { return 1.0f; }
 };
 
@@ -108,6 +112,37 @@ __device__ __forceinline__ void choose_table(bool shifted, unsigned* table) {
 
 // plain layouts: levels of elements 32 s .. 32 s + 31
 
+// 32 bytes of any alignment, of which bits are taken. One shift does it: words are not cut out of aligned
+// pieces first.
+template <int Align, int Piece = 16>
+struct Bytes32 {
+    unsigned words[9];
+    unsigned cut;  // bits in front of the bytes
+
+    __device__ __forceinline__ explicit Bytes32(const uint8_t* p) {
+        const auto address = reinterpret_cast<uintptr_t>(p);
+        cut = (address & 3) * 8;
+        if constexpr (Align >= 4) {
+            load_words<Align, 8, Piece>(p, words);
+        } else {
+            load_pieces<Align, Piece, 9, 32>(address, words);
+        }
+    }
+    // Of each byte those from `from` on that the mask selects, to bit `at`; joined to q if that is not 0.
+    __device__ __forceinline__ void bits(int from, unsigned mask, int at, unsigned* q) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            unsigned v;
+            if constexpr (Align >= 4) {
+                v = __funnelshift_r(words[i], words[i], (from - at) & 31) & mask << at;
+            } else {
+                v = (__funnelshift_r(words[i], words[i + 1], cut + from) & mask) << at;
+            }
+            q[i] = at ? q[i] | v : v;
+        }
+    }
+};
+
 // Four words: element j low, j + 16 high.
 __device__ __forceinline__ void nibbles_of(const unsigned* v, unsigned* q) {
 #pragma unroll
@@ -125,35 +160,18 @@ __device__ __forceinline__ void nibbles16(const uint8_t* p, unsigned* q) {
 // 32 bytes per 64 elements: element j low, j + 32 high.
 template <int Align>
 __device__ __forceinline__ void nibbles32(const uint8_t* p, int s, unsigned* q) {
-    load_words<Align, 8>(p + 32 * (s >> 1), q);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = q[i] >> 4 * (s & 1) & kNibbles;
+    Bytes32<Align>(p + 32 * (s >> 1)).bits(4 * (s & 1), kNibbles, 0, q);
 }
 // 32 bytes per 128 elements: two bits 32 elements apart, to bits `at` and up.
 template <int Align>
 __device__ __forceinline__ void pairs32(const uint8_t* p, int s, unsigned* q, int at) {
-    unsigned words[8];
-    load_words<Align, 8>(p + 32 * (s >> 2), words);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const unsigned v = (words[i] >> 2 * (s & 3) & kPairs) << at;
-        q[i] = at ? q[i] | v : v;
-    }
+    Bytes32<Align>(p + 32 * (s >> 2)).bits(2 * (s & 3), kPairs, at, q);
 }
 // 32 bytes: bit s of byte j, to bit `at`. What is not aligned comes in pieces of 8 bytes: those of 16 take
 // more registers than there are beside the lower bits of two rows.
 template <int Align>
 __device__ __forceinline__ void plane32(const uint8_t* p, int s, unsigned* q, int at) {
-    unsigned words[8];
-    load_words<Align, 8, 8>(p, words);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] |= (words[i] >> s & kOnes) << at;
-}
-
-template <int N>
-__device__ __forceinline__ void sub_all(unsigned* q) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = sub_bytes(q[i], N);
+    Bytes32<Align, 8>(p).bits(s, kOnes, at, q);
 }
 
 // q = levels of N-level tables; with halves the two runs of 16 have tables of their own.

@@ -17,45 +17,46 @@ struct UnpackIQ4_NL_R4 : UnpackerTraits<32, 72, 4> {
 };
 
 struct UnpackQ5_0_R4 : UnpackerTraits<32, 88, 4> {
+    static constexpr int kBias = 16;
     __device__ static void group(const uint8_t* p, int k, int, Group& g) {
         const auto& b = as<BlockQ5_0_R4>(p);
         g.d[0] = half_of(b.d[k]);
         n4(b.qs, k, 0, g.q);
         b4<Q5_0Bits>(b.qh, k, 0, g.q, 4);
-        sub_all<16>(g.q);
     }
 };
 
 struct UnpackQ6_0_R4 : UnpackerTraits<32, 104, 4> {
+    static constexpr int kBias = 32;
     __device__ static void group(const uint8_t* p, int k, int, Group& g) {
         const auto& b = as<BlockQ6_0_R4>(p);
         g.d[0] = half_of(b.d[k]);
         n4(b.qs, k, 0, g.q);
         p4(b.qh, k, 0, g.q, 4);
-        sub_all<32>(g.q);
     }
 };
 
 struct UnpackQ4_0_R8 : UnpackerTraits<32, 144, 8> {
+    static constexpr int kBias = 8;
     __device__ static void group(const uint8_t* p, int k, int, Group& g) {
         const auto& b = as<BlockQ4_0_R8>(p);
         g.d[0] = half_of(b.d[k]);
         nibbles_r8(b.qs, k, g.q);
-        sub_all<8>(g.q);
     }
 };
 
 // Runs of L bytes of one row after the other; nibbles with the top bit inverted.
 template <int R, int L>
 struct UnpackQ4_0_Arm : UnpackerTraits<32, 18 * R, R> {
+    static constexpr int kBias = 8;
     __device__ static void group(const uint8_t* p, int k, int, Group& g) {
         const auto& b = as<BlockQ4_0_Arm<R>>(p);
         g.d[0] = half_of(b.d[k]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const unsigned v = load4<4>(b.qs + R * L * (4 * i / L) + L * k + 4 * i % L);
-            g.q[i] = sub_bytes((v & kNibbles) ^ 8 * kOnes, 8);
-            g.q[4 + i] = sub_bytes((v >> 4 & kNibbles) ^ 8 * kOnes, 8);
+            g.q[i] = (v & kNibbles) ^ 8 * kOnes;
+            g.q[4 + i] = (v >> 4 & kNibbles) ^ 8 * kOnes;
         }
     }
 };
@@ -107,11 +108,11 @@ struct UnpackQ8_K_R16 : UnpackerTraits<256, 4128, 16> {
 };
 
 struct UnpackIQ2_BN_R4 : UnpackerTraits<64, 64, 4, 4> {
+    static constexpr int kBias = 1;
     __device__ static float row_scale(const uint8_t* group, int k) { return float_at(group + 4 * k); }
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         g.d[0] = 1.0f;
         p4(p, k, s, g.q, 0);
-        sub_all<1>(g.q);
     }
 };
 
@@ -140,12 +141,12 @@ __device__ __forceinline__ void scales_r4(const B& b, int k, int s, Group& g) {
 }
 
 struct UnpackQ3_K_R4 : UnpackerTraits<256, 440, 4, 0, true> {
+    static constexpr int kBias = 4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockQ3_K_R4>(p);
         scales_r4(b, k, s, g);
         p4(b.qs, k, s, g.q, 0);
         b4<RisingBits>(b.qh, k, s, g.q, 2);
-        sub_all<4>(g.q);
     }
 };
 
@@ -174,6 +175,7 @@ struct UnpackQ5_K_R4 : UnpackerTraits<256, 704, 4, 0, false, true> {
 };
 
 struct UnpackQ6_K_R4 : UnpackerTraits<256, 840, 4, 0, true> {
+    static constexpr int kBias = 32;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockQ6_K_R4>(p);
         const float d = half_of(b.d[k]);
@@ -181,7 +183,6 @@ struct UnpackQ6_K_R4 : UnpackerTraits<256, 840, 4, 0, true> {
         g.d[1] = d * static_cast<float>(static_cast<int8_t>(b.scales[8 * s + 4 + k]));
         n4(b.qs, k, s, g.q);
         p4<0, 2, 1, 3>(b.qh, k, s, g.q, 4);
-        sub_all<32>(g.q);
     }
 };
 

@@ -5,11 +5,11 @@
 namespace ikpy::cuda {
 
 struct UnpackQ4_0 : UnpackerTraits<32, 18> {
+    static constexpr int kBias = 8;
     __device__ static void group(const uint8_t* p, int, int, Group& g) {
         unsigned v[4];
         g.d[0] = load_block<4>(p, v);
         nibbles_of(v, g.q);
-        sub_all<8>(g.q);
     }
 };
 
@@ -28,12 +28,12 @@ __device__ __forceinline__ void fifth_bits(unsigned bits, unsigned* q) {
 }
 
 struct UnpackQ5_0 : UnpackerTraits<32, 22> {
+    static constexpr int kBias = 16;
     __device__ static void group(const uint8_t* p, int, int, Group& g) {
         unsigned v[5];
         g.d[0] = load_block<5>(p, v);
         nibbles_of(v + 1, g.q);
         fifth_bits(v[0], g.q);
-        sub_all<16>(g.q);
     }
 };
 
@@ -48,6 +48,7 @@ struct UnpackQ5_1 : UnpackerTraits<32, 24, 1, 0, false, true> {
 };
 
 struct UnpackQ6_0 : UnpackerTraits<32, 26> {
+    static constexpr int kBias = 32;
     __device__ static void group(const uint8_t* p, int, int, Group& g) {
         unsigned high[6];
         g.d[0] = load_block<6>(p, high);
@@ -58,7 +59,6 @@ struct UnpackQ6_0 : UnpackerTraits<32, 26> {
             g.q[i] |= (v & kPairs) << 4;
             g.q[4 + i] |= (v >> 2 & kPairs) << 4;
         }
-        sub_all<32>(g.q);
     }
 };
 
@@ -98,23 +98,25 @@ struct UnpackMXFP4 : UnpackerTraits<32, 17> {
 };
 
 struct UnpackQ1_0_G128 : UnpackerTraits<128, 18> {
+    static constexpr int kBias = 1;
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockQ1_0_G128>(p);
         g.d[0] = half_of(b.d);
         const unsigned bits = load4<2>(b.qs + 4 * s);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) g.q[i] = sub_bytes(spread_bits(bits >> 4 * i) << 1, 1);
+        for (int i = 0; i < 8; ++i) g.q[i] = spread_bits(bits >> 4 * i) << 1;
     }
 };
 
-// Trits 0 .. 2 of four base-3 bytes that the multiplier moves to the top, minus 1.
+// Trits of four base-3 bytes that the multiplier moves to the top.
 __device__ __forceinline__ unsigned trits(unsigned codes, unsigned multiplier) {
     const unsigned low = (codes & 0x00ff00ffu) * multiplier & 0x00ff00ffu;
     const unsigned high = (codes >> 8 & 0x00ff00ffu) * multiplier & 0x00ff00ffu;
-    return sub_bytes((low * 3 >> 8 & 0x00ff00ffu) | (high * 3 & 0xff00ff00u), 1);
+    return (low * 3 >> 8 & 0x00ff00ffu) | (high * 3 & 0xff00ff00u);
 }
 
 struct UnpackIQ1_BN : UnpackerTraits<64, 13, 1, 2> {
+    static constexpr int kBias = 1;
     __device__ static float row_scale(const uint8_t* row, int) { return load_f16<1>(row); }
     __device__ static unsigned power(int n) {
         return n == 0 ? 81 : n == 1 ? 27 : n == 2 ? 9 : n == 3 ? 3 : 1;
@@ -135,24 +137,26 @@ struct UnpackIQ1_BN : UnpackerTraits<64, 13, 1, 2> {
                     const unsigned v = code * power(j == 15 ? run : j % 5) & 255;
                     q |= (v * 3 >> 8) << 8 * i;
                 }
-                g.q[4 * h + w] = sub_bytes(q, 1);
+                g.q[4 * h + w] = q;
             }
         }
     }
 };
 
 struct UnpackIQ2_BN : UnpackerTraits<64, 16, 1, 4> {
+    static constexpr int kBias = 1;
     __device__ static float row_scale(const uint8_t* row, int) { return float_at(row); }
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         g.d[0] = 1.0f;
         unsigned words[4];
         load_words<4, 4>(p, words);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) g.q[i] = sub_bytes(words[i & 3] >> 2 * (2 * s + (i >> 2)) & kPairs, 1);
+        for (int i = 0; i < 8; ++i) g.q[i] = words[i & 3] >> 2 * (2 * s + (i >> 2)) & kPairs;
     }
 };
 
 struct UnpackTQ1_0 : UnpackerTraits<256, 54> {
+    static constexpr int kBias = 1;
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockTQ1_0>(p);
         g.d[0] = half_of(b.d);
@@ -168,11 +172,11 @@ struct UnpackTQ1_0 : UnpackerTraits<256, 54> {
 };
 
 struct UnpackTQ2_0 : UnpackerTraits<256, 66> {
+    static constexpr int kBias = 1;
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockTQ2_0>(p);
         g.d[0] = half_of(b.d);
         pairs32<2>(b.qs, s, g.q, 0);
-        sub_all<1>(g.q);
     }
 };
 

@@ -53,7 +53,8 @@ NOT_EXCHANGED = {"bf16_r16", "q8_k_r16", "mxfp4_r8", "q4_0_4x4", "q4_0_4x8", "q4
 def imatrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Importance matrix of the tiny model."""
     out = tmp_path_factory.mktemp("imatrix") / "imatrix.dat"
-    command = [sys.executable, "-m", "ikpy", "imatrix", "-m", model_path("llama"), "-f", TEXT, "--chunks", "8", "-o", out]
+    command = [sys.executable, "-m", "ikpy", "imatrix", "-m", model_path("llama"), "-f", TEXT]
+    command += ["--chunks", "8", "-o", out]
     subprocess.run([str(part) for part in command], check=True, capture_output=True)
     return out
 

@@ -141,6 +141,14 @@ class GGUFFile:
             _check_tensor_total(file)
         return file
 
+    @classmethod
+    def of_header(cls, header: bytes, path: str) -> GGUFFile:
+        """A file of which only the header exists, in memory. path: what errors name."""
+        data = np.frombuffer(header, np.uint8)
+        parsed = parse_header(data, path)
+        shard = Shard(path, 0, data, parsed, Metadata(data, parsed.entries, path), mapped=False)
+        return cls(path, [shard], header_only=True)
+
     @property
     def metadata(self) -> Mapping[str, Any]:
         """Metadata of the first shard, decoded on access; see `ikpy.gguf.metadata.Metadata`."""

@@ -36,6 +36,22 @@ BAD_TENSORS = {
     ),
     "expert": ("mixtral", _without(EXPERT), "needs 4 experts, found 3 (expert 2 is missing)"),
     "embedding": ("llama", _without("model.embed_tokens.weight"), "token embedding is missing"),
+    "weight of a layer": (
+        "llama",
+        _without("model.layers.1.mlp.up_proj.weight"),
+        "llama: layer 1 lacks blk.1.ffn_up.weight (from 'mlp.up_proj'); the checkpoint is incomplete",
+    ),
+    "network of a layer": (
+        "glm4moe",
+        _without("model.layers.0.mlp.down_proj.weight"),
+        "layer 0 lacks blk.0.ffn_down.weight (from 'mlp.down_proj')",
+    ),
+    "last norm": ("smollm3", _without("model.norm.weight"), "output_norm.weight (from 'model.norm') is missing"),
+    "shape": (
+        "llama",
+        _add("model.layers.0.mlp.down_proj.weight", SMALL),
+        "got 2, 2, 1, 1 (from 'model.layers.0.mlp.down_proj.weight')",
+    ),
     "integers": ("llama", _add("model.layers.0.mlp.up_proj.weight", ("I32", (1, 1), b"\0" * 4)), "has type I32"),
     "scale": (
         "deepseek-v3",

@@ -30,7 +30,7 @@ ALLOWED = {
     "backends": "errors held_interrupts threads _native graph quants",
     "models": "errors threads _native gguf graph quants",
     "engine": "errors held_interrupts threads _native backends gguf graph models quants",
-    "convert": "errors threads _native gguf quants vocab",
+    "convert": "errors threads _native gguf models quants vocab",
     "tools": "errors held_interrupts threads _native backends engine gguf graph models quants vocab",
     "llm": "errors engine tools vocab",
     "server": "errors engine gguf tools vocab",

@@ -63,6 +63,17 @@ BAD_TENSORS = {
         _without("model.layers.0.mlp.experts.down_proj_scales"),
         "down_proj_blocks' has no 'model.layers.0.mlp.experts.down_proj_scales'",
     ),
+    "shape of a scale": (
+        "deepseek-v3",
+        _add("model.layers.0.self_attn.o_proj.weight_scale_inv", made.bf16(np.ones((3, 3), np.float32))),
+        "scales of tensor 'model.layers.0.self_attn.o_proj.weight' have shape [3, 3]",
+    ),
+    "shape of scales": (
+        "gpt-oss",
+        _add("model.layers.0.mlp.experts.down_proj_scales", ("U8", (1, 1), b"\0")),
+        "down_proj_blocks' and 'model.layers.0.mlp.experts.down_proj_scales' do not fit",
+    ),
+    "output": ("llama", _without("lm_head.weight"), "the output matrix (lm_head.weight) is missing"),
 }
 
 
@@ -72,7 +83,7 @@ def test_tensors_that_do_not_fit(case, tmp_path):
     folder = made.copy(name, tmp_path)
     made.change_tensors(folder, change)
     with pytest.raises(IkpyError) as error:
-        Conversion(folder, ConvertOptions(outfile=str(tmp_path / "out.gguf"))).write()
+        Conversion(folder, ConvertOptions(outfile=str(tmp_path / "out.gguf")))
     assert message in str(error.value)
     assert not list(tmp_path.glob("*.gguf"))
 
@@ -118,6 +129,13 @@ BAD_CONFIGS = {
         FileFormatError,
         "use_bidirectional_attention true",
     ),
+    "part of a head": ("llama", {"partial_rotary_factor": 0.5}, FileFormatError, "partial_rotary_factor 0.5"),
+    "part of a head, new spelling": (
+        "gemma",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        FileFormatError,
+        "partial_rotary_factor 0.5",
+    ),
     "llama4 temperature": ("llama4", {"floor_scale": 4096}, FileFormatError, "floor_scale 4096"),
     # Numbers of things that are listed one by one.
     "layers 2^31": ("qwen3next", {"num_hidden_layers": 2**31}, FileFormatError, "'num_hidden_layers' is 2147483648;"),
@@ -148,6 +166,20 @@ def test_configurations_that_cannot_be_expressed(case, tmp_path):
     with pytest.raises(kind) as error:
         Conversion(folder)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["gemma", "command-r"])
+def test_output_matrices_that_a_file_cannot_have(name, tmp_path):
+    """Left out where they equal the token embedding."""
+    folder = made.copy(name, tmp_path)
+    made.amend(folder, tie_word_embeddings=False)
+    embedding = made.read_tensors(folder / "model.safetensors")["model.embed_tokens.weight"]
+    made.change_tensors(folder, _add("lm_head.weight", embedding))
+    assert Conversion(folder).plan()
+    dtype, shape, data = embedding
+    made.change_tensors(folder, _add("lm_head.weight", (dtype, shape, data[::-1])))
+    with pytest.raises(FileFormatError, match=r"'lm_head.weight' is not the token embedding"):
+        Conversion(folder)
 
 
 def test_other_quantizations_are_named(tmp_path):

@@ -23,6 +23,7 @@ class DeepSeekV2(Family):
     """Latent attention. attn_kv_b is written as it is, and split and transposed for the absorbed form too."""
 
     arch = "deepseek2"
+    rotates_part = True
     needs_output = True
     own_yarn_magnitude = True
     gating = 1

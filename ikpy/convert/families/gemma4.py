@@ -18,6 +18,7 @@ class Gemma4(WindowFamily):
     """Norm weights are stored as they are used."""
 
     arch = "gemma4"
+    rotates_part = True
     activations = ("gelu_pytorch_tanh", "gelu")
     rope_scalings = ("proportional",)
     usual_pre = "gemma4"

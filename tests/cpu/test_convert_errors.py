@@ -129,6 +129,13 @@ BAD_CONFIGS = {
         FileFormatError,
         "use_bidirectional_attention true",
     ),
+    "exact gelu": ("gemma2", {"hidden_activation": "gelu"}, FileFormatError, "activation 'gelu'"),
+    "linear scaling of latents": (
+        "deepseek-v3",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+        FileFormatError,
+        "linear RoPE scaling",
+    ),
     "part of a head": ("llama", {"partial_rotary_factor": 0.5}, FileFormatError, "partial_rotary_factor 0.5"),
     "part of a head, new spelling": (
         "gemma",

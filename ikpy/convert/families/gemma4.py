@@ -19,7 +19,8 @@ class Gemma4(WindowFamily):
 
     arch = "gemma4"
     rotates_part = True
-    activations = ("gelu_pytorch_tanh", "gelu")
+    activations = ("gelu_pytorch_tanh",)
+    activation_names = ("hidden_activation",)
     rope_scalings = ("proportional",)
     usual_pre = "gemma4"
     outer: ClassVar[Mapping[str, str]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import PurePath
 from typing import Any
 
@@ -12,6 +13,12 @@ def group_of(file: str) -> str:
     """The tests that one process runs; test_launched.py looks at what its own has launched."""
     name = PurePath(file).name
     return "kernels" if name.startswith("test_kernels_") or name == "test_launched.py" else file
+
+
+def pytest_configure() -> None:
+    """Tests interrupt themselves, also where a shell that started them in the background has Ctrl-C ignored."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)

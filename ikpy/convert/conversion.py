@@ -13,11 +13,13 @@ from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
 from ikpy.convert.families import family
 from ikpy.convert.families.base import Change
+from ikpy.convert.loading import check_loads
 from ikpy.convert.rope import scaling_notes
 from ikpy.convert.tensor_map import OutputTensor, Part, map_tensors, pieces
 from ikpy.convert.tokenizer import tokenizer_keys
 from ikpy.convert.weights import Weights, to_float32
 from ikpy.errors import FileFormatError, ResourceError, UsageError
+from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType as VT
 from ikpy.gguf.writer import GGUFWriter, ShardPlan
 from ikpy.quants import registry
@@ -96,6 +98,8 @@ class Conversion:
             self.notes.append(f"{len(mapped.skipped_parts)} tensors of other parts are left out (the text model alone)")
         self.metadata = self._metadata()
         self.path = self.options.outfile or str(self.checkpoint.folder / f"{self.name}-{self.outtype.upper()}.gguf")
+        header = self._declared(GGUFWriter(self.path)).plan()[0].header
+        check_loads(GGUFFile.of_header(header, str(self.checkpoint.folder)), self.family, mapped.outputs)
 
     def plan(self) -> list[ShardPlan]:
         """The files that would be written."""
@@ -154,9 +158,12 @@ class Conversion:
 
     def _writer(self) -> GGUFWriter:
         options = self.options
-        writer = GGUFWriter(
-            self.path, split_max_tensors=options.split_max_tensors, split_max_bytes=options.split_max_bytes
+        return self._declared(
+            GGUFWriter(self.path, split_max_tensors=options.split_max_tensors, split_max_bytes=options.split_max_bytes)
         )
+
+    def _declared(self, writer: GGUFWriter) -> GGUFWriter:
+        """The writer, told all keys and tensors."""
         for key, value in self.metadata.items():
             try:
                 _add_value(writer, key, value)

@@ -67,6 +67,7 @@ class _Mapper:
         self.outputs: dict[str, OutputTensor] = {}
         self.unknown: list[str] = []
         self.strange_biases: list[str] = []
+        self.unused_output = ""
         targets = (name for names in family.modules.values() for name in _names(names))
         self.order = {name: i for i, name in enumerate(targets)}
         self.map = TensorMap([])
@@ -114,16 +115,24 @@ class _Mapper:
     def _take_outer(self, name: str, path: str) -> None:
         target = self.family.outer.get(_SUFFIX.sub("", path))
         suffix = _SUFFIX.search(path)
-        is_tied = target == "output" and self.family.config.get("tie_word_embeddings", default=False)
         if target is None or suffix is None:
             self.unknown.append(name)
         elif suffix[1] == "bias":
             self.strange_biases.append(name)
-        elif not is_tied and (target != "output" or self.family.has_output):
+        elif target == "output" and (self._is_tied or not self.family.has_output):
+            self.unused_output = name
+        else:
             self._add(f"{target}.{suffix[1]}", self.family.change(target), Part(name, None, None))
+
+    @property
+    def _is_tied(self) -> bool | None:
+        """Whether the token embedding is the output matrix; None if the configuration does not say."""
+        value = self.family.config.get("tie_word_embeddings", default=None)
+        return None if value is None else bool(value)
 
     def _add(self, target: str, change: Change | None, part: Part) -> None:
         kind = self.weights.kind(part.source)
+        self.weights.check_scales(part.source)
         output = self.outputs.setdefault(target, OutputTensor(target, change, kind))
         if output.parts and part.expert is None:
             raise FileFormatError(f"tensors '{output.parts[0].source}' and '{part.source}' are both {target}")
@@ -171,8 +180,25 @@ class _Mapper:
         embedding = self.outputs.get("token_embd.weight")
         if embedding is None:
             raise FileFormatError(f"{self.weights.checkpoint.folder}: the token embedding is missing")
+        if self._is_tied is False:
+            self._check_untied(embedding.parts[0].source)
         if self.family.needs_output and "output.weight" not in self.outputs:
             self._add("output.weight", None, embedding.parts[0])
+
+    def _check_untied(self, embedding: str) -> None:
+        """The configuration promises an output matrix of its own."""
+        weights, output = self.weights, self.unused_output
+        if not output:
+            if "output.weight" not in self.outputs:
+                raise FileFormatError(
+                    f"{weights.checkpoint.folder}: the output matrix (lm_head.weight) is missing; config.json says "
+                    "that the token embedding is another (tie_word_embeddings false)"
+                )
+        elif not np.array_equal(weights.load(output), weights.load(embedding)):
+            raise FileFormatError(
+                f"{weights.checkpoint.folder}: '{output}' is not the token embedding; a GGUF file of architecture "
+                f"{self.family.arch} cannot have another output matrix"
+            )
 
     def _arrange(self, output: OutputTensor) -> None:
         """Puts experts in order and computes the shape."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,15 @@ class Weights:
         shape = self.checkpoint.tensors[name].shape
         return (*shape[:-2], shape[-2] * MXFP4_BLOCK) if self.kind(name) == "mxfp4" else shape
 
+    def check_scales(self, name: str) -> None:
+        """FileFormatError unless the scales that a tensor needs are there, in the shape that belongs to it."""
+        if self.kind(name) == "mxfp4":
+            self._mxfp4_scales(name)
+        elif self.is_fp8(name):
+            scale = self._fp8_scale(name)
+            shape, scale_shape = self.checkpoint.tensors[name].shape, self.checkpoint.tensors[scale].shape
+            check_scale_shape(shape, scale_shape, self._block_size(name, scale), name)
+
     def load(self, name: str) -> np.ndarray:
         """The tensor as its kind says; plain floats are a view of the file."""
         if self.kind(name) == "mxfp4":
@@ -73,15 +83,19 @@ class Weights:
     def _fp8(self, name: str, raw: np.ndarray) -> np.ndarray:
         """Values times the scale of their tensor, row or block, float32."""
         values = e4m3_values()[raw]
-        scale_name = next((name + end for end in WEIGHT_SCALES if name + end in self.checkpoint.tensors), None)
-        if scale_name is None:
-            raise FileFormatError(f"{self.checkpoint.folder}: FP8 tensor '{name}' has no scale ('{name}_scale_inv')")
+        scale_name = self._fp8_scale(name)
         raw_scale = self.checkpoint.raw(scale_name)
         if self.checkpoint.tensors[scale_name].dtype == "F8_E8M0":
             scale = np.exp2(raw_scale.astype(np.float32) - 127)
         else:
             scale = to_float32(raw_scale, self.kind(scale_name))
         return scale_blocks(values, scale, self._block_size(name, scale_name), name)
+
+    def _fp8_scale(self, name: str) -> str:
+        scale_name = next((name + end for end in WEIGHT_SCALES if name + end in self.checkpoint.tensors), None)
+        if scale_name is None:
+            raise FileFormatError(f"{self.checkpoint.folder}: FP8 tensor '{name}' has no scale ('{name}_scale_inv')")
+        return scale_name
 
     def _block_size(self, name: str, scale_name: str) -> tuple[int, int]:
         """Rows and columns one scale covers: as the configuration says, else whole tensors or rows."""
@@ -94,12 +108,7 @@ class Weights:
 
     def _mxfp4(self, name: str) -> np.ndarray:
         """Blocks u8 [..., rows, n/32 * 17]: scale byte, then 16 bytes with element j low and j + 16 high."""
-        scales_name = f"{name.removesuffix('_blocks')}_scales"
-        if scales_name not in self.checkpoint.tensors:
-            raise FileFormatError(f"{self.checkpoint.folder}: MXFP4 tensor '{name}' has no '{scales_name}'")
-        blocks, scales = self.checkpoint.raw(name), self.checkpoint.raw(scales_name)
-        if blocks.shape != (*scales.shape, MXFP4_BLOCK // 2):
-            raise FileFormatError(f"{self.checkpoint.folder}: shapes of '{name}' and '{scales_name}' do not fit")
+        blocks, scales = self.checkpoint.raw(name), self.checkpoint.raw(self._mxfp4_scales(name))
         # The checkpoint has elements 2j low and 2j + 1 high in byte j.
         out = np.empty((*scales.shape, MXFP4_BYTES), np.uint8)
         out[..., 0] = scales
@@ -107,19 +116,37 @@ class Weights:
         out[..., 2::2] = blocks[..., :8] >> 4 | blocks[..., 8:] & 0xF0
         return out.reshape(*scales.shape[:-1], scales.shape[-1] * MXFP4_BYTES)
 
+    def _mxfp4_scales(self, name: str) -> str:
+        scales_name, tensors = f"{name.removesuffix('_blocks')}_scales", self.checkpoint.tensors
+        if scales_name not in tensors:
+            raise FileFormatError(f"{self.checkpoint.folder}: MXFP4 tensor '{name}' has no '{scales_name}'")
+        if tuple(tensors[name].shape) != (*tensors[scales_name].shape, MXFP4_BLOCK // 2):
+            raise FileFormatError(f"{self.checkpoint.folder}: shapes of '{name}' and '{scales_name}' do not fit")
+        return scales_name
+
+
+def check_scale_shape(
+    shape: tuple[int, ...], scale_shape: tuple[int, ...], block: tuple[int, int], name: str
+) -> tuple[int, int]:
+    """Rows and columns of blocks of a tensor [..., rows, columns]; FileFormatError unless there is one scale, or one
+    for each block."""
+    rows, columns = (1, *shape)[-2:]
+    grid = (-(-rows // block[0]), -(-columns // block[1]))
+    if math.prod(scale_shape) != 1 and (*shape[:-2], *grid) != tuple(scale_shape):
+        raise FileFormatError(
+            f"scales of tensor '{name}' have shape {list(scale_shape)}; {list(shape)} in blocks of "
+            f"{block[0]} x {block[1]} needs {[*shape[:-2], *grid]}"
+        )
+    return grid
+
 
 def scale_blocks(values: np.ndarray, scale: np.ndarray, block: tuple[int, int], name: str) -> np.ndarray:
     """values f32 [..., rows, columns] times scale [..., blocks of rows, blocks of columns], in place."""
-    rows, columns = values.shape[-2:] if values.ndim > 1 else (1, values.shape[0])
-    grid = (-(-rows // block[0]), -(-columns // block[1]))
+    grid = check_scale_shape(values.shape, scale.shape, block, name)
+    columns = values.shape[-1]
     if scale.size == 1:
         values *= scale.reshape(())
         return values
-    if scale.shape[-2:] != grid or scale.shape[:-2] != values.shape[:-2]:
-        raise FileFormatError(
-            f"scales of tensor '{name}' have shape {list(scale.shape)}; {list(values.shape)} in blocks of "
-            f"{block[0]} x {block[1]} needs {[*values.shape[:-2], *grid]}"
-        )
     for i in range(grid[0]):
         band = np.repeat(scale[..., i, :], block[1], axis=-1)[..., None, :columns]
         values[..., i * block[0] : (i + 1) * block[0], :] *= band

@@ -143,6 +143,14 @@ class GGUFFile:
             file._read(wanted(file) if wanted else file.tensors, reserved_pages, progress)
         return file
 
+    @classmethod
+    def of_header(cls, header: bytes, path: str) -> GGUFFile:
+        """A file of which only the header exists, in memory. path: what errors name."""
+        data = np.frombuffer(header, np.uint8)
+        parsed = parse_header(data, path)
+        shard = Shard(path, 0, data, parsed, Metadata(data, parsed.entries, path), mapped=False)
+        return cls(path, [shard], header_only=True)
+
     def _read(self, wanted: Container[str], reserved_pages: bool, progress: Callable[[float], None] | None) -> None:
         """Reads all but the tensors that are not wanted into memory, in place of the mappings.
 

@@ -36,6 +36,22 @@ BAD_TENSORS = {
     ),
     "expert": ("mixtral", _without(EXPERT), "needs 4 experts, found 3 (expert 2 is missing)"),
     "embedding": ("llama", _without("model.embed_tokens.weight"), "token embedding is missing"),
+    "weight of a layer": (
+        "llama",
+        _without("model.layers.1.mlp.up_proj.weight"),
+        "llama: layer 1 lacks blk.1.ffn_up.weight (from 'mlp.up_proj'); the checkpoint is incomplete",
+    ),
+    "network of a layer": (
+        "glm4moe",
+        _without("model.layers.0.mlp.down_proj.weight"),
+        "layer 0 lacks blk.0.ffn_down.weight (from 'mlp.down_proj')",
+    ),
+    "last norm": ("smollm3", _without("model.norm.weight"), "output_norm.weight (from 'model.norm') is missing"),
+    "shape": (
+        "llama",
+        _add("model.layers.0.mlp.down_proj.weight", SMALL),
+        "got 2, 2, 1, 1 (from 'model.layers.0.mlp.down_proj.weight')",
+    ),
     "integers": ("llama", _add("model.layers.0.mlp.up_proj.weight", ("I32", (1, 1), b"\0" * 4)), "has type I32"),
     "scale": (
         "deepseek-v3",
@@ -47,6 +63,17 @@ BAD_TENSORS = {
         _without("model.layers.0.mlp.experts.down_proj_scales"),
         "down_proj_blocks' has no 'model.layers.0.mlp.experts.down_proj_scales'",
     ),
+    "shape of a scale": (
+        "deepseek-v3",
+        _add("model.layers.0.self_attn.o_proj.weight_scale_inv", made.bf16(np.ones((3, 3), np.float32))),
+        "scales of tensor 'model.layers.0.self_attn.o_proj.weight' have shape [3, 3]",
+    ),
+    "shape of scales": (
+        "gpt-oss",
+        _add("model.layers.0.mlp.experts.down_proj_scales", ("U8", (1, 1), b"\0")),
+        "down_proj_blocks' and 'model.layers.0.mlp.experts.down_proj_scales' do not fit",
+    ),
+    "output": ("llama", _without("lm_head.weight"), "the output matrix (lm_head.weight) is missing"),
 }
 
 
@@ -56,7 +83,7 @@ def test_tensors_that_do_not_fit(case, tmp_path):
     folder = made.copy(name, tmp_path)
     made.change_tensors(folder, change)
     with pytest.raises(IkpyError) as error:
-        Conversion(folder, ConvertOptions(outfile=str(tmp_path / "out.gguf"))).write()
+        Conversion(folder, ConvertOptions(outfile=str(tmp_path / "out.gguf")))
     assert message in str(error.value)
     assert not list(tmp_path.glob("*.gguf"))
 
@@ -102,6 +129,20 @@ BAD_CONFIGS = {
         FileFormatError,
         "use_bidirectional_attention true",
     ),
+    "exact gelu": ("gemma2", {"hidden_activation": "gelu"}, FileFormatError, "activation 'gelu'"),
+    "linear scaling of latents": (
+        "deepseek-v3",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+        FileFormatError,
+        "linear RoPE scaling",
+    ),
+    "part of a head": ("llama", {"partial_rotary_factor": 0.5}, FileFormatError, "partial_rotary_factor 0.5"),
+    "part of a head, new spelling": (
+        "gemma",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        FileFormatError,
+        "partial_rotary_factor 0.5",
+    ),
     "llama4 temperature": ("llama4", {"floor_scale": 4096}, FileFormatError, "floor_scale 4096"),
     # Numbers of things that are listed one by one.
     "layers 2^31": ("qwen3next", {"num_hidden_layers": 2**31}, FileFormatError, "'num_hidden_layers' is 2147483648;"),
@@ -132,6 +173,20 @@ def test_configurations_that_cannot_be_expressed(case, tmp_path):
     with pytest.raises(kind) as error:
         Conversion(folder)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["gemma", "command-r"])
+def test_output_matrices_that_a_file_cannot_have(name, tmp_path):
+    """Left out where they equal the token embedding."""
+    folder = made.copy(name, tmp_path)
+    made.amend(folder, tie_word_embeddings=False)
+    embedding = made.read_tensors(folder / "model.safetensors")["model.embed_tokens.weight"]
+    made.change_tensors(folder, _add("lm_head.weight", embedding))
+    assert Conversion(folder).plan()
+    dtype, shape, data = embedding
+    made.change_tensors(folder, _add("lm_head.weight", (dtype, shape, data[::-1])))
+    with pytest.raises(FileFormatError, match=r"'lm_head.weight' is not the token embedding"):
+        Conversion(folder)
 
 
 def test_other_quantizations_are_named(tmp_path):

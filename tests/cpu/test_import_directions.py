@@ -31,10 +31,10 @@ ALLOWED = {
     "backends": "errors held_interrupts threads _native graph quants",
     "models": "errors threads machine_memory _native gguf graph quants",
     "engine": "errors held_interrupts threads machine_memory _native backends gguf graph models quants",
-    "convert": "errors threads _native gguf quants vocab",
+    "convert": "errors threads _native gguf models quants vocab",
     "tools": "errors held_interrupts threads _native backends engine gguf graph models quants vocab",
     "llm": "errors engine tools vocab",
-    "server": "errors engine gguf tools vocab",
+    "server": "errors engine gguf quants tools vocab",
     "cli": "end_signals errors lost_interrupts threads numa _native backends convert engine gguf graph models quants "
     "server tools vocab",
     "__main__": "cli lost_interrupts",

@@ -94,6 +94,8 @@ class Family:
     has_windows: ClassVar[bool] = False  # in the layers that `layer_types` says
     own_yarn_magnitude: ClassVar[bool] = False
     activations: ClassVar[tuple[str, ...]] = ("silu", "swish")
+    activation_names: ClassVar[tuple[str, ...]] = ("hidden_act", "hidden_activation")  # in the configuration
+    rotates_part: ClassVar[bool] = False  # of a head, if the configuration says so
     rotary_fraction: ClassVar[float] = 1.0
     norm_key: ClassVar[str] = "attention.layer_norm_rms_epsilon"
     usual_pre: ClassVar[str] = ""  # pre-tokenizer of the published models, where splitting alone does not tell
@@ -118,8 +120,10 @@ class Family:
 
     def check(self) -> None:
         """Refuse configurations that the architecture cannot express."""
-        activation = self.config.get("hidden_act", "hidden_activation", default=self.activations[0])
+        activation = self.config.get(*self.activation_names, default=self.activations[0])
         self.config.require(f"activation '{activation}'", activation in self.activations)
+        fraction = self.config.rotary_fraction(self.rotary_fraction)
+        self.config.require(f"partial_rotary_factor {fraction:g}", self.rotates_part or fraction == 1)
         windows = any(self.config.sliding_layers() or [])
         self.config.require("a window in some layers", self.has_windows or not windows)
         kind = self.config.rope()["rope_type"]

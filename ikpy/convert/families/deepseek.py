@@ -23,6 +23,7 @@ class DeepSeekV2(Family):
     """Latent attention. attn_kv_b is written as it is, and split and transposed for the absorbed form too."""
 
     arch = "deepseek2"
+    rotates_part = True
     needs_output = True
     own_yarn_magnitude = True
     gating = 1
@@ -52,6 +53,8 @@ class DeepSeekV2(Family):
         super().check()
         self.config.require("rope_interleave false", bool(self.config.get("rope_interleave", default=True)))
         rope = self.config.rope()
+        # Files of this architecture shrink q and k by the magnitude of YaRN with every scaling.
+        self.config.require("linear RoPE scaling", rope["rope_type"] != "linear")
         if rope["rope_type"] == "yarn":
             scales = rope.get("mscale"), rope.get("mscale_all_dim")
             is_known = bool(scales[0]) and scales[0] == scales[1]

@@ -15,7 +15,8 @@ class Gemma(Family):
     arch = "gemma"
     norm_offset = 1.0
     has_output = False
-    activations = ("gelu_pytorch_tanh", "gelu")
+    # transformers takes "gelu" of the first files for the other.
+    activations: ClassVar[tuple[str, ...]] = ("gelu_pytorch_tanh", "gelu")
 
     def check(self) -> None:
         super().check()
@@ -38,6 +39,8 @@ class Gemma2(Gemma):
     """Norms after both branches, soft caps, a window in every other layer."""
 
     arch = "gemma2"
+    activations = ("gelu_pytorch_tanh",)
+    activation_names = ("hidden_activation",)
     has_windows = True
     modules: ClassVar[Modules] = {
         **ATTENTION,

@@ -18,7 +18,9 @@ class Gemma4(WindowFamily):
     """Norm weights are stored as they are used."""
 
     arch = "gemma4"
-    activations = ("gelu_pytorch_tanh", "gelu")
+    rotates_part = True
+    activations = ("gelu_pytorch_tanh",)
+    activation_names = ("hidden_activation",)
     rope_scalings = ("proportional",)
     usual_pre = "gemma4"
     outer: ClassVar[Mapping[str, str]] = {

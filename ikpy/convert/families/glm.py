@@ -25,6 +25,7 @@ class Glm4(Family):
 
     arch = "glm4"
     biases = QKV
+    rotates_part = True
     rotary_fraction = 0.5
     modules: ClassVar[Modules] = {
         **ATTENTION,
@@ -40,6 +41,7 @@ class Glm4Moe(Family):
 
     arch = "glm4moe"
     biases = needed_biases = QKV
+    rotates_part = True
     rotary_fraction = 0.5
     modules: ClassVar[Modules] = {
         **ATTENTION,

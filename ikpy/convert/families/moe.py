@@ -85,6 +85,7 @@ class BailingMoe2(Family):
     """Fused q, k and v; routing keys of Ling 2.0."""
 
     arch = "bailingmoe2"
+    rotates_part = True
     needs_output = True
     outer: ClassVar[Mapping[str, str]] = {
         "model.word_embeddings": "token_embd",
@@ -125,6 +126,7 @@ class MiniMaxM2(Family):
     """Experts of width intermediate_size; one norm over all heads of q, one over those of k."""
 
     arch = "minimax-m2"
+    rotates_part = True
     modules: ClassVar[Modules] = {
         **ATTENTION,
         **HEAD_NORMS,

@@ -16,6 +16,7 @@ class Phi3(Family):
     """Fused projections; LongRoPE factors for short and long contexts as tensors."""
 
     arch = "phi3"
+    rotates_part = True
     rope_scalings = ("longrope", "su")
     needs_output = True
     modules: ClassVar[Modules] = {**ATTENTION, **_PROJECTIONS}

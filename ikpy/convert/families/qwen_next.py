@@ -34,6 +34,7 @@ class Qwen35(Qwen3):
 
     arch = "qwen35"
     norm_offset = 1.0
+    rotates_part = True
     rotary_fraction = 0.25
     usual_pre = "qwen35"
     modules: ClassVar[Modules] = {**GATED_ATTENTION, **DENSE}

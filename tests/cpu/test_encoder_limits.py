@@ -35,7 +35,7 @@ def test_values_beyond_every_scale_are_saturated(name, size):
     assert np.corrcoef(values.ravel(), stored.ravel())[0, 1] > 0.6
 
 
-@pytest.mark.parametrize("name", ["q6_K", "iq6_k"])
+@pytest.mark.parametrize("name", ["q2_K", "q4_K", "q5_K", "q6_K", "iq6_k"])
 def test_values_that_were_encoded_before(name):
     """Files of other quantizations are quantized again; what is added is little, and nothing for most blocks."""
     values = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)
@@ -44,6 +44,31 @@ def test_values_that_were_encoded_before(name):
     changed = np.any((once != twice).reshape(-1, 256), 1)
     assert changed.mean() < 0.05
     assert np.sqrt(np.mean((twice - once) ** 2) / np.mean((once - values) ** 2)) < 0.05
+
+
+@pytest.mark.parametrize("name", ["q2_K", "q4_K", "q5_K"])
+@pytest.mark.parametrize("outliers", [0, 1], ids=["normal", "outliers"])
+def test_scales_and_minimums_are_met(name, outliers):
+    """Blocks encoded before are met, also where few levels are used and where the values were F16 in between."""
+    rng = np.random.default_rng(7)
+    values = rng.standard_t(3, (ROWS, COLUMNS)) if outliers else rng.laplace(size=(ROWS, COLUMNS))
+    values = (values * 0.03).astype(np.float32)
+    once = decoded(values, name)
+    first = np.sqrt(np.mean((once - values) ** 2))
+    for source in (once, once.astype(np.float16).astype(np.float32)):
+        assert np.sqrt(np.mean((decoded(source, name) - once) ** 2)) < 0.03 * first
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q5_0", "q6_0", "q3_K", "q6_K"])
+def test_small_values_of_a_column_of_overwhelming_importance(name):
+    """They decide over the scale: at the scale of the largest of the sub-block they would be 0."""
+    values = np.random.default_rng(3).standard_normal((ROWS, COLUMNS)).astype(np.float32)
+    values[:, 77] = np.where(np.arange(ROWS) % 2, 0.03, -0.02)
+    importance = np.ones(COLUMNS, np.float32)
+    importance[77] = 1e7
+    data = np.asarray(core.quantize(values, registry.by_name(name).id, importance)).reshape(-1)
+    stored = dequantize(data, name, (COLUMNS, ROWS)).reshape(ROWS, COLUMNS)
+    assert np.abs(stored[:, 77] / values[:, 77] - 1).max() < 0.2
 
 
 @pytest.mark.parametrize("code", [-128, -121, 127, 116])

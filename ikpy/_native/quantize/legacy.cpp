@@ -26,10 +26,8 @@ float fit_single_scale(Codec& codec, const float* x, const float* w, float narro
     float best = 0, best_score = 0;
     Scan s;
     alignas(64) float dl[LANES];
-    for (int sign = 1; sign >= -1; sign -= 2) {
-        const float unit = sign * std::fabs(max) / codec.extent(0, (max > 0) == (sign > 0));
-        for (int l = 0; l < LANES; l++) dl[l] = unit * (narrowest + (widest - narrowest) * l / (LANES - 1));
-        for (int pass = 0; pass < 3; pass++) {
+    const auto improve = [&](int passes) {
+        for (int pass = 0; pass < passes; pass++) {
             codec.scan(0, x, w, 0, dl, s);
             for (int l = 0; l < LANES; l++) {
                 if (!(s.tt[l] > 0)) continue;
@@ -40,6 +38,16 @@ float fit_single_scale(Codec& codec, const float* x, const float* w, float narro
                     best = dl[l];
                 }
             }
+        }
+    };
+    const bool may_be_small = one_outweighs(w, Codec::SIZE);
+    for (int sign = 1; sign >= -1; sign -= 2) {
+        const float unit = sign * std::fabs(max) / codec.extent(0, (max > 0) == (sign > 0));
+        for (int l = 0; l < LANES; l++) dl[l] = unit * (narrowest + (widest - narrowest) * l / (LANES - 1));
+        improve(3);
+        if (may_be_small) {
+            start_below(unit * narrowest, dl);
+            improve(3);
         }
     }
     best = round_to_f16(best);

@@ -9,6 +9,7 @@ namespace ikpy::quantize {
 
 struct ScaleOffset {
     float scale = 0, offset = 0, error = std::numeric_limits<float>::infinity();
+    bool meets = false;  // all values lie on the levels, but for what storing them as f16 changes
 };
 
 // LANES candidate (scale, offset) pairs for one sub-block: their weighted errors, and refits to the chosen
@@ -102,7 +103,7 @@ ScaleOffset fit_scale_offset(const float* x, const float* w, float highest, floa
     }
     low = std::min(low, highest);
     ScaleOffset best;
-    if (!(high > low)) return {0, low, 0};
+    if (!(high > low)) return {0, low, 0, true};
     float sum_w = 0, sum_x = 0;
     for (int j = 0; j < SIZE; j++) {
         sum_w += w[j];
@@ -123,6 +124,7 @@ ScaleOffset fit_scale_offset(const float* x, const float* w, float highest, floa
     }
     start_with_spare_levels(lanes, low, high, highest);
     refine(1);
+    best.meets = best.error < 4e-4f * sum_w * best.scale * best.scale;
     return best;
 }
 

@@ -117,6 +117,17 @@ class ScaledCodebookSearch {
             dl[l] = unit * (effort_.narrowest + (effort_.widest - effort_.narrowest) * l / (LANES - 1));
         }
         Option best;
+        improve(b, x, w, table, unit, dl, best);
+        if (one_outweighs(w, Codec::SIZE)) {
+            start_below(unit * effort_.narrowest, dl);
+            improve(b, x, w, table, unit, dl, best);
+        }
+        return best;
+    }
+
+    // Keeps the best of the scales dl and of those fitted to their levels; dl becomes the latter.
+    void improve(int b, const float* x, const float* w, int table, float unit, float* dl,
+                 Option& best) const {
         Scan s;
         alignas(64) float negative_score[LANES];
         for (int pass = 0; pass < 2; pass++) {
@@ -131,7 +142,6 @@ class ScaledCodebookSearch {
             const int l = index_of_least(negative_score);
             if (-negative_score[l] > best.score) best = {dl[l], -negative_score[l], s.tt[l]};
         }
-        return best;
     }
 
     float rounded(float d) const { return scale_type_ == ScaleType::F16 ? round_to_f16(d) : d; }

@@ -181,6 +181,27 @@ inline float unshrink(double xx, double xy) {
     return static_cast<float>(std::min(std::pow(xx / xy, SHARE), limit));
 }
 
+// Whether one column counts more than all others together, so that its value may decide over the scale though
+// it is small.
+inline bool one_outweighs(const float* w, int n) {
+    constexpr float MUCH = 4;
+    float largest = 0, sum = 0;
+    for (int j = 0; j < n; j++) {
+        largest = std::max(largest, w[j]);
+        sum += w[j];
+    }
+    return largest > MUCH * (sum - largest);
+}
+
+// Scales from just below one down to a thousandth of it: levels other than 0 for values that are small
+// beside the largest.
+inline void start_below(float scale, float* dl) {
+    for (int l = 0; l < LANES; l++) {
+        scale *= 0.65f;
+        dl[l] = scale;
+    }
+}
+
 // sum w*x*x
 inline double weighted_square(const float* x, const float* w, int64_t n) {
     double sum = 0;

@@ -193,7 +193,7 @@ def _object(source: Path, folder: Path, compiler: str, flags: Sequence[str]) -> 
 def build(kernel_files: Sequence[Path], *, checked: bool = False) -> Emulator:
     """An emulator with the kernels of these files; compiles what is not in the user cache.
 
-    checked: races and misaligned accesses end a launch with an error, at about a tenth of the speed.
+    checked: races and misaligned accesses end a launch with an error; several times as slow.
     """
     compiler = _compiler()
     folder = cache_dir()

@@ -29,8 +29,12 @@ class Answer:
         """Seconds between the last two tokens."""
         self._vocab = vocab
         self._special = special
-        self._text = TextStream(task.params.stop)
+        self._text = TextStream(task.params.stop, task.params.n_indent)
         self._unsent: list[TokenProbability] = []
+        self._n_sent = 0
+        """Tokens that `take_tokens` has given out."""
+        self._ends_line = False
+        """Whether the last token has the end of a line."""
         self._last_token = 0.0
 
     def begin(self) -> None:
@@ -48,12 +52,21 @@ class Answer:
             self.probabilities.append(probability)
             self._unsent.append(probability)
         self.ended = token in self._vocab.eog
-        return self._text.feed(b"" if self.ended else self.piece(token))
+        piece = b"" if self.ended else self.piece(token)
+        self._ends_line = b"\n" in piece
+        return self._text.feed(piece)
 
     def take_unsent(self) -> tuple[TokenProbability, ...]:
         """Probabilities of the tokens since the last call."""
         unsent, self._unsent = tuple(self._unsent), []
         return unsent
+
+    def take_tokens(self) -> tuple[int, ...]:
+        """Ids of the tokens since the last call, if the request wants them."""
+        if not self.task.params.return_tokens:
+            return ()
+        first, self._n_sent = self._n_sent, len(self.tokens)
+        return tuple(self.tokens[first:])
 
     def forget(self) -> None:
         """Lets go of all but the numbers and times."""
@@ -82,11 +95,12 @@ class Answer:
     @property
     def is_complete(self) -> bool:
         """Whether a stop rule holds."""
-        return self.ended or self._text.stopping_word is not None or self.at_limit()
+        text = self._text
+        return self.ended or text.stopping_word is not None or text.is_outdented or self.at_limit()
 
     def at_limit(self, n_held: int = 0) -> bool:
-        """Whether no token may follow; ``n_held`` more wait to be added."""
+        """Whether no token may follow; ``n_held`` more wait to be added. A line that was begun in time is ended."""
         if 0 <= self.task.params.limit <= self.n_decoded + n_held:
             return True
         limit = self.task.params.t_max_predict_ms
-        return 0 < limit < 1e3 * (time.perf_counter() - self.first)
+        return self._ends_line and 0 < limit < 1e3 * (time.perf_counter() - self.first)

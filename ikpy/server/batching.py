@@ -86,7 +86,9 @@ class PromptFeeder:
             budget = self.chunk() if generating else self._context.n_batch - len(plan.batch)
             if any(slot.scores_prompt for slot in waiting):  # memory for the logits of a micro-batch is there already
                 budget = min(budget, self._context.n_ubatch - len(plan.batch))
-        waiting.sort(key=lambda slot: slot.n_waiting)
+        waiting.sort(key=lambda slot: slot.began)
+        if causal:  # short prompts leave the rest of their shares to longer ones
+            waiting = sorted(waiting[: max(0, budget)], key=lambda slot: slot.n_waiting)
         for i, slot in enumerate(waiting):
             n = min(slot.n_waiting, budget, max(1, budget // (len(waiting) - i)))
             if not causal and isinstance(slot.task, EmbeddingTask):  # its tokens see each other: all at once

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import json.encoder
+import re
 import secrets
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 JSON_TYPE = "application/json; charset=utf-8"
+LONE = re.compile("[\ud800-\udfff]")
+"""Surrogates: those of a pair are one character in texts of Python."""
 ANY_HEADER = zlib.MAX_WBITS | 32
 """For zlib: the data begin with the header of gzip or of zlib."""
 SHORT_BODY = 2048
@@ -46,7 +49,12 @@ def to_json(value: Any) -> str:
 
 def _clean(text: str) -> str:
     """The text with U+FFFD for lone surrogates."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    try:
+        if not text.isascii():
+            text.encode("utf-8")
+    except UnicodeEncodeError:
+        return LONE.sub("\N{REPLACEMENT CHARACTER}", text)
+    return text
 
 
 def to_json_in_turns(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
 
 from ikpy.errors import UsageError
@@ -15,24 +16,39 @@ SHOWN = 4
 def read_keys(keys: Iterable[str], files: Iterable[str]) -> dict[str, str]:
     """Name of every key. A line of a file is a key, or a name and a key; others are named by their number.
 
-    Raises UsageError for a file that cannot be read, and when files are given but no key at all: that would open the
-    server to everybody.
+    Raises UsageError for a file that cannot be read or has other lines, and when files are given but no key at all:
+    that would open the server to everybody.
     """
     found = [("", key) for key in keys if key]
     name = ""
     for name in files:
-        try:
-            lines = Path(name).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not valid UTF-8"
-            raise UsageError(f"--api-key-file {name}: {reason}") from None
-        for line in lines:
-            words = line.split()
-            if words and not line.startswith("#"):
+        for number, line in enumerate(_text(name).splitlines(), 1):
+            words = list(takewhile(lambda word: not word.startswith("#"), line.split()))
+            if len(words) > 2:
+                raise UsageError(f"--api-key-file {name}: line {number} is neither KEY nor NAME KEY, nor a # comment")
+            if words:
                 found.append((words[0] if len(words) > 1 else "", words[-1]))
     if name and not found:
         raise UsageError(f"--api-key-file {name}: no key in it, which would open the server")
     return {key: name or f"key-{i}" for i, (name, key) in enumerate(found, 1)}
+
+
+_READ: dict[str, str] = {}
+"""Texts of pipes, `<(...)` of a shell, by name: they can be read only once, keys are asked for several times."""
+
+
+def _text(name: str) -> str:
+    """Text of a key file. Raises UsageError."""
+    if name in _READ:
+        return _READ[name]
+    try:
+        text = Path(name).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not valid UTF-8"
+        raise UsageError(f"--api-key-file {name}: {reason}") from None
+    if not Path(name).is_file():
+        _READ[name] = text
+    return text
 
 
 def key_end(key: str) -> str:

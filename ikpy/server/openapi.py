@@ -46,7 +46,7 @@ SAMPLING: dict[str, Schema] = {
     "structured_outputs": OBJECT, "stream": FLAG, "cache_prompt": FLAG,
     "n_cache_reuse": INTEGER,
     "n_predict": INTEGER, "max_tokens": INTEGER, "n_probs": INTEGER, "n_keep": INTEGER, "id_slot": INTEGER,
-    "t_max_predict_ms": INTEGER, "timings_per_token": FLAG,
+    "t_max_predict_ms": INTEGER, "n_indent": INTEGER, "timings_per_token": FLAG, "return_tokens": FLAG,
     "return_progress": FLAG, "response_fields": array(TEXT), "n": INTEGER,
     "banned_strings": TEXTS, "banned_n": INTEGER, "banned_bias": NUMBER, "rewind_count_max": INTEGER,
     "banned_regex": TEXTS, "banned_regex_case_insensitive": TEXTS, "banbuffer_size": INTEGER,
@@ -75,7 +75,15 @@ OLLAMA = {
     "model": TEXT, "stream": FLAG, "options": OBJECT, "format": ANY, "think": ANY, "keep_alive": ANY,
     "logprobs": FLAG, "top_logprobs": INTEGER,
 }  # fmt: skip
-RERANK = record(["query", "documents"], query=TEXT, documents=array(TEXT, minItems=1), top_n=INTEGER, model=TEXT)
+RERANK = record(
+    ["query", "documents"],
+    query=TEXT,
+    documents=array(TEXT, minItems=1),
+    top_n=INTEGER,
+    return_documents=FLAG,
+    return_text=FLAG,
+    model=TEXT,
+)
 EMBED = record(["input"], input=PROMPT, embd_normalize=INTEGER, encoding_format=TEXT, model=TEXT)
 FILE = record(["filename"], filename=TEXT)
 BODIES: dict[str, tuple[str, Schema]] = {

@@ -26,13 +26,14 @@ class GenerationParams:
     ``n_predict`` is the request's token limit (-1: not given), ``limit`` the one that holds (-1: none), ``n_probs`` the
     number of reported probabilities per token, ``prompt_probs`` the same for tokens of the prompt (None: these are not
     scored, 0: only what each token had), ``return_progress`` sends events while a streamed prompt is evaluated,
-    ``t_max_predict_ms`` is a limit in milliseconds (0: none), ``n`` the number of answers per prompt,
-    ``preserved_tokens`` are control tokens whose text is given out, ``trigger`` says when the grammar begins to hold
-    (None: at once), ``draft_n_max`` and ``draft_n_min`` bound drafts within the server's own limits, ``draft_p_min``
-    replaces the server's least probability of drafts, ``lora`` are scales of adapters by id (None: the server's),
-    ``thinking`` limits reasoning (None: no limit), ``cache_reuse`` is the least length in tokens of moved pieces of the
-    cache (0: none), ``banned`` are phrases that may not appear, ``penalty_prompt`` are tokens that the penalties see
-    instead of the prompt, ``wrong_types`` are fields of the request that were not taken.
+    ``return_tokens`` shows the ids of the tokens, ``t_max_predict_ms`` is the time in milliseconds after which no other
+    line is begun (0: none), ``n_indent`` the least number of blanks before further lines, ``n`` the number of answers
+    per prompt, ``preserved_tokens`` are control tokens whose text is given out, ``trigger`` says when the grammar
+    begins to hold (None: at once), ``draft_n_max`` and ``draft_n_min`` bound drafts within the server's own limits,
+    ``draft_p_min`` replaces the server's least probability of drafts, ``lora`` are scales of adapters by id (None: the
+    server's), ``thinking`` limits reasoning (None: no limit), ``cache_reuse`` is the least length in tokens of moved
+    pieces of the cache (0: none), ``banned`` are phrases that may not appear, ``penalty_prompt`` are tokens that the
+    penalties see instead of the prompt, ``wrong_types`` are fields of the request that were not taken.
     """
 
     sampling: SamplingParams
@@ -50,7 +51,9 @@ class GenerationParams:
     id_slot: int = -1
     timings_per_token: bool = False
     return_progress: bool = False
+    return_tokens: bool = False
     t_max_predict_ms: int = 0
+    n_indent: int = 0
     n: int = 1
     response_fields: tuple[str, ...] = ()
     default_samplers: bool = True

@@ -31,10 +31,10 @@ INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n"
 FLAGS = ("penalize_nl", "adaptive_updt_w_cur", "ignore_eos")
 OTHER_NUMBERS = (
     "max_completion_tokens", "max_tokens", "n_predict", "id_slot", "n", "n_keep", "n_discard", "n_probs", "seed",
-    "n_cache_reuse", "t_max_predict_ms", "banned_n", "banned_bias", "banbuffer_size", "rewind_count_max",
+    "n_cache_reuse", "t_max_predict_ms", "n_indent", "banned_n", "banned_bias", "banbuffer_size", "rewind_count_max",
     "speculative.n_max", "speculative.n_min", "speculative.p_min",
 )  # fmt: skip
-OTHER_FLAGS = ("stream", "cache_prompt", "timings_per_token", "post_sampling_probs", "return_progress")
+OTHER_FLAGS = ("stream", "cache_prompt", "timings_per_token", "post_sampling_probs", "return_progress", "return_tokens")
 MOST_STOPS, LONGEST_STOPS = 1024, 65536
 """Stop strings of a request, and their characters together; each is looked for behind every token."""
 UNSUPPORTED = {
@@ -145,7 +145,9 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         id_slot=id_slot,
         timings_per_token=flag(body, "timings_per_token"),
         return_progress=flag(body, "return_progress") and flag(body, "stream"),
+        return_tokens=flag(body, "return_tokens"),
         t_max_predict_ms=integer(body, "t_max_predict_ms", 0),
+        n_indent=integer(body, "n_indent", 0),
         n=n,
         response_fields=strings(body.get("response_fields")) or (),
         default_samplers=settings.default_samplers and samplers is None,
@@ -269,8 +271,7 @@ def read_sampling(
     values: dict[str, Any] = {name: bounded(number(body, name, getattr(base, name))) for name in FLOATS}
     values |= {name: integer(body, name, getattr(base, name)) for name in INTEGERS}
     values |= {name: flag(body, name, getattr(base, name)) for name in FLAGS}
-    seed = number(body, "seed", base.seed)
-    values["seed"] = int(seed) % LARGEST_SEED
+    values["seed"] = read_seed(body, base.seed)
     if samplers is not None:
         values["samplers"] = samplers
     if "dry_sequence_breakers" in body:
@@ -291,6 +292,14 @@ def read_sampling(
     except UsageError as error:
         raise bad_request(str(error)) from None
     return params
+
+
+def read_seed(body: Body, default: int) -> int:
+    """The lower 32 bits of field ``seed``, of which a 64-bit integer must not become a float on the way."""
+    value = body.get("seed")
+    if not isinstance(value, int) or isinstance(value, bool):
+        value = int(number(body, "seed", default))
+    return value % LARGEST_SEED
 
 
 def read_grammar(body: Body) -> dict[str, Any]:

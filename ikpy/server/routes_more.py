@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +15,11 @@ from ikpy.server.prompts import Prompt
 from ikpy.server.routes_native import answer_prompts
 from ikpy.server.routes_status import front_of
 
+if TYPE_CHECKING:
+    from ikpy.vocab import Vocab
+
+INFILL_TEXTS = ("input_prefix", "input_suffix", "prompt")
+SUFFIX_SHARE = 4
 UNSUPPORTED = {
     "/load /save /rename /all /delete": "stored chat histories",
 }
@@ -34,37 +39,59 @@ async def infill(request: Request) -> Response:
     """POST /infill: text between a prefix and a suffix."""
     front = front_of(request)
     body = await read_body(request, front.settings)
-    prompt = await aside(request, infill_prompt, front, body)
     params = await aside(request, front.read_params, body)
+    n_room = room_beside(params.limit, front.engine.n_ctx_slot)
+    prompt = await aside(request, infill_prompt, front, body, n_room)
     return await answer_prompts(request, front, [prompt], params, several=False)
 
 
-def infill_prompt(front: Front, body: dict[str, Any]) -> Prompt:
+def room_beside(limit: int, n_ctx: int) -> int:
+    """Tokens of a prompt that leave room for an answer: its limit, at most half of the context; a quarter without."""
+    return n_ctx - 1 - (min(limit, n_ctx // 2) if limit >= 0 else n_ctx // 4)
+
+
+def infill_prompt(front: Front, body: dict[str, Any], n_room: int) -> Prompt:
     """Fill-in-the-middle tokens around prefix and suffix, and behind them the ``prompt``, the text that the answer
-    goes on with (editors send the line up to the cursor). Raises ApiError 501 for a model without them."""
+    goes on with (editors send the line up to the cursor).
+
+    If that takes more than ``n_room`` tokens, what is nearest to the gap stays, of the suffix a quarter if the prefix
+    needs the rest, and of other files the last ones as far as they fit. Raises ApiError 501 for a model without such
+    tokens.
+    """
     vocab = front.vocab
     if vocab.fim_pre is None or vocab.fim_suf is None or vocab.fim_mid is None:
         raise ApiError(501, "This model does not support infill: its vocabulary has no fill-in-the-middle tokens")
-    texts = {}
-    for name in ("input_prefix", "input_suffix", "prompt"):
-        texts[name] = body.get(name, "")
-        if not isinstance(texts[name], str):
-            raise bad_request(f'"{name}" must be a string')
-    tokens: list[int] = [vocab.bos] if vocab.add_bos and vocab.bos is not None else []
-    for item in extra_files(body):
-        if vocab.fim_sep is not None:
-            tokens.append(vocab.fim_sep)
-        tokens += vocab.tokenize(f"{item[0]}\n{item[1]}\n", add_special=False)
-    prefix = [vocab.fim_pre, *vocab.tokenize(texts["input_prefix"], add_special=False)]
-    suffix = [vocab.fim_suf, *vocab.tokenize(texts["input_suffix"], add_special=False)]
-    tokens += suffix + prefix if front.settings.spm_infill else prefix + suffix
-    tokens += [vocab.fim_mid, *vocab.tokenize(texts["prompt"], add_special=False)]
-    return Prompt(tokens, texts["input_prefix"])
+    before, after, line = (vocab.tokenize(text_field(body, name), add_special=False) for name in INFILL_TEXTS)
+    begin = [vocab.bos] if vocab.add_bos and vocab.bos is not None else []
+    n_left = max(0, n_room - len(begin) - len(INFILL_TEXTS) - len(line))
+    n_after = min(len(after), max(n_left // SUFFIX_SHARE, n_left - len(before)))
+    n_before = min(len(before), n_left - n_after)
+    files = extra_files(vocab, body, n_left - n_before - n_after)
+    prefix = [vocab.fim_pre, *before[len(before) - n_before :]]
+    suffix = [vocab.fim_suf, *after[:n_after]]
+    parts = suffix + prefix if front.settings.spm_infill else prefix + suffix
+    return Prompt([*begin, *files, *parts, vocab.fim_mid, *line], text_field(body, INFILL_TEXTS[0]))
 
 
-def extra_files(body: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names and texts of ``input_extra``."""
-    extra = body.get("input_extra", [])
+def text_field(body: dict[str, Any], name: str) -> str:
+    """A text of a request, empty if it is missing. Raises ApiError 400."""
+    text = body.get(name)
+    if not isinstance(text, str | None):
+        raise bad_request(f'"{name}" must be a string')
+    return text or ""
+
+
+def extra_files(vocab: Vocab, body: dict[str, Any], n_room: int) -> list[int]:
+    """Tokens of names and texts of ``input_extra``: of the last files that have room. Raises ApiError 400."""
+    extra = body.get("input_extra") or []
     if not isinstance(extra, list) or not all(isinstance(item, dict) for item in extra):
         raise bad_request('"input_extra" must be an array of objects with filename and text')
-    return [(str(item.get("filename", "tmp")), str(item.get("text", ""))) for item in extra]
+    found: list[int] = []
+    for item in reversed(extra):
+        text = f"{item.get('filename', 'tmp')}\n{item.get('text', '')}\n"
+        mark = [] if vocab.fim_sep is None else [vocab.fim_sep]
+        tokens = [*mark, *vocab.tokenize(text, add_special=False), *found]
+        if len(tokens) > n_room:
+            break
+        found = tokens
+    return found

@@ -93,6 +93,7 @@ def n_final_values(generation: Generation, event: Finished) -> int:
     params, prompt = task.params, task.prompt
     n = len(params.penalty_prompt or ()) + len(params.sampling.logit_bias) + len(params.stop)
     shown = len(prompt) if isinstance(prompt, list) else 0
+    n += len(event.tokens) if params.return_tokens else 0
     return N_FIELDS + n + shown + len(event.probabilities) * (1 + max(0, params.n_probs))
 
 
@@ -103,7 +104,7 @@ async def stream(front: Front, generation: Generation, params: GenerationParams)
     async for event in generation.events():
         if isinstance(event, Failed):
             yield data_event(error_body(event.code, event.message))
-        elif isinstance(event, Piece) and params.n_probs <= 0 and event.timings is None:
+        elif isinstance(event, Piece) and not event.tokens and params.n_probs <= 0 and event.timings is None:
             if event.id_slot not in plain:
                 plain[event.id_slot] = data_events(partial(text_object, event.id_slot))
             yield plain[event.id_slot](event.text)
@@ -129,6 +130,8 @@ def piece_object(front: Front, params: GenerationParams, event: Piece) -> dict[s
         out["completion_probabilities"] = probabilities.native(front.vocab, event.probabilities)
     if event.timings is not None:
         out["timings"] = event.timings.json()
+    if params.return_tokens:
+        out["tokens"] = list(event.tokens)
     return out
 
 
@@ -156,12 +159,15 @@ def final_object(front: Front, generation: Generation, params: GenerationParams,
     }
     if params.n_probs > 0:
         out["completion_probabilities"] = probabilities.native(front.vocab, event.probabilities)
+    if params.return_tokens:
+        out["tokens"] = list(event.tokens)
     return selected(out, params.response_fields) if params.response_fields else out
 
 
 def last_object(front: Front, generation: Generation, params: GenerationParams, event: Finished) -> dict[str, Any]:
-    """The last chunk: the whole answer without its text, which has been streamed."""
-    return final_object(front, generation, params, event) | {"content": ""}
+    """The last chunk: the whole answer without its text and tokens, which have been streamed."""
+    sent: dict[str, Any] = {"content": ""} | ({"tokens": []} if params.return_tokens else {})
+    return final_object(front, generation, params, event) | sent
 
 
 def selected(answer: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from starlette.responses import Response
 from ikpy.server.errors import bad_request
 from ikpy.server.front import Front, check_number
 from ikpy.server.http import aside, json_response
-from ikpy.server.read_params import integer
+from ikpy.server.read_params import flag, integer
 from ikpy.server.routes_embeddings import L2, check_pooling, embed, need_embeddings, vectors_of
 
 
 async def rerank(request: Request) -> Response:
     """POST /rerank and its aliases: the score is the classification head's for the pair, or the cosine of embeddings.
 
-    Fields: query, documents (or texts) as strings or objects with text, top_n, return_documents.
+    Fields: query, documents (or texts) as strings or objects with text, top_n, return_documents (return_text).
     """
     front, body = await need_embeddings(request)
     pooling = check_pooling(front)
@@ -37,8 +37,11 @@ async def rerank(request: Request) -> Response:
         scores = vectors[1:] @ vectors[0]
     order = np.argsort(-scores, kind="stable")[: max(0, integer(body, "top_n", len(texts)))]
     if name == "texts":
-        return json_response([{"index": int(i), "score": float(scores[i])} for i in order])
-    wanted = body.get("return_documents") is True
+        shown = flag(body, "return_text")
+        return json_response(
+            [{"index": int(i), "score": float(scores[i])} | ({"text": texts[i]} if shown else {}) for i in order]
+        )
+    wanted = flag(body, "return_documents")
     results = [
         {"index": int(i), "relevance_score": float(scores[i])} | ({"document": {"text": texts[i]}} if wanted else {})
         for i in order
@@ -56,9 +59,12 @@ async def rerank(request: Request) -> Response:
 
 
 def pair(front: Front, query: str, text: str) -> list[int]:
-    """Tokens of query and document as one text, each with its closing special tokens."""
-    second = front.vocab.tokenize(text, add_special=True)
-    return [*front.vocab.tokenize(query, add_special=True), *second[int(front.vocab.add_bos) :]]
+    """Tokens of query and document as one text, each with its closing special tokens; where those are not separators
+    themselves (XLM-RoBERTa, of a file that does not say otherwise), one stands between them."""
+    vocab = front.vocab
+    second = vocab.tokenize(text, add_special=True)[int(vocab.add_bos) :]
+    between = [vocab.sep] if vocab.add_sep and vocab.kind != "wpm" and vocab.sep is not None else []
+    return [*vocab.tokenize(query, add_special=True), *between, *second]
 
 
 def pairs(front: Front, query: str, texts: Sequence[str]) -> list[list[int]]:

@@ -129,9 +129,12 @@ def http_config(
     )
     try:
         config.load()
-    except ssl.SSLError as error:
+    except OSError as error:
         given = f"--ssl-key-file {ssl_key_file}, --ssl-cert-file {ssl_cert_file}"
-        raise UsageError(f"{given}: no key in PEM form with its certificate ({error})") from None
+        reason = f"no key in PEM form with its certificate ({error})"
+        if not isinstance(error, ssl.SSLError):  # where nobody is there to type it
+            reason = "the key needs a passphrase, which was not given: `openssl pkey` writes one without"
+        raise UsageError(f"{given}: {reason}") from None
     return config
 
 

@@ -373,9 +373,9 @@ class Slot(CachedText):
         task = answer.task
         if not task.params.stream:
             return
-        unsent = answer.take_unsent()
+        unsent, tokens = answer.take_unsent(), answer.take_tokens()
         timings = timings_of(self) if task.params.timings_per_token else None
-        self.emit(Piece(task.index, self.id, text, unsent, timings, len(self.prompt), self.n_cached))
+        self.emit(Piece(task.index, self.id, text, unsent, timings, len(self.prompt), self.n_cached, tokens))
 
     def _finish(self, answer: Answer, text: str) -> None:
         """Last piece and end of the request."""

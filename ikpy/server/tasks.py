@@ -66,8 +66,8 @@ def _ratio(a: float, b: float) -> float:
 
 @dataclass(slots=True)
 class Piece:
-    """New text of a generation, with the probabilities of the tokens since the last piece; ``timings`` only if the
-    request wants them with every token."""
+    """New text of a generation, with the probabilities of the tokens since the last piece; ``timings`` and the
+    ``tokens`` themselves only if the request wants them."""
 
     index: int
     id_slot: int
@@ -76,6 +76,7 @@ class Piece:
     timings: Timings | None
     n_prompt: int
     n_cached: int
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

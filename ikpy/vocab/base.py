@@ -120,7 +120,7 @@ class Vocab:
 
     def _set_flags(self, metadata: Mapping[str, Any], pre: PreTokenizer | None) -> None:
         add_bos, add_eos, add_space_prefix, clean_spaces = _DEFAULT_FLAGS[self.kind]
-        add_sep = False
+        add_sep = self.kind == "ugm"  # XLM-RoBERTa: two texts have two separators between
         if pre is not None:
             add_bos, add_sep, clean_spaces = pre.add_bos, pre.add_sep, pre.clean_spaces
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -242,6 +244,22 @@ def test_server_embeds_with_an_encoder(files: dict, monkeypatch: pytest.MonkeyPa
         assert long.status_code == 400 and "input is too large to process" in long.json()["error"]["message"]
         refused = client.post("/completion", json={"prompt": "the"})
         assert refused.status_code == 501 and "embeds texts and writes none" in refused.json()["error"]["message"]
+
+
+def test_long_texts_do_not_wait_for_short_ones(files: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that fills a micro-batch comes to its turn while others send short ones without end."""
+    monkeypatch.setitem(harness.MODELS, "ENCODER", str(files["nomic"][1]))
+    with harness.running("llama-server -m ENCODER -t 1 -c 192 -np 3 -b 24 -ub 24 --embeddings") as client:
+        short = threading.Thread(target=lambda: client.post("/v1/embeddings", json={"input": ["sea"] * 2000}))
+        began = time.perf_counter()
+        short.start()
+        while short.is_alive() and client.get("/health").json()["slots_idle"]:
+            pass
+        long = client.post("/v1/embeddings", json={"input": "the " * 20}).json()
+        waited = time.perf_counter() - began
+        short.join()
+        assert long["usage"]["prompt_tokens"] > 18
+        assert waited < (time.perf_counter() - began) / 2
 
 
 def test_tools_that_need_logits_refuse(files: dict, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ikpy.errors import FileFormatError
+from ikpy.server.routes_rerank import pair
 from ikpy.vocab import TokenType, Vocab
 from ikpy.vocab.text import byte_encode, byte_to_char, decode_structural, to_internal
 from ikpy.vocab.ugm import CharsMap
@@ -154,6 +156,15 @@ MAP = {"ﬁ": "fi", "ab\u0301": "b", "\u3000": " ", "a\u0301": "a", "日": ""}
 def ugm(**keys) -> Vocab:
     keys = {"scores": UGM_SCORES, "token_type": UGM_TYPES, "add_space_prefix": True, **keys}
     return Vocab.from_metadata(made("t5", UGM_TOKENS, **keys))
+
+
+def test_pairs_of_texts_have_two_separators() -> None:
+    """As XLM-RoBERTa's tokenizer writes them: <s> A </s> </s> B </s>."""
+    asked = {"bos_token_id": 0, "add_bos_token": True, "seperator_token_id": 1}
+    first, second = plain_unigram("▁a"), plain_unigram("▁ab")
+    for more, between in (({}, [1, 1]), ({"add_sep_token": False}, [1])):
+        front = SimpleNamespace(vocab=ugm(**asked, **more))
+        assert pair(front, "a", "ab") == [0, *first, *between, *second, 1]
 
 
 def plain_unigram(text: str) -> list[int]:

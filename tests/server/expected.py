@@ -37,6 +37,7 @@ STATUS_ONLY = {
     "235-chat-return-progress": (200, "return_progress works"),
     "418-jinja-chat-return-progress": (200, "return_progress works"),
     "113-completion-response-fields": (200, "response_fields works"),
+    "094-completion-return-tokens": (200, "return_tokens works"),
     "125-completion-n-2": (200, "n works"),
     "154-v1-completions-n2": (200, "n works"),
     "155-v1-completions-echo": (200, "echo works"),

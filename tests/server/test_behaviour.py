@@ -91,10 +91,37 @@ def test_n_predict_0_evaluates_the_prompt_only(tiny: TestClient) -> None:
     assert got["tokens_cached"] == got["tokens_evaluated"] == 6
 
 
-def test_time_limit(tiny: TestClient) -> None:
-    got = complete(tiny, n_predict=500, t_max_predict_ms=30)
-    assert got["stopped_limit"]
-    assert 1 <= got["tokens_predicted"] < 400
+def test_the_time_limit_ends_the_answer_with_a_line(tiny: TestClient) -> None:
+    got = complete(tiny, n_predict=500, t_max_predict_ms=1)
+    assert got["stopped_limit"] and got["content"].endswith("\n")
+    assert got["content"].count("\n") == 1
+    assert complete(tiny, n_predict=500, t_max_predict_ms=1, grammar='root ::= "sea"{9}')["content"] == 9 * "sea"
+
+
+def test_lines_that_are_not_indented_end_the_answer(tiny: TestClient) -> None:
+    more = {"grammar": 'root ::= "f(\\n    a\\n\\t   b\\n  c"', "n_predict": 40}
+    for n_indent, wanted in ((5, "f(\n    "), (4, "f(\n    a\n\t   b\n  "), (2, "f(\n    a\n\t   b\n  c")):
+        got = complete(tiny, **more, n_indent=n_indent)
+        assert (got["content"], got["stopped_limit"]) == (wanted, n_indent > 2)
+        events = read_events(
+            tiny.post("/completion", json={"prompt": "x", "stream": True, "n_indent": n_indent, **more}).text
+        )
+        assert "".join(event["data"]["content"] for event in events) == wanted
+
+
+def test_tokens_are_returned(tiny: TestClient) -> None:
+    got = complete(tiny, return_tokens=True, n_predict=6)
+    assert post(tiny, "/detokenize", tokens=got["tokens"])["content"] == got["content"]
+    assert len(got["tokens"]) == 6 and "tokens" not in complete(tiny)
+    assert complete(tiny, return_tokens=True, response_fields=["tokens"]) == {"tokens": got["tokens"]}
+    body = {"prompt": "The old man looked at", "temperature": 0, "n_predict": 6, "return_tokens": True, "stream": True}
+    events = read_events(tiny.post("/completion", json=body).text)
+    assert [token for event in events for token in event["data"]["tokens"]] == got["tokens"]
+
+
+@pytest.mark.parametrize("seed", [2**53 + 1, 2**64 - 5, 10**30 + 7, -2])
+def test_seeds_keep_their_lower_bits(tiny: TestClient, seed: int) -> None:
+    assert complete(tiny, seed=seed, n_predict=1)["generation_settings"]["seed"] == seed % 2**32
 
 
 def test_probabilities_sum_to_one(tiny: TestClient) -> None:

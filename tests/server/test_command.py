@@ -45,10 +45,9 @@ def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def failed_start(*arguments: str) -> str:
-    """Standard error of a start that fails."""
-    result = subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, check=False
-    )
+    """Last line on standard error of a start that fails, without a terminal."""
+    alone = {"stdin": subprocess.DEVNULL, "start_new_session": True, "cwd": ROOT}
+    result = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=PATIENCE, check=False, **alone)
     assert result.returncode == 1
     return result.stderr.strip().splitlines()[-1]
 
@@ -161,6 +160,15 @@ def test_https(tmp_path: Path) -> None:
             server.kill()
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl that makes a certificate")
+def test_a_key_with_a_passphrase_is_named(tmp_path: Path) -> None:
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+    line = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-passout", "pass:secret", "-subj", "/CN=localhost"]
+    subprocess.run([*line, "-keyout", key, "-out", certificate], capture_output=True, check=True)
+    message = failed_start("--port", "0", "--ssl-key-file", key, "--ssl-cert-file", certificate)
+    assert "the key needs a passphrase, which was not given" in message
+
+
 def test_a_used_port_is_reported() -> None:
     with socket.socket() as used:
         used.bind(("127.0.0.1", 0))
@@ -178,6 +186,7 @@ def test_a_used_port_is_reported() -> None:
         (("--chat-template-file", "/nofile"), "failed to open file '/nofile'"),
         (("--slot-save-path", "/proc"), "--slot-save-path /proc: "),
         (("--path", "/nodir"), "--path /nodir: no such directory"),
+        (("--api-key", ""), "--api-key: no key in it, which would open the server"),
         (("--ssl-key-file", "x.pem"), "HTTPS needs both"),
         (("--ssl-key-file", "README.md", "--ssl-cert-file", "README.md"), "--ssl-key-file README.md, "),
         (("-c", "256", "-np", "64"), "too small for 64 slots"),

@@ -6,6 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -46,16 +47,49 @@ class EditorFront:
         self.settings = ServerSettings(spm_infill=spm_infill)
 
 
+def infill_tokens(body: dict[str, Any], n_room: int = 100, *, spm_infill: bool = False) -> list[int]:
+    return infill_prompt(EditorFront(spm_infill=spm_infill), body, n_room).tokens  # type: ignore[arg-type]
+
+
 def test_infill_goes_on_with_the_prompt() -> None:
     extra = [{"filename": "f", "text": "t"}]
     body = {"input_prefix": "ab", "input_suffix": "c", "prompt": "de", "input_extra": extra}
-    found = infill_prompt(EditorFront(), body).tokens  # type: ignore[arg-type]
+    found = infill_tokens(body)
     assert found == [1000, 1004, *map(ord, "f\nt\n"), 1001, *map(ord, "ab"), 1002, ord("c"), 1003, *map(ord, "de")]
-    found = infill_prompt(EditorFront(spm_infill=True), body).tokens  # type: ignore[arg-type]
+    found = infill_tokens(body, spm_infill=True)
     assert found == [1000, 1004, *map(ord, "f\nt\n"), 1002, ord("c"), 1001, *map(ord, "ab"), 1003, *map(ord, "de")]
-    assert infill_prompt(EditorFront(), {}).tokens == [1000, 1001, 1002, 1003]  # type: ignore[arg-type]
+    assert infill_tokens({}) == infill_tokens(dict.fromkeys(body)) == [1000, 1001, 1002, 1003]
     with pytest.raises(ApiError, match='"prompt" must be a string'):
-        infill_prompt(EditorFront(), {"prompt": [1]})  # type: ignore[arg-type]
+        infill_tokens({"prompt": [1]})
+
+
+def test_infill_keeps_what_is_nearest_to_the_gap() -> None:
+    extra = [{"filename": name, "text": "t"} for name in "fgh"]
+    body = {"input_prefix": "0123456789", "input_suffix": "abcdefgh", "prompt": "de", "input_extra": extra}
+
+    def shown(n_room: int, **more: str) -> str:
+        return "".join(chr(t) if t < 1000 else "^<>~|"[t - 1000] for t in infill_tokens(body | more, n_room))
+
+    whole = "<0123456789>abcdefgh~de"
+    assert shown(39) == f"^|f\nt\n|g\nt\n|h\nt\n{whole}"
+    assert shown(38) == shown(34) == f"^|g\nt\n|h\nt\n{whole}"
+    assert shown(33) == f"^|h\nt\n{whole}"
+    assert shown(24) == f"^{whole}"
+    assert shown(18) == "^<123456789>abc~de"
+    assert shown(14) == "^<456789>ab~de"
+    assert shown(14, input_prefix="9") == "^<9>abcdefg~de"
+    assert shown(3) == "^<>~de"
+
+
+def test_infill_leaves_room_for_the_answer(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab = loaded(MODELS["MODEL"]).vocab
+    for name, token in (("fim_pre", 300), ("fim_suf", 301), ("fim_mid", 302)):
+        monkeypatch.setattr(vocab, name, token)
+    body = {"input_prefix": "The sea was blue. " * 200, "input_extra": [{"text": "and the ship " * 20}] * 30}
+    for n_predict, most in ((20, 511 - 20), (-1, 511 - 128), (10_000, 511 - 256)):
+        more = {"n_predict": n_predict, "t_max_predict_ms": 1, "temperature": 0}
+        found = client.post("/infill", json=body | more).raise_for_status().json()
+        assert most - 5 < found["tokens_evaluated"] <= most and not found["truncated"]
 
 
 def test_infill_answers_all_that_it_was_asked_for(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

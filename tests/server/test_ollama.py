@@ -181,6 +181,10 @@ def test_embeddings_and_reranking() -> None:
         assert len(client.post("/rerank", json=body | {"top_n": 1}).json()["results"]) == 1
         plain = client.post("/rerank", json={"query": "the sea", "texts": documents}).json()
         assert plain[0].keys() == {"index", "score"}
+        asked = {"query": "the sea", "texts": documents, "return_text": True}
+        assert [item["text"] for item in client.post("/rerank", json=asked).json()] == [
+            documents[item["index"]] for item in plain
+        ]
         for wrong in ({"query": 5, "documents": ["a"]}, {"query": "a", "documents": []}, {"query": "a"},
                       {"query": "a", "documents": [5]}):  # fmt: skip
             assert client.post("/rerank", json=wrong).status_code == 400

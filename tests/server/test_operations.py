@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import signal
 import threading
@@ -49,6 +50,27 @@ def test_keys_have_names(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no key in it"):
         read_keys([], [str(file)])
     assert read_keys(["first-0"], [str(file)]) == {"first-0": "key-1"}
+
+
+def test_comments_are_no_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xef\xbb\xbfabc-1 # the first\r\n  # of the others\r\nalice  xyz#2 # hers\r\n\r\n")
+    assert read_keys([], [str(file)]) == {"abc-1": "key-1", "xyz#2": "alice"}
+    file.write_text("abc-1\nmy secret words\n")
+    with pytest.raises(UsageError, match="line 2 is neither KEY nor NAME KEY"):
+        read_keys([], [str(file)])
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="this system has no paths of open files")
+def test_keys_of_a_pipe_can_be_asked_for_again() -> None:
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, b"abc-1\n")
+        os.close(writer)
+        for _ in range(2):
+            assert read_keys(["first-0"], [f"/dev/fd/{reader}"]) == {"first-0": "key-1", "abc-1": "key-2"}
+    finally:
+        os.close(reader)
 
 
 def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

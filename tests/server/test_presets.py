@@ -152,7 +152,7 @@ def test_a_single_model_sleeps(tmp_path: Path) -> None:
         props = client.get("/props").json()
         assert props["is_sleeping"] is True and props["n_ctx"] == 256
         assert client.get("/v1/models").json()["data"][0]["id"] == MODELS["PUPPET"]
-        assert client.get("/metrics").status_code == 503
+        assert [client.request(method, "/metrics").status_code for method in ("GET", "HEAD")] == [503, 503]
         assert client.get("/api/ps").json() == {"models": []} and len(client.get("/api/tags").json()["models"]) == 1
         assert client.get("/props").json()["is_sleeping"] is True
         answer = client.post("/v1/chat/completions", json=HELLO | {"model": "whatever"})

@@ -236,6 +236,7 @@ def test_what_large_bodies_say_when_they_are_wrong(client: TestClient, monkeypat
 def test_json_in_turns_is_json(value: Any) -> None:
     assert http.to_json_in_turns(value) == http.to_json(value)
     text = http.to_json(value)
+    assert "\N{REPLACEMENT CHARACTER}" in text or "\\ud800" not in repr(value)
     assert json.loads(text, cls=json_turns.PatientDecoder) == json.loads(text)
 
 

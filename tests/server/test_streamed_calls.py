@@ -12,6 +12,7 @@ import pytest
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, MINIMAX
 from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
+from ikpy.server.chat.tool_blocks import DEEPSEEK_PLAIN, KIMI
 from ikpy.server.chat.tool_formats import HERMES, MISTRAL, MISTRAL_ARGS
 from ikpy.server.chat.tool_reading import ToolFormat
 from tests.server.test_output import read
@@ -186,6 +187,15 @@ NUMBERS: list[tuple[ToolFormat, str]] = [
     (HERMES, f'<tool_call>{{"arguments": {NO_JSON}, "name": "f"}}</tool_call>'),
     (MISTRAL, f'[TOOL_CALLS][{{"name": "f", "arguments": {NO_JSON}}}]'),
     (MISTRAL_ARGS, f"[TOOL_CALLS]f[ARGS]{NO_JSON}"),
+    (
+        KIMI,
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+        f"{NO_JSON}<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    (
+        DEEPSEEK_PLAIN,
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{NO_JSON}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
 ]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from ikpy.engine import strict_json
 from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, json_call, kimi_call
 from ikpy.server.chat.tool_reading import CallPart, CallReader, ListedCalls, Rules, ToolFormat, parse_value
 
@@ -66,12 +68,24 @@ class BlockCalls(CallReader):
         return -1
 
 
-def is_object(text: str) -> bool:
-    """Whether a text is a JSON object."""
+def object_text(text: str) -> str | None:
+    """The text of a JSON object, with null for numbers that JSON cannot write; None if it is none."""
     try:
-        return isinstance(parse_value(text), dict)
+        value = strict_json.WITHOUT_CONSTANTS.decode(text)
+        if not isinstance(value, dict):
+            return None
+        return text if is_json(text) else json.dumps(value, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def is_json(text: str) -> bool:
+    """Whether a text is JSON."""
+    try:
+        parse_value(text)
     except ValueError:
         return False
+    return True
 
 
 def one_by_one(pattern: re.Pattern[str], read: Callable[[re.Match[str]], Call], block: str) -> tuple[list[Call], str]:
@@ -79,10 +93,11 @@ def one_by_one(pattern: re.Pattern[str], read: Callable[[re.Match[str]], Call], 
     calls: list[Call] = []
     at = 0
     while found := pattern.match(block, at):
-        call = read(found)
-        if not is_object(call[1]):
+        name, written, call_id = read(found)
+        arguments = object_text(written)
+        if arguments is None:
             break
-        calls.append(call)
+        calls.append((name, arguments, call_id))
         at = found.end()
     return calls, block[at:]
 

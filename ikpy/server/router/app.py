@@ -137,7 +137,7 @@ async def forward(request: Request) -> Response:
             return json_response(await unloaded(pool_of(request), name or None, path_of(request)))
     pool = pool_of(request)
     name = pool.pick(name or None)
-    counts = request.method != "GET" or path_of(request) not in STATUS_PATHS
+    counts = request.method not in ("GET", "HEAD") or path_of(request) not in STATUS_PATHS
     worker = pool.workers.get(name)
     if not counts and worker is not None and worker.state is State.SLEEPING:
         return asleep(worker, path_of(request))

@@ -55,7 +55,7 @@ def row_nbytes(type_id: int, n: int) -> int:
 
 
 def decode_rows(rows: np.ndarray, type_id: int, n: int) -> np.ndarray:
-    """uint8 [..., row_nbytes] -> float64 [..., n] (quant-formats 6.1, 6.2, 6.18)."""
+    """uint8 [..., row_nbytes] -> float64 [..., n] (quant-formats.md#blocks-with-one-scale)."""
     if type_id == F32:
         return rows.view(np.float32).astype(np.float64)
     if type_id == F16:

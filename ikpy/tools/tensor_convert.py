@@ -34,7 +34,7 @@ def can_encode(type_name: str) -> bool:
 
 
 def repack_target(type_name: str) -> str:
-    """Interleaved type that repacking gives on this machine, or "" (tools 2.9: F16 and BF16 need AVX512-BF16)."""
+    """Interleaved type that repacking gives on this machine, or "" (F16 and BF16 need AVX512-BF16)."""
     target = registry.repack_target(type_name)
     if target == "bf16_r16":
         from ikpy._native import cpu

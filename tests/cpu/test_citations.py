@@ -1,14 +1,12 @@
-"""Links of the documentation and citations in comments lead to something."""
+"""Citations of the documentation in comments and docstrings lead to something."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
-import pytest
-
+from tests.cpu.test_command_lines import anchors
 from tests.shared import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,31 +19,10 @@ UNKNOWN_DOCUMENTS = re.compile(
 )
 
 
-@cache
-def anchors(page: Path) -> frozenset[str]:
-    """Names of a page's headings in links, as the hosts of repositories make them."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    titles = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
-    return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
-
-
 def source_files() -> Iterator[Path]:
     """Source files that belong to the repository."""
     for folder in FOLDERS:
         yield from (path for path in (ROOT / folder).rglob("*") if path.suffix in CODE and path != Path(__file__))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_of_a_page_lead_somewhere(page):
-    broken = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        if re.match(r"\w+://|mailto:", target):
-            continue
-        name, _, anchor = target.partition("#")
-        path = (page.parent / name) if name else page
-        if not path.exists() or (anchor and anchor not in anchors(path)):
-            broken.append(target)
-    assert not broken
 
 
 def test_citations_in_the_code_lead_somewhere():

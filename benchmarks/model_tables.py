@@ -95,7 +95,7 @@ def _step_seconds(context: Context, position: int) -> float:
 
 
 def formula_bytes(model: Model, settings: dict[str, Any]) -> int:
-    """Bytes of a cached token by the sizes of rows (model semantics 6.4)."""
+    """Bytes of a cached token by the sizes of rows."""
     hp, kind = model.hparams, registry.by_name(settings["type_k"])
     heads, rank, n_rot = hp.n_head[0], hp.extra["kv_lora_rank"], hp.n_rot
     if settings["mla"] == 0:

@@ -1,4 +1,4 @@
-"""Float64 references of the attention ops (model semantics 0.1, 2.5) and access to the native ops."""
+"""Float64 references of the attention ops and access to the native ops."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ WITH_MINIMUM = (Q4_1, Q5_1)
 
 
 def row_nbytes(type_id: int, n: int) -> int:
-    """Bytes of a cache row of n elements (model semantics 6.4)."""
+    """Bytes of a cache row of n elements."""
     per_block = {F32: 128, F16: 64, BF16: 64, Q8_KV: 32, **BLOCK_BYTES}[type_id]
     return per_block * n // 32 + (8 if type_id == Q8_KV else 0)
 
 
 def decode_rows(rows: np.ndarray, type_id: int, n: int) -> np.ndarray:
-    """uint8 [..., row_nbytes] -> float64 [..., n] (quant-formats 6.1, 6.2, 6.18)."""
+    """uint8 [..., row_nbytes] -> float64 [..., n] (quant-formats.md#blocks-with-one-scale)."""
     if type_id == F32:
         return rows.view(np.float32).astype(np.float64)
     if type_id == F16:
@@ -87,7 +87,7 @@ def decode_rows(rows: np.ndarray, type_id: int, n: int) -> np.ndarray:
 
 
 def visible_cells(cell_pos, cell_seq, pos, seq, *, kind=0, n_swa=0, causal=True) -> np.ndarray:
-    """bool [T, n_cells] (model semantics 2.5); kind 0 none, 1 sliding window, 2 chunked."""
+    """bool [T, n_cells]; kind 0 none, 1 sliding window, 2 chunked."""
     pos = np.asarray(pos)[:, None]
     carries = (np.asarray(cell_seq)[None].astype(np.uint64) >> np.asarray(seq)[:, None].astype(np.uint64)) & np.uint64(
         1

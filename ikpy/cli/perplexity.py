@@ -62,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_plan(params: CommonParams) -> Plan:
-    """Context sizes of the chosen mode (tools specification 4.1)."""
+    """Context sizes of the chosen mode (perplexity.md)."""
     from ikpy.tools.perplexity import Plan, plan_perplexity
 
     context, options = params.context, params.perplexity

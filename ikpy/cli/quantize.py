@@ -1,4 +1,4 @@
-"""`ikpy quantize`: make a quantized copy of a model (tools 2)."""
+"""`ikpy quantize`: make a quantized copy of a model."""
 
 from __future__ import annotations
 

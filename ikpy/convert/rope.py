@@ -1,4 +1,4 @@
-"""RoPE scaling of config.json as GGUF keys and frequency factors (model semantics 3.2, 4)."""
+"""RoPE scaling of config.json as GGUF keys and frequency factors (YaRN: arXiv:2309.00071)."""
 
 from __future__ import annotations
 

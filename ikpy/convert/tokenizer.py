@@ -1,4 +1,4 @@
-"""Vocabulary keys `tokenizer.*` from the tokenizer files of a checkpoint (model semantics 8.1)."""
+"""Vocabulary keys `tokenizer.*` from the tokenizer files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class _Reader:
         return {"tokenizer.ggml.model": "llama", "tokenizer.ggml.add_space_prefix": source.add_space_prefix}
 
     def _merges_of_lines(self, model: dict[str, Any]) -> dict[str, Any]:
-        """Merges of text whose spaces are escaped, within lines and within runs of newlines (8.4)."""
+        """Merges of text whose spaces are escaped, within lines and within runs of newlines."""
         self._take_escaped(model)
         return {"tokenizer.ggml.model": GEMMA4, "tokenizer.ggml.merges": _merge_lines(model)}
 

@@ -1,4 +1,4 @@
-"""LoRA adapters in GGUF files (model semantics section 9: adapter files)."""
+"""LoRA adapters in GGUF files (adapters.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidate tokens of one sampling step and the samplers that shape them (tools specification 9.3).
+"""Candidate tokens of one sampling step and the samplers that shape them (options.md#sampling).
 
 Every sampler takes :class:`Candidates` and returns them, possibly fewer. Probabilities are float64 and
 refer to the current candidates only.

@@ -1,4 +1,4 @@
-"""Cells of a KV cache: which position and which sequences each of them holds (model semantics 7.4, 7.5)."""
+"""Cells of a KV cache: which position and which sequences each of them holds."""
 
 from __future__ import annotations
 

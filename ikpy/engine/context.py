@@ -310,7 +310,7 @@ class Context:
         raise UsageError(f"position {position} is too large{known}")
 
     def _apply_shifts(self) -> None:
-        """Re-rotates cached keys whose positions moved since the last decode (model semantics 7.5)."""
+        """Re-rotates cached keys whose positions moved since the last decode."""
         g = Graph(core)
         deltas = {window: as_input(cells.delta, cells.n_cells, "delta") for window, cells in self.kv.cells.items()}
         for il in range(self.model.hparams.n_layer):

@@ -1,4 +1,4 @@
-"""DRY: penalises tokens that would continue a repetition of earlier text (tools specification 9.4)."""
+"""DRY: penalises tokens that would continue a repetition of earlier text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GBNF grammars: parser and checks (tools specification 9.5)."""
+"""GBNF grammars: parser and checks (cli.md#grammars)."""
 
 from __future__ import annotations
 

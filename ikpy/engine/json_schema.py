@@ -1,4 +1,4 @@
-"""JSON schema to GBNF (tools specification 9.6): the grammar of the JSON texts a schema allows."""
+"""JSON schema to GBNF (server.md#constrained-answers): the grammar of the JSON texts a schema allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV cache: cells with positions and sequences (model semantics 7), and the memory of every layer.
+"""KV cache: cells with positions and sequences, and the memory of every layer.
 
 Tokens may go to any empty cell, so sequences never need defragmentation to keep going. Layers that attend to a window
 have cells of their own, only as many as the window needs.

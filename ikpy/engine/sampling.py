@@ -1,4 +1,4 @@
-"""Choice of the next token from logits: parameters, sampler chain, state (tools specification, section 9).
+"""Choice of the next token from logits: parameters, sampler chain, state (options.md#sampling).
 
 Knows token ids only; texts enter as token sequences (DRY breakers) or behind :class:`TokenGrammar`.
 """

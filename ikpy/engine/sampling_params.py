@@ -1,4 +1,4 @@
-"""Parameters of the choice of tokens and names of the samplers (tools specification, section 9).
+"""Parameters of the choice of tokens and names of the samplers (options.md#sampling).
 
 Apart from the samplers themselves, so that the command line can read them without loading numpy.
 """

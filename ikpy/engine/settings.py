@@ -155,7 +155,7 @@ def _hadamard(wanted: bool, cache_types: Sequence[str], option: str, log: Callab
 
 
 def _rope_params(p: ContextParams, hp: HParams) -> RopeParams:
-    """Run-time RoPE parameters: the user's value wins (model semantics section 1)."""
+    """Run-time RoPE parameters: the user's value wins."""
     scaling = p.rope_scaling or hp.rope_scaling_type
     ext = p.yarn_ext_factor if p.yarn_ext_factor >= 0 else (1.0 if scaling == "yarn" else 0.0)
     rope = RopeParams(

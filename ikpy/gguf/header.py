@@ -1,6 +1,6 @@
 """Parsing of one GGUF file's header: bounded by the file size, nothing decoded that is not needed.
 
-Layout (model semantics section 9.1): magic, version u32, tensor count u64, key count u64, keys and values,
+Layout: magic, version u32, tensor count u64, key count u64, keys and values,
 tensor table, padding to the alignment, data. All numbers are little endian.
 """
 

@@ -298,7 +298,7 @@ def _read_shard(shard: Shard, how: Reading) -> Shard:
 
 
 def _open_other_shards(first: Shard) -> list[Shard]:
-    """Shards after the first, checked to belong together (model semantics, section 9.2)."""
+    """Shards after the first, checked to belong together."""
     metadata = first.metadata
     if KEY_SPLIT_COUNT not in metadata:
         return []

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ikpy.graph.ir import Value, external
 
 F64 = 28
-# A dense matmul over fewer rows adds nothing (tools 3.3).
+# A dense matmul over fewer rows adds nothing.
 MIN_ROWS = 16
 SIMILARITY_SLOTS = 64
 
@@ -127,7 +127,7 @@ class ActivationCollector:
         return entry
 
     def similarity_pairs(self, weight: Value, x: Value) -> Iterator[tuple[Value, Value, SimilaritySums]]:
-        """Values to compare now that x is known to be the input of weight (tools 3.7)."""
+        """Values to compare now that x is known to be the input of weight."""
         if not self.similarity or x.dynamic_dim is not None or x.shape[1] < MIN_ROWS:
             return
         block = _block_of(weight.name)

@@ -1,4 +1,4 @@
-"""bailingmoe2: fused q/k/v, routing that may be limited to the best groups of experts (model semantics 3.15)."""
+"""bailingmoe2: fused q/k/v, routing that may be limited to the best groups of experts."""
 
 from __future__ import annotations
 

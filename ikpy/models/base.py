@@ -28,7 +28,7 @@ class Architecture:
     """A loaded model of one GGUF architecture: hyper-parameters, weights, and the graph of a micro-batch."""
 
     rope_neox: ClassVar[bool] = False
-    # Group S of model semantics 3.1: user RoPE scaling does not reach these, only a user base does.
+    # User RoPE scaling does not reach these, only a user base does (models.md#where-results-differ-from-the-reference).
     rope_scale_from_metadata: ClassVar[bool] = False
 
     def __init__(self, keys: Keys, weights: WeightSource, log: Log) -> None:
@@ -164,7 +164,7 @@ class Architecture:
 
 
 class Decoder(Architecture):
-    """The usual frame: embedding, layers, final norm, output matrix (model semantics 2.1)."""
+    """The usual frame: embedding, layers, final norm, output matrix."""
 
     # "none" and a missing "optional" output.weight mean that the token embedding is used again.
     output_weight: ClassVar[Presence] = "optional"

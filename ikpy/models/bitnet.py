@@ -1,4 +1,4 @@
-"""bitnet, bitnet-25 and bitnet-b1.58: norms before the output and down projections (model semantics 3.20)."""
+"""bitnet, bitnet-25 and bitnet-b1.58: norms before the output and down projections."""
 
 from __future__ import annotations
 

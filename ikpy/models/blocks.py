@@ -64,14 +64,14 @@ def part_of_rows(x: Value, start: int, length: int) -> Value:
 
 
 def hadamard_block(head_size: int) -> int:
-    """Block of the transform of cached heads, 0 for sizes that have none (model semantics 7.7)."""
+    """Block of the transform of cached heads, 0 for sizes that have none."""
     if head_size & (head_size - 1) == 0:
         return head_size
     return next((n for n in (512, 256, 128, 64) if head_size % n == 0), 0)
 
 
 def heads_per_step(b: BatchGraph, n_head: int) -> int:
-    """Heads whose scores are materialized at once without flash attention (model semantics 6.3)."""
+    """Heads whose scores are materialized at once without flash attention."""
     budget = b.params.attn_max_batch
     if budget:
         budget = max(budget, 128)

@@ -1,4 +1,4 @@
-"""cohere2: command-r blocks; three rotated window layers for every full one without RoPE (model semantics 3.10)."""
+"""cohere2: command-r blocks; three rotated window layers for every full one without RoPE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""command-r: LayerNorm, attention and feed-forward network side by side (model semantics 3.10)."""
+"""command-r: LayerNorm, attention and feed-forward network side by side."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """deepseek2, deepseek32 and mistral4: DeepSeek V2/V2-Lite/V3/R1/V3.2, Kimi-K2, Mistral Large 3 and Small 4, and
-relatives: latent attention (MLA) and routed experts.
+relatives: latent attention (MLA) and routed experts (arXiv:2412.19437).
 
-Model semantics 3.3 (tensors), 5 (routing), 6.2 (derived tensors); attention is in `ikpy.models.latent_attention`.
+Attention is in `ikpy.models.latent_attention`, tensors that a file lacks are made in `ikpy.models.latent_tensors`.
 """
 
 from __future__ import annotations

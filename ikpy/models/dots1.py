@@ -1,4 +1,4 @@
-"""dots1: multi-head attention with q/k norms, routed and shared experts (model semantics 3.11)."""
+"""dots1: multi-head attention with q/k norms, routed and shared experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ernie4_5 and ernie4_5-moe: optional biases; experts in every n-th layer (model semantics 3.13)."""
+"""ernie4_5 and ernie4_5-moe: optional biases; experts in every n-th layer."""
 
 from __future__ import annotations
 

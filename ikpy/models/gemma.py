@@ -1,4 +1,4 @@
-"""gemma: scaled embeddings, GELU, tied output (model semantics 3.6)."""
+"""gemma: scaled embeddings, GELU, tied output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gemma2: norms after both branches, sliding window on even layers, capped scores and logits (model semantics 3.6)."""
+"""gemma2: norms after both branches, sliding window on even layers, capped scores and logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gemma3: q/k norms, five window layers for every full one, two RoPE bases (model semantics 3.7)."""
+"""gemma3: q/k norms, five window layers for every full one, two RoPE bases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""glm4: norms after both branches, fused SwiGLU, partly rotated heads (model semantics 3.9)."""
+"""glm4: norms after both branches, fused SwiGLU, partly rotated heads."""
 
 from __future__ import annotations
 

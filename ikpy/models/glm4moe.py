@@ -1,4 +1,4 @@
-"""glm4moe: biased projections, sigmoid routing with a selection bias (model semantics 3.9)."""
+"""glm4moe: biased projections, sigmoid routing with a selection bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpt-oss: attention sinks, clamped SwiGLU experts with biases (model semantics 3.16)."""
+"""gpt-oss: attention sinks, clamped SwiGLU experts with biases."""
 
 from __future__ import annotations
 

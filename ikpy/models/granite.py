@@ -1,4 +1,4 @@
-"""granite and granitemoe: llama blocks with scaled embeddings, branches, scores and logits (model semantics 3.17)."""
+"""granite and granitemoe: llama blocks with scaled embeddings, branches, scores and logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hyper-parameters shared by all architectures (model semantics section 1)."""
+"""Hyper-parameters shared by all architectures."""
 
 from __future__ import annotations
 

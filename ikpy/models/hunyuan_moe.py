@@ -1,4 +1,4 @@
-"""hunyuan-moe: q/k norms after RoPE, routed and shared experts (model semantics 3.12)."""
+"""hunyuan-moe: q/k norms after RoPE, routed and shared experts."""
 
 from __future__ import annotations
 

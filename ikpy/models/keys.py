@@ -17,7 +17,7 @@ MAX_U32 = 2**32 - 1
 
 
 class Keys:
-    """Reads `A.name` keys (A = general.architecture) as the types model semantics section 1 lists."""
+    """Reads `A.name` keys (A = general.architecture) as numbers and lists of the wanted type."""
 
     def __init__(self, gguf: GGUFFile, overrides: Mapping[str, Any] | None = None) -> None:
         self.gguf = gguf

@@ -1,4 +1,4 @@
-"""Latent attention (MLA): what is cached and the graph of each mode (model semantics 4.4, 6).
+"""Latent attention (MLA): what is cached and the graph of each mode (arXiv:2405.04434).
 
 In shapes: T tokens; H heads with dk = dn + R elements of queries and keys, R of them rotated, and dv of values; latents
 of rkv elements.
@@ -99,7 +99,7 @@ class LatentDecoder(Decoder):
         return [CacheSpec("kv", rank + n_rot, 1, kind.id)]
 
     def latent_block(self, params: GraphParams) -> int:
-        """Block of the Hadamard transform of cached latents, 0 for none (model semantics 7.7)."""
+        """Block of the Hadamard transform of cached latents, 0 for none."""
         sizes = self.hp.extra["kv_lora_rank"], self.hp.n_rot
         if not params.k_hadamard:
             return 0
@@ -118,7 +118,7 @@ class LatentDecoder(Decoder):
         return None
 
     def _scales(self, rope: RopeParams) -> tuple[float, RopeParams]:
-        """Score scale with the YaRN magnitude of q and k, and the RoPE parameters that leave it out (4.4)."""
+        """Score scale with the YaRN magnitude of q and k, and the RoPE parameters that leave it out."""
         log_scale = math.log(1.0 / rope.freq_scale)
         mscale = rope.attn_factor * (1.0 + self.hp.yarn_log_multiplier * log_scale)
         plain = RopeParams(**{**rope.__dict__, "attn_factor": 1.0 / (1.0 + 0.1 * log_scale)})
@@ -340,7 +340,7 @@ class LatentDecoder(Decoder):
         return g.copy(k, rounded[0]), g.copy(v, rounded[1])
 
     def _heads_per_expansion(self, n_kv: int, budget: int) -> int:
-        """Heads expanded at a time under the -amb budget in MiB (model semantics 6.3)."""
+        """Heads expanded at a time under the -amb budget in MiB."""
         heads = self.hp.n_head[0]
         need = heads * (self.n_nope + self.hp.n_embd_head_v) * n_kv * 4 // MIB
         if budget == 0 or need <= max(budget, 128):

@@ -1,4 +1,4 @@
-"""Tensors of latent attention that a file may lack and the loader derives (model semantics 6.2)."""
+"""Tensors of latent attention that a file may lack and the loader derives."""
 
 from __future__ import annotations
 

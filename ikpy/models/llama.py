@@ -1,4 +1,4 @@
-"""llama: LLaMA 1/2/3, Mistral, Mixtral and look-alikes (model semantics 3.2)."""
+"""llama: LLaMA 1/2/3, Mistral, Mixtral and look-alikes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama4: chunked attention, layers without RoPE, experts that read weighted inputs (model semantics 3.14)."""
+"""llama4: chunked attention, layers without RoPE, experts that read weighted inputs."""
 
 from __future__ import annotations
 

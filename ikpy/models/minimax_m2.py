@@ -1,4 +1,4 @@
-"""minimax-m2: one q/k norm over all heads together, biased expert selection (model semantics 3.19)."""
+"""minimax-m2: one q/k norm over all heads together, biased expert selection."""
 
 from __future__ import annotations
 

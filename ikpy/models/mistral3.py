@@ -1,4 +1,4 @@
-"""mistral3 (Ministral 3): llama with YaRN and queries that sharpen with the position (model semantics 3.2)."""
+"""mistral3 (Ministral 3): llama with YaRN and queries that sharpen with the position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""phi3: fused projections, LongRoPE factors, optional sliding window (model semantics 3.8)."""
+"""phi3: fused projections, LongRoPE factors, optional sliding window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers at the end of a model that predict further tokens (multi-token prediction, model semantics 3.9)."""
+"""Layers at the end of a model that predict further tokens (multi-token prediction)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qwen2: required q/k/v biases, NEOX rotation (model semantics 3.4)."""
+"""qwen2: required q/k/v biases, NEOX rotation."""
 
 from __future__ import annotations
 

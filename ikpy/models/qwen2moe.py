@@ -1,4 +1,4 @@
-"""qwen2moe: qwen2 attention, experts and a shared expert behind a sigmoid gate (model semantics 3.4)."""
+"""qwen2moe: qwen2 attention, experts and a shared expert behind a sigmoid gate."""
 
 from __future__ import annotations
 

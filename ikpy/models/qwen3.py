@@ -1,4 +1,4 @@
-"""qwen3: RMS norm of every query and key head before RoPE (model semantics 3.5)."""
+"""qwen3: RMS norm of every query and key head before RoPE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qwen3moe: qwen3 attention with softmax-routed, renormalised experts (model semantics 3.5)."""
+"""qwen3moe: qwen3 attention with softmax-routed, renormalised experts."""
 
 from __future__ import annotations
 

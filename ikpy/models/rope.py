@@ -1,4 +1,4 @@
-"""RoPE parameters of a context and of special layers (model semantics sections 1 and 4)."""
+"""RoPE parameters of a context and of special layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ikpy.errors import UsageError
 
 @dataclass(frozen=True)
 class RopeParams:
-    """freq_base, freq_scale = 1/factor, YaRN mix and magnitude; see model semantics 4.1."""
+    """freq_base, freq_scale = 1/factor, YaRN mix and magnitude (arXiv:2309.00071)."""
 
     freq_base: float
     freq_scale: float

@@ -1,4 +1,4 @@
-"""Leading dense layers, then routed and shared experts with the routing of the metadata (model semantics 5)."""
+"""Leading dense layers, then routed and shared experts with the routing of the metadata."""
 
 from __future__ import annotations
 

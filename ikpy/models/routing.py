@@ -1,4 +1,4 @@
-"""How a layer picks and weighs its experts (model semantics 5.1)."""
+"""How a layer picks and weighs its experts (models.md#adding-an-architecture)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""seed_oss: q/k/v biases, NEOX rotation (model semantics 3)."""
+"""seed_oss: q/k/v biases, NEOX rotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""smollm3: every fourth layer has no RoPE (model semantics 3.18)."""
+"""smollm3: every fourth layer has no RoPE."""
 
 from __future__ import annotations
 

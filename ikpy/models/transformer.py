@@ -1,4 +1,4 @@
-"""Pre-norm blocks with standard attention: what nearly all architectures share (model semantics 2)."""
+"""Pre-norm blocks with standard attention: what nearly all architectures share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hands an architecture its tensors, checking presence, shape and completeness (model semantics 9.3)."""
+"""Hands an architecture its tensors, checking presence, shape and completeness."""
 
 from __future__ import annotations
 

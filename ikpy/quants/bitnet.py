@@ -1,4 +1,4 @@
-"""Ternary types (quant-formats 6.4 - 6.6) and the two of mainline."""
+"""Ternary types (quant-formats.md#ternary-types) and the two of mainline."""
 
 from __future__ import annotations
 

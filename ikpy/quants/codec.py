@@ -132,8 +132,9 @@ def dequantize(
     """Values of a tensor as float32 in numpy order (``shape`` reversed).
 
     ``data`` holds the bytes of the tensor, ``shape`` is in file order (ne0 first). ``compute_scale`` applies
-    the factor that inference puts on the row scale of some trellis types (quant-formats 7.1). Raises
-    FileFormatError for a wrong size or shape and UnsupportedError for types that are never stored.
+    the factor that inference puts on the row scale of some trellis types
+    (quant-formats.md#factor-of-the-row-scale). Raises FileFormatError for a wrong size or shape and
+    UnsupportedError for types that are never stored.
     """
     row = resolve(tensor_type)
     flat = checked_bytes(data, row, shape)

@@ -1,4 +1,4 @@
-"""Row-interleaved types: where the bits of the plain fields go (quant-formats section 8).
+"""Row-interleaved types: where the bits of the plain fields go (quant-formats.md#interleaved-rows).
 
 k is the row inside a group, the first index of every field; the values follow from the plain type's formula.
 """

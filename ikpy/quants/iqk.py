@@ -1,4 +1,4 @@
-"""Non-linear levels with shifted second tables: IQ2_K … IQ6_K, KS, KSS, KL (quant-formats 6.7 - 6.17)."""
+"""Non-linear levels with shifted second tables: IQ2_K … IQ6_K, KS, KSS, KL (quant-formats.md#non-linear-levels)."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def iq5_ks(f: Fields) -> np.ndarray:
 
 @block_type("iq4_kss", header=_F32_ROW, word=number(2 * np.arange(64), "u16"))
 def iq4_kss(f: Fields) -> np.ndarray:
-    """16 levels in words of even parity whose free bits hold the scale byte (quant-formats 6.16)."""
+    """16 levels in words of even parity whose free bits hold the scale byte (quant-formats.md#scales-per-row)."""
     words = f["word"].reshape(*f["word"].shape[:-1], 8, 8)
     scale = ((words & 1) << np.arange(8)).sum(axis=-1)
     even = words & 0xFFFE

@@ -1,4 +1,4 @@
-"""The mainline i-quants: grids, non-linear four-bit levels (quant-formats 6.1)."""
+"""The mainline i-quants: grids, non-linear four-bit levels (quant-formats.md#grid-types)."""
 
 from __future__ import annotations
 

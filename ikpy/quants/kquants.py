@@ -1,4 +1,4 @@
-"""The k-quants: 256 elements with quantized scales per 16 or 32 (quant-formats 6.1)."""
+"""The k-quants: 256 elements with quantized scales per 16 or 32 (quant-formats.md#k-quants)."""
 
 from __future__ import annotations
 

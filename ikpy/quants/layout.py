@@ -1,7 +1,7 @@
 """Where the bits of a block are: one description that both reads and writes it.
 
 A ``Field`` lists, for each of its numbers, the pieces of bytes that hold it, lowest bits first. The formulas
-of quant-formats sections 6 and 8 become index arrays: ``bits(16 + 32 * B64 + C, 4 * (B32 & 1), 4)`` means
+of docs/quant-formats.md become index arrays: ``bits(16 + 32 * B64 + C, 4 * (B32 & 1), 4)`` means
 "q(e) = nib(qs[32*b64 + c], b32 & 1)" with qs at offset 16.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-# Element indices of a 256-element block and their usual splits (quant-formats section 1).
+# Element indices of a 256-element block and their usual splits (quant-formats.md#conventions).
 E = np.arange(256)
 C, B16, B32, B64, B128 = E & 31, E >> 4, E >> 5, E >> 6, E >> 7
 
@@ -117,7 +117,9 @@ def as_numbers(raw: np.ndarray, kind: str) -> np.ndarray:
 
 
 def from_numbers(values: np.ndarray, kind: str) -> np.ndarray:
-    """Inverse of ``as_numbers``; f16 rounds to nearest even, bf16 truncates (quant-formats 8.8)."""
+    """Inverse of ``as_numbers``; f16 rounds to nearest even, bf16 truncates
+    (quant-formats.md#interleaved-bytes-and-bf16).
+    """
     if kind == "f16":
         return values.astype(np.float16).view(np.uint16).astype(np.uint32)
     if kind == "bf16":

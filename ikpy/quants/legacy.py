@@ -1,4 +1,4 @@
-"""Plain numbers and the types of blocks with one scale (quant-formats 6.1 - 6.3, 6.18, 6.19)."""
+"""Plain numbers and the types of blocks with one scale (quant-formats.md#blocks-with-one-scale)."""
 
 from __future__ import annotations
 

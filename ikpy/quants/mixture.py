@@ -1,4 +1,4 @@
-"""Mixtures: the type that each tensor gets for a file type by its role and layer (tools 2.5.3).
+"""Mixtures: the type that each tensor gets for a file type by its role and layer, as llama-quantize chooses.
 
 The tables are in `ikpy.quants.policy_tables`.
 """
@@ -61,7 +61,7 @@ class Mixture:
         self._counters = _Counters()
 
     def type_of(self, name: str, shape: Sequence[int]) -> str:
-        """Type of the next tensor (shape ne0 first), in the branch order of tools 2.5.3.
+        """Type of the next tensor (shape ne0 first), in the order of llama-quantize's branches.
 
         Raises UnsupportedError for tensors of experts outside the model's layers.
         """

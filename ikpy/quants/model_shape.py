@@ -35,7 +35,7 @@ class ModelShape:
 
     @property
     def size_class(self) -> str:
-        """ "8B", "70B" or "" - the only classes a rule asks for (tools 2.5.2)."""
+        """ "8B", "70B" or "" - the only classes a rule asks for."""
         arch, layers = self.architecture, self.n_layer
         if arch == "llama" and self.n_expert != 8:
             if layers == 36 or (layers == 32 and self.n_vocab >= 40000 and self.n_vocab != 49152):

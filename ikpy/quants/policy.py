@@ -1,4 +1,4 @@
-"""Which type each tensor of a model gets for a file type (tools 2.5-2.7).
+"""Which type each tensor of a model gets for a file type, as llama-quantize chooses.
 
 Mixtures by role and layer are in `ikpy.quants.mixture`; here is what stands above them: tensors that keep their type,
 options for single tensors, rows that no block fits, and types that need importance data.
@@ -25,7 +25,6 @@ _NO_OPTIONS = TypeOptions()
 _BY_RULE = "name another type, such as f16, for it with --tensor-type"
 _WITHOUT_PURE = f"--pure uses no rules: leave it out and {_BY_RULE}"
 
-# tools 2.7
 REFUSED_WITHOUT_IMATRIX = frozenset(
     ["IQ1_S", "IQ1_S_R4", "IQ1_M", "IQ1_M_R4", "IQ2_XXS", "IQ2_XXS_R4", "IQ2_XS", "IQ2_XS_R4", "IQ2_S", "Q2_K_S"]
 )
@@ -49,7 +48,7 @@ class Choice:
 
 
 def is_eligible(name: str, shape: Sequence[int], type_name: str, *, leave_output: bool, router_type: str) -> bool:
-    """Whether a tensor may be converted at all (tools 2.5.1); ``router_type`` is ``--ffn-gate-inp-type``."""
+    """Whether a tensor may be converted at all; ``router_type`` is ``--ffn-gate-inp-type``."""
     is_vector = all(n == 1 for n in shape[1:])  # the reference does not count trailing ones as dimensions
     if not name.endswith("weight") or is_vector or type_name in _INTEGER_TYPES or "_norm.weight" in name:
         return False
@@ -61,7 +60,7 @@ def is_eligible(name: str, shape: Sequence[int], type_name: str, *, leave_output
 
 
 def needs_imatrix(name: str, type_name: str, ftype: str) -> bool:
-    """Whether quantizing this tensor to this type without importance data is refused (tools 2.7)."""
+    """Whether quantizing this tensor to this type without importance data is refused."""
     if name in (TOKEN_EMBEDDING, OUTPUT):
         return False
     return type_name in _NEED_IMATRIX or (type_name == "q2_K" and ftype == "Q2_K_S")

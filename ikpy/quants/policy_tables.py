@@ -1,13 +1,13 @@
-"""Tables of the type policy: what file types make of the tensors of a role (tools 2.5.3 and 2.6).
+"""Tables of the type policy: what file types make of the tensors of a role.
 
-The comments carry the letters of the description. Keys are file types in capitals, tensor types in small letters.
+Keys are file types in capitals, tensor types in small letters.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# tools 2.6: row length no multiple of 256
+# What rows get whose length is no multiple of 256.
 _FALLBACK = {
     "iq4_nl": "iq1_s iq1_m iq1_kt iq2_xxs iq2_xs iq2_s iq2_ks iq2_k iq2_kt iq2_kl iq3_xxs iq3_s iq3_ks iq3_k iq3_kt "
     "iq4_xs iq4_xs_r8 iq4_ks iq4_kss iq4_kt q2_K q3_K iq2_xxs_r4 iq2_xs_r4 iq2_s_r4 iq2_k_r4 "
@@ -18,7 +18,7 @@ _FALLBACK = {
 }
 ROW_SIZE_FALLBACK = {wanted: used for used, names in _FALLBACK.items() for wanted in names.split()}
 
-# A: output matrix
+# Output matrix.
 OUTPUT_LOW = frozenset(
     (
         "IQ1_S IQ1_M IQ1_S_R4 IQ1_M_R4 IQ1_KT IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ2_M_R4 IQ2_KS IQ2_K IQ2_K_R4 IQ2_KT IQ2_KL "
@@ -28,7 +28,7 @@ OUTPUT_LOW = frozenset(
 OUTPUT_TIED_MEDIUM = frozenset("IQ3_S IQ3_S_R4 IQ3_M IQ3_KL IQ4_XS IQ4_KS IQ4_KS_R4 IQ4_KSS".split())
 OUTPUT_KEPT = frozenset("q8_0 q8_0_r8 iq6_k q6_k_r4 q8_k_r8 q8_KV q8_KV_r8".split())
 
-# B: token embedding
+# Token embedding.
 EMBEDDING = dict.fromkeys(
     ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ1_S_R4", "IQ1_M_R4", "IQ2_XXS_R4", "IQ2_XS_R4"], "q2_K"
 )
@@ -38,8 +38,11 @@ EMBEDDING |= dict.fromkeys(["IQ1_BN", "IQ2_BN", "IQ2_BN_R4"], "iq4_nl")
 
 
 class Lowest(NamedTuple):
-    """A column of table C. ``attn_v``: with experts or g >= 4, g >= 2, else; ``attn_k_and_q`` and ``first_ffn`` with 8
-    experts, ``attn_qkv`` without; ``ffn_down`` of the first layers; ``attn_output``: with experts, without."""
+    """Types by role for one of the lowest file types.
+
+    ``attn_v``: with experts or g >= 4, g >= 2, else; ``attn_k_and_q`` and ``first_ffn`` with 8 experts, ``attn_qkv``
+    without; ``ffn_down`` of the first layers; ``attn_output``: with experts, without.
+    """
 
     attn_v: tuple[str, str, str]
     attn_k_and_q: str
@@ -50,7 +53,6 @@ class Lowest(NamedTuple):
     attn_output: tuple[str, str]
 
 
-# C
 _ONE_BIT_INTERLEAVED = Lowest(
     attn_v=("iq4_k_r4", "iq3_k_r4", "q2_k_r4"),
     attn_k_and_q="q4_k_r4",
@@ -71,11 +73,11 @@ _TWO_BIT_TRELLIS = Lowest(
 )
 LOWEST = {"IQ1_S_R4": _ONE_BIT_INTERLEAVED, "IQ1_M_R4": _ONE_BIT_INTERLEAVED, "IQ2_KT": _TWO_BIT_TRELLIS}
 
-# D: types of that table; the small-and-medium group gets better helpers
+# File types with helpers of their own; those of the medium group are better.
 VERY_LOW = frozenset("IQ2_XXS IQ2_XS IQ1_S IQ2_S IQ2_M IQ1_M IQ2_KS IQ2_XXS_R4 IQ2_XS_R4 IQ2_M_R4".split())
 VERY_LOW_MEDIUM = frozenset("IQ2_S IQ2_M IQ2_M_R4".split())
 
-# E: attention value; what few key-value heads (g >= 4) turn a type into
+# Attention value; what few key-value heads (g >= 4) turn a type into
 _BUMP_SOURCES = {
     "iq3_s": "q2_K iq3_xxs",
     "iq3_k_r4": "q2_k_r4 iq3_xxs_r4",
@@ -107,7 +109,7 @@ ATTN_V_GQA_2 |= dict.fromkeys(
 )
 ATTN_V_GQA_2 |= {"IQ4_KS_R4": "iq5_k_r4"}
 
-# G: file types whose first layers' ffn_down is better without an importance matrix
+# File types whose first layers' ffn_down is better without an importance matrix
 DOWN_FIRST_WITHOUT_IMATRIX = dict.fromkeys(["IQ4_NL", "IQ4_XS", "IQ4_KS", "IQ4_KSS", "IQ4_NL_R4", "IQ4_XS_R8"], "q5_K")
 DOWN_FIRST_WITHOUT_IMATRIX |= {"IQ4_KS_R4": "q5_k_r4"}
 DOWN_FIRST_WITH_IMATRIX = {"Q4_0": "q4_1", "Q5_0": "q5_1", "Q4_0_R8": "iq4_nl_r4"}
@@ -118,7 +120,7 @@ DOWN_WITHOUT_IMATRIX = {
     "IQ3_XXS_R4": ("q4_k_r4", "iq3_k_r4"),
 }
 
-# H: attention output
+# Attention output.
 ATTN_OUTPUT_EXPERTS = frozenset(
     (
         "Q2_K Q2_K_R4 Q3_K_S Q3_K_M Q3_K_R4 Q4_K_S Q4_K_M Q4_K_R4 IQ2_K IQ2_K_R4 IQ3_XS IQ3_XXS IQ3_XXS_R4 IQ3_S "

@@ -1,4 +1,4 @@
-"""Custom rules ``regex=type`` that replace the policy's choice per tensor (tools 2.4), and files of them.
+"""Custom rules ``regex=type`` that replace the policy's choice per tensor (quantize.md#recipes), and files of them.
 
 A text recipe is one rule per line or several separated by commas; ``#`` starts a comment, blank lines and empty
 items between commas are ignored. A YAML recipe holds the rules under ``rules`` (a mapping, or a list of mappings),

@@ -1,4 +1,4 @@
-"""The table of tensor types and the table of file types (quant-formats sections 3 and 4).
+"""The table of tensor types and the table of file types (quant-formats.md#table-of-types).
 
 Every other module asks this one for sizes, ids and names; a new type is one new row here.
 """
@@ -23,7 +23,7 @@ class TensorType:
     is not allowed, ``repack_of`` the type whose rows are permuted into this one (empty = none).
     ``requires_imatrix``: "E" the encoder refuses to run without an importance matrix, "P" only the
     quantization program refuses, "" optional, "-" not used. ``compute_scale_factor`` multiplies the row scale
-    in inference but not in the file-format decode (trellis types, quant-formats 7.1).
+    in inference but not in the file-format decode (quant-formats.md#factor-of-the-row-scale).
     """
 
     name: str
@@ -275,7 +275,7 @@ _FTYPE_ROWS = (
     FileType("Q8_K_R8", 399, "q8_k_r8", "Q8_K_R8"),
 )
 
-# What `--repack` and `-rtr` turn each type into (quant-formats 9.1);
+# What `--repack` and `-rtr` turn each type into (quant-formats.md#repacking);
 # F16 and BF16 only on CPUs that multiply bf16 natively.
 _REPACK_TARGET = {row.repack_of: row.name for row in _ROWS if row.repack_of and row.name != "q8_k_r16"}
 _REPACK_TARGET["f16"] = "bf16_r16"

@@ -1,4 +1,4 @@
-"""Moving rows between a plain type and its interleaved form (quant-formats section 9)."""
+"""Moving rows between a plain type and its interleaved form (quant-formats.md#repacking)."""
 
 from __future__ import annotations
 

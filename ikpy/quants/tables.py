@@ -1,4 +1,4 @@
-"""Look-up tables of the quantized formats (quant-formats section 5) as read-only numpy arrays."""
+"""Look-up tables of the quantized formats (quant-formats.md#look-up-tables) as read-only numpy arrays."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def _all_tables() -> dict[str, np.ndarray]:
 
 
 def table(name: str) -> np.ndarray:
-    """The table of that name, int16 (``e8m0_half_f32_bits``: uint32), shaped as in quant-formats 5."""
+    """The table of that name, int16 (``e8m0_half_f32_bits``: uint32), shaped as in quant-formats.md#look-up-tables."""
     return _all_tables()[name]

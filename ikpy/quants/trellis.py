@@ -1,4 +1,4 @@
-"""Trellis types: values from a generator seeded by the stored index (quant-formats section 7)."""
+"""Trellis types: values from a generator seeded by the stored index (quant-formats.md#trellis-types)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROW = {"d": number(0, "f32")}
 
 
 def generate(seeds: np.ndarray, count: int) -> np.ndarray:
-    """``count`` integers in -126..126 per seed [..., n] as int32 [..., n * count] (quant-formats 7.1)."""
+    """``count`` integers in -126..126 per seed [..., n] as int32 [..., n * count] (quant-formats.md#generator)."""
     state = seeds.astype(np.uint32)
     outputs = []
     for _ in range(count):

@@ -24,7 +24,7 @@ class ContextShift(NamedTuple):
 
 
 def truncate_prompt(tokens: list[int], n_ctx: int, n_keep: int) -> list[int]:
-    """A prompt that is too long: its beginning and its end, blocks of half the rest left out (specification 10.6)."""
+    """A prompt that is too long: its beginning and its end, blocks of half the rest left out."""
     n_block = max(1, (n_ctx - n_keep) // 2)
     erased = (len(tokens) - n_keep - n_block) // n_block
     return tokens[:n_keep] + tokens[n_keep + erased * n_block :]
@@ -59,7 +59,7 @@ class ContextFit:
         return shortened(prompt, self.n_ctx, self._n_keep(prompt, params))
 
     def shift(self, n_past: int, prompt: list[int], params: GenerationParams) -> ContextShift:
-        """What is dropped of ``n_past`` tokens that begin with a prompt (specification 10.8)."""
+        """What is dropped of ``n_past`` tokens that begin with a prompt."""
         keep = min(self._n_keep(prompt, params), n_past)
         wanted = params.n_discard
         n = max(1, min(wanted if wanted > 0 else (n_past - keep) // 2, n_past - keep))

@@ -1,4 +1,4 @@
-"""What clients meet while the model is loaded (tools specification 10.1)."""
+"""What clients meet while the model is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors as clients see them (tools specification 10.3)."""
+"""Errors as clients see them."""
 
 from __future__ import annotations
 

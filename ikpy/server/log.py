@@ -1,4 +1,4 @@
-"""Log lines of the server, as text or JSON (tools specification 10.14)."""
+"""Log lines of the server, as text or JSON."""
 
 from __future__ import annotations
 

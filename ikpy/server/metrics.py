@@ -1,4 +1,4 @@
-"""Counters of the engine and their Prometheus text (tools specification 10.4)."""
+"""Counters of the engine and their Prometheus text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters of one generation and how answers show them (requests: `read_params`; tools specification, 10.4)."""
+"""Parameters of one generation and how answers show them (requests: `read_params`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts of native requests: text, token ids, mixtures, lists of prompts (tools specification 10.5)."""
+"""Prompts of native requests: text, token ids, mixtures, lists of prompts."""
 
 from __future__ import annotations
 

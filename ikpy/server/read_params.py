@@ -1,4 +1,4 @@
-"""Parameters of a generation from a request body; wrong kinds of fields get 400 (tools specification, 10.4, 10.5)."""
+"""Parameters of a generation from a request body; wrong kinds of fields get 400."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Reuse:
     def find_text(self, slot: Slot) -> None:
         """Fills a slot with the longest beginning of its prompt that was evaluated anywhere: in its own cache, in
         another slot, or in a saved text; with ``cache_reuse`` pieces of its own text are moved. What is lost of its own
-        text is saved (specification 10.7)."""
+        text is saved."""
         same = slot.reusable(common_prefix(slot.tokens, slot.prompt))
         pieces = self._pieces(slot, slot.task, slot.prompt, same)
         own = same + sum(piece.n_tokens for piece in pieces)

@@ -1,4 +1,4 @@
-"""Scales of LoRA adapters, and control vectors (tools specification 10.13)."""
+"""Scales of LoRA adapters, and control vectors (server.md#routes)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anthropic routes: messages and count_tokens (tools specification 10.11)."""
+"""Anthropic routes: messages and count_tokens (server.md#routes)."""
 
 from __future__ import annotations
 

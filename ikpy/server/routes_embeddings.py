@@ -1,4 +1,4 @@
-"""Embedding routes: pooling, normalization, native and OpenAI answers (tools specification 10.13)."""
+"""Embedding routes: pooling, normalization, native and OpenAI answers (server.md#routes)."""
 
 from __future__ import annotations
 

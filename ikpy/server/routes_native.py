@@ -136,7 +136,7 @@ def piece_object(front: Front, params: GenerationParams, event: Piece) -> dict[s
 
 
 def final_object(front: Front, generation: Generation, params: GenerationParams, event: Finished) -> dict[str, Any]:
-    """The whole answer (specification 10.5), or only its ``response_fields``."""
+    """The whole answer, or only its ``response_fields``."""
     task = generation.tasks[event.index]
     assert isinstance(task, CompletionTask)
     out = {

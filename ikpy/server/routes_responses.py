@@ -1,4 +1,4 @@
-"""OpenAI Responses route (tools specification 10.12)."""
+"""OpenAI Responses route (server.md#routes)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slot state files: save, restore, erase, list, rename, delete (tools specification 10.13)."""
+"""Slot state files: save, restore, erase, list, rename, delete (server.md#slots-queue-and-cache)."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ class Slot(CachedText):
             self.speculator.accept(self.n_accepted - accepted_before)
 
     def _shift_context(self) -> None:
-        """Drops old tokens behind the kept beginning (specification 10.8)."""
+        """Drops old tokens behind the kept beginning."""
         assert isinstance(self.task, CompletionTask)
         shift = self.fit.shift(len(self.tokens), self.prompt, self.task.params)
         try:

@@ -1,6 +1,6 @@
 """Collects an importance matrix by running a model over a text, chunk by chunk, with a running perplexity.
 
-Chunks and accumulation: tools 3.2, 3.3; printed text: tools 3.4.
+Chunks, sums and printed text are those of llama-imatrix (imatrix.md#what-is-collected).
 """
 
 from __future__ import annotations

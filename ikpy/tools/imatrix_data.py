@@ -1,6 +1,6 @@
 """What an importance matrix file is made from: files loaded before, plus what a run has collected. Saves both forms.
 
-Accumulation and combination: tools 3.3, 3.6; incomplete data: tools 3.5.
+Files: imatrix.md#file-forms; experts without data: imatrix.md#coverage-of-experts.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _legacy_record(name: str, entry: Entry, missing: NDArray[np.intp]) -> bytes:
 
 
 def missing_matrices(name: str, entry: Entry, log: Log) -> NDArray[np.intp] | None:
-    """Matrices without data; None if the legacy form must leave the entry out. Says so (tools 3.5)."""
+    """Matrices without data; None if the legacy form must leave the entry out. Says so."""
     empty = np.flatnonzero(entry.rows <= 0)
     n = len(entry.rows)
     if len(empty) == 0:

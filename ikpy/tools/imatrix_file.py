@@ -2,7 +2,7 @@
 
 `ikpy.tools.imatrix_data` combines and writes them.
 
-File format: tools 3.6; lookup: tools 2.8.
+File forms: imatrix.md#file-forms.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def coverage_lines(data: ImatrixData, *, each: bool) -> list[str]:
 
 
 def similarity_lines(similarities: Mapping[tuple[str, int], SimilaritySums]) -> list[str]:
-    """Tables of layer, attention and feed-forward importances, lowest similarity first (tools 3.7)."""
+    """Tables of layer, attention and feed-forward importances, lowest similarity first (imatrix.md#statistics)."""
     lines: list[str] = []
     for kind in ("layer", "attention", "ffn"):
         values = [

@@ -1,6 +1,6 @@
 """Log-probability files of a base model, and the divergence of another model from them.
 
-File layout and formulas follow the tools specification, sections 4.5 and 4.6.
+File layout and formulas are those of llama-perplexity (perplexity.md#comparing-with-a-base-model).
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def kl_divergence(
     out: TextIO | None = None,
     log: TextIO | None = None,
 ) -> KLStatistics:
-    """Evaluates the base file's own tokens and prints the table and the statistics of section 4.6."""
+    """Evaluates the base file's own tokens and prints the table and the statistics."""
     out, log = out or sys.stdout, log or sys.stderr
     if base.n_ctx > ctx.n_ctx:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Statistics of two models' next-token distributions and their printed form (tools specification 4.6)."""
+"""Statistics of two models' next-token distributions as printed (perplexity.md#comparing-with-a-base-model)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def for_blocks(n_rows: int, row_bytes: int, n_threads: int, work: Callable[[slic
 def log_sum_exp(logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """Row maxima (float32 [n]) and ``log(sum(exp(row - max)))`` (float64 [n]) of logits [n, n_vocab].
 
-    Exponentials are taken in float32 and summed in float64, as in the tools specification (section 4.3).
+    Exponentials are taken in float32 and summed in float64, as in the reference.
     """
     top = logits.max(axis=-1)
     exponentials = np.exp(logits - top[:, None])

@@ -1,4 +1,4 @@
-"""HellaSwag, Winogrande and TruthfulQA-style multiple choice scores (tools specification 4.7 to 4.9)."""
+"""HellaSwag, Winogrande and TruthfulQA-style multiple choice scores (perplexity.md#tasks)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Perplexity of a model over a text: the chunked estimate and the strided one.
 
-Formulas and printed text follow the tools specification, sections 4.1 to 4.4.
+Formulas and printed text are those of llama-perplexity (perplexity.md#perplexity).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """Context sizes a perplexity run needs (tools specification 4.1)."""
+    """Context sizes a perplexity run needs."""
 
     chunk: int
     n_ctx: int
@@ -228,7 +228,7 @@ def perplexity(
     out: TextIO | None = None,
     log: TextIO | None = None,
 ) -> PerplexityResult:
-    """Chunked perplexity (tools specification 4.3).
+    """Chunked perplexity (perplexity.md#perplexity).
 
     ``base_writer`` is called once with the tokens [n_chunk, n_ctx] before the first chunk and returns a
     function that receives every block of scored logits in chunk order.
@@ -320,7 +320,7 @@ def strided_perplexity(
     out: TextIO | None = None,
     log: TextIO | None = None,
 ) -> PerplexityResult:
-    """Perplexity over overlapping windows of the whole context, ``stride`` new tokens each (section 4.4)."""
+    """Perplexity over overlapping windows of the whole context, ``stride`` new tokens each (`--ppl-stride`)."""
     out, log = out or sys.stdout, log or sys.stderr
     name = "perplexity_v2"
     tokens = tokenize_text(vocab, text, name, log)

@@ -1,4 +1,4 @@
-"""Make a quantized (or repacked) copy of a model: console lines and output files (tools 2).
+"""Make a quantized (or repacked) copy of a model: console lines and output files.
 
 ``quantize`` works in steps: every tensor's type is decided first, which finds all problems of the request, and the
 result is announced and compared with the free disk space; then the tensors are converted one after another, a piece of

@@ -1,4 +1,4 @@
-"""Metadata of a quantized file (tools 2.10)."""
+"""Metadata of a quantized file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def own_file_type(file: GGUFFile) -> int:
 
 
 def output_metadata(file: GGUFFile, options: QuantizeOptions, file_type: int) -> dict[str, encode.StoredValue]:
-    """Metadata values that the output adds or changes (tools 2.10)."""
+    """Metadata values that the output adds or changes."""
     u32 = GGUFValueType.UINT32
     values = {"general.quantization_version": encode.scalar(u32, QUANTIZATION_VERSION)}
     pruned = pruned_values(file, options.prune_layers)

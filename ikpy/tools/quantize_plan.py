@@ -1,4 +1,4 @@
-"""What a quantization run will do: options, the type of every tensor, and the outputs' files and sizes (tools 2)."""
+"""What a quantization run will do: options, the type of every tensor, and the outputs' files and sizes."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Plan:
 
 
 def refuse_without_imatrix(options: QuantizeOptions) -> None:
-    """Raise MissingImatrixError for file types that are useless without an importance matrix (tools 2.7)."""
+    """Raise MissingImatrixError for file types that are useless without an importance matrix."""
     if options.repack or options.ignore_imatrix_rules or options.imatrix is not None or options.ftype is None:
         return
     if options.ftype.name in REFUSED_WITHOUT_IMATRIX and not options.target.is_given:

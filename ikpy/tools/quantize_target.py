@@ -279,7 +279,7 @@ def tensor_errors(file: GGUFFile, step: Step, types: Sequence[str], n_threads: i
             row = registry.by_name(name)
             plain = registry.by_name(plain_type(row)) if row.interleave > 1 else row
             coded = encode(values, plain, weights, n_threads or hardware_threads(), step.name)
-            decoded = core.dequantize(coded, plain.id, shape[0], len(values))
+            decoded = core.dequantize(coded, plain.id, shape[0], len(values), compute_scale=True)  # as products use it
             if bad := bad_row(decoded):
                 raise beyond_range(plain, numbers[bad[0]], step.name)
             lost[name] += float(((values - decoded).astype(np.float64) ** 2 @ scale).sum())

@@ -34,7 +34,7 @@ def can_encode(type_name: str) -> bool:
 
 
 def repack_target(type_name: str) -> str:
-    """Interleaved type that repacking gives on this machine, or "" (tools 2.9: F16 and BF16 need AVX512-BF16)."""
+    """Interleaved type that repacking gives on this machine, or "" (F16 and BF16 need AVX512-BF16)."""
     target = registry.repack_target(type_name)
     if target == "bf16_r16":
         from ikpy._native import cpu
@@ -231,7 +231,7 @@ def bad_row(values: np.ndarray) -> tuple[int, str] | None:
 
 
 def _symmetric_q4_0(values: np.ndarray) -> np.ndarray:
-    """Q4_0 with levels -7..7 only, d = max|x| / 7 (quant-formats 6.1)."""
+    """Q4_0 with levels -7..7 only, d = max|x| / 7 (quant-formats.md#blocks-with-one-scale)."""
     blocks = values.reshape(-1, 32)
     d = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(7)
     inverse = np.divide(1, d, out=np.zeros_like(d), where=d > 0)

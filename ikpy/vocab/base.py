@@ -1,4 +1,4 @@
-"""Vocab: tokenizer, special tokens and detokenizer built from GGUF metadata (model semantics 8)."""
+"""Vocab: tokenizer, special tokens and detokenizer built from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Vocab:
         return "" if index is None else self.token_text(index)
 
     def token_type(self, index: int) -> TokenType:
-        """Type of a token after the adjustments of model semantics 8.7."""
+        """Type of a token, adjusted for tokens that end a generation (`ikpy.vocab.special.end_of_generation`)."""
         return TokenType(self._table.types[self._checked(index)])
 
     def token_id(self, text: str) -> int | None:

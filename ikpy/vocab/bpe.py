@@ -1,4 +1,4 @@
-"""BPE (model semantics 8.4): splitting, byte map and merges.
+"""BPE: splitting, byte map and merges.
 
 The merges run in the ``tokenizers`` package. It accepts only merges whose parts and result are tokens, and
 drops characters that are not; the reference merges texts and looks tokens up at the end. So every text a

@@ -1,7 +1,4 @@
-"""Special tokens: ids by role, end-of-generation set, strip attributes, and cutting them out of text.
-
-Model semantics 8.1, 8.2 and 8.7.
-"""
+"""Special tokens: ids by role, end-of-generation set, strip attributes, and cutting them out of text."""
 
 from __future__ import annotations
 
@@ -102,7 +99,7 @@ def detect_roles(metadata: Mapping[str, Any], table: TokenTable, roles: dict[str
 
 
 def end_of_generation(table: TokenTable, roles: Mapping[str, int | None]) -> frozenset[int]:
-    """Set of ids that end a generation; adjusts token types as model semantics 8.7 says."""
+    """Set of ids that end a generation; changes the types of such tokens and of marks of channels in ``table``."""
     ids = table.ids
     eog = {index for role in ("fim_pad", "fim_rep", "fim_sep") if (index := roles[role]) is not None}
     for text in _EOG_TEXTS:

@@ -1,4 +1,4 @@
-"""Split rules of byte-level BPE by class (model semantics 8.5)."""
+"""Split rules of byte-level BPE by class."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ _BUILDERS: dict[str, Callable[[], SplitRule]] = {
 
 @functools.cache
 def split_rule(name: str, reference_lowercase: bool = False) -> SplitRule:
-    """Split rule of a class named in model semantics 8.5 (``"LLAMA3"``, ``"DEEPSEEK3"``, …).
+    """Split rule of a class (``"LLAMA3"``, ``"DEEPSEEK3"``, …).
 
     ``reference_lowercase``: the exact rules take only lower-case contractions, as the reference does.
     """

@@ -1,4 +1,4 @@
-"""SentencePiece-style BPE by score (model semantics 8.3)."""
+"""SentencePiece-style BPE by score."""
 
 from __future__ import annotations
 

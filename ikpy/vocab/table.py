@@ -14,7 +14,7 @@ from ikpy.vocab import keys
 
 
 class TokenType(enum.IntEnum):
-    """``tokenizer.ggml.token_type`` values (model semantics 8.1)."""
+    """``tokenizer.ggml.token_type`` values."""
 
     UNDEFINED = 0
     NORMAL = 1

@@ -52,7 +52,7 @@ def _structural_char(data: bytes, pos: int) -> tuple[str, int]:
 
 
 def decode_structural(text: str) -> str:
-    """Resolve escaped bytes: each bad byte becomes U+FFFD (model semantics 8.4).
+    """Resolve escaped bytes: each bad byte becomes U+FFFD.
 
     Overlong forms are structurally sound and decode to the character they spell, as in the reference;
     surrogates and values past U+10FFFF, on which the reference aborts, count as bad bytes.

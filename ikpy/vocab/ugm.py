@@ -1,4 +1,4 @@
-"""Unigram (model semantics 8.6): normalisation by a precompiled character map, then the best path."""
+"""Unigram (arXiv:1804.10959): normalisation by a precompiled character map, then the best path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WordPiece (model semantics 8.6)."""
+"""WordPiece."""
 
 from __future__ import annotations
 

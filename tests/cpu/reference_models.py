@@ -1,4 +1,4 @@
-"""Readable float64 evaluations of model definitions (model semantics 2-5), and random models to run them on.
+"""Readable float64 evaluations of model definitions, and random models to run them on.
 
 Weights are numpy arrays [n_out, n_in] (the reverse of ggml order) under their GGUF name without ".weight".
 """

@@ -46,3 +46,23 @@ def test_configuration_files_are_read(tmp_path: Path) -> None:
         path = tmp_path / "server.toml"
         path.write_text(text)
         assert parse(["--config", str(path)], "server", {}) != parse([], "server", {})
+
+
+def without_blanks(text: str) -> str:
+    """Text without white space and without commas that a formatter may put before a bracket."""
+    return re.sub(r",(?=[)\]}])", "", re.sub(r"\s+", "", text))
+
+
+def test_the_example_of_adding_a_type_is_the_code() -> None:
+    """Every piece of the worked example stands in the sources as it is shown."""
+    example = (ROOT / "docs" / "quant-types.md").read_text().partition("## Adding a type")[2]
+    sources = "\n".join(
+        without_blanks(path.read_text())
+        for path in (ROOT / "ikpy").rglob("*")
+        if path.suffix in (".py", ".hpp", ".cuh")
+    )
+    blocks = re.findall(r"(?:^(?:    .*)?\n)+", example, re.MULTILINE)
+    pieces = [piece for block in blocks for piece in re.split(r"\n\s*\n", block) if piece.strip()]
+    rows, *code = pieces
+    assert len(code) == 6
+    assert [piece for piece in (*rows.splitlines(), *code) if without_blanks(piece) not in sources] == []

@@ -56,7 +56,7 @@ def test_gguf_files_hold_the_same_means(tmp_path):
 
 
 def test_experts_without_data(tmp_path):
-    """Below 5% they are stored as ones; above, the entry is dropped; the recorded wording (tools 3.5)."""
+    """Below 5% they are stored as ones; above, the entry is dropped; the recorded wording."""
     path = tmp_path / "x.dat"
     log: list[str] = []
     save(partial(256, 1), str(path), "dat", chunks=1, log=log.append)

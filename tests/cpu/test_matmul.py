@@ -318,7 +318,7 @@ def test_one_matrix_per_batch(name: str, tokens: int) -> None:
 
 
 def gated(kind: str, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """activation(gate) * up in float64, as the model semantics state it."""
+    """activation(gate) * up in float64."""
     sigmoid = 1 / (1 + np.exp(-gate))
     if kind == "swiglu_oai":
         g = np.minimum(gate, 7)

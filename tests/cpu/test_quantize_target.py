@@ -16,14 +16,14 @@ from ikpy.cli.quantize import run
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
-from ikpy.quants import registry
+from ikpy.quants import dequantize, registry
 from ikpy.quants.recipe import SizeTarget
 from ikpy.tools import quantize_target
 from ikpy.tools.quantize_plan import QuantizeOptions, Step, make_plan
 from ikpy.tools.quantize_progress import PlainDisplay
 from ikpy.tools.quantize_target import Point, Tensor, allocate, sample, tensor_errors
 from ikpy.tools.resumable import ResumableOutput
-from ikpy.tools.tensor_convert import can_encode
+from ikpy.tools.tensor_convert import can_encode, encode
 from ikpy.vocab import Vocab
 
 MODEL = str(default_model_path())
@@ -360,3 +360,15 @@ def test_sampled_errors_agree_with_all_rows(model, monkeypatch):
         part = tensor_errors(file, step, ["iq3_k"], 1)["iq3_k"]
         assert part == pytest.approx(whole, rel=0.15)
         assert tensor_errors(file, step, ["f32"], 1) == {"f32": 0.0}
+
+
+def test_errors_are_those_of_inference(model):
+    """Scales of some trellis types have a factor in products that decoding a file does not have."""
+    with GGUFFile.open(model) as file:
+        info = file.tensors["blk.0.attn_output.weight"]
+        step = Step(info.name, info, "f32", "iq2_kt")
+        measured = tensor_errors(file, step, ["iq2_kt"], 1)["iq2_kt"]
+        values = file.data(info).view(np.float32).reshape(info.shape[::-1])
+    coded = encode(values, registry.by_name("iq2_kt"), None, 1, info.name)
+    used = dequantize(coded, "iq2_kt", info.shape, compute_scale=True)
+    assert measured == pytest.approx(np.square(values - used).sum() / np.square(values).sum(), rel=1e-4)

@@ -27,7 +27,8 @@ from tests.cpu.quant_data import (
 )
 from tests.shared import ROOT
 
-# Recorded with a decoder that skips the row header (BN) or evaluates a polynomial (IQ6_K): quant-formats 12.
+# Recorded with a decoder that skips the row header (BN) or evaluates a polynomial (IQ6_K):
+# quant-formats.md#where-the-reference-differs.
 OTHER_FORMULA = {"iq1_bn", "iq2_bn", "iq6_k"}
 BLOCK_TYPES = [t for t in registry.all_types() if t.is_quantized and t.name != "i2_s" and not t.activation_only]
 MAINLINE = (

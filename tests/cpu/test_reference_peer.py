@@ -164,7 +164,7 @@ def test_distance_to_the_exact_distribution(name: str, type_name: str, tmp_path:
     ppl_ours, ppl_theirs, ppl_exact = (running_ppl(x, chunks())[-1] for x in (ours, theirs, exact))
     print(f"{name} {type_name}: ours {ppl_ours:.4f}, reference {ppl_theirs:.4f}, exact {ppl_exact:.4f}")
     kl_ours, kl_theirs = mean_kl(exact, ours), mean_kl(exact, theirs)
-    # The reference saturates on IQ4_K (quant formats, section 12): there it must be farther away.
+    # The reference saturates on IQ4_K (quant-formats.md#where-the-reference-differs): there it must be farther away.
     allowed = kl_theirs * (1.0 if type_name == "IQ4_K" else 1.1)
     assert kl_ours < allowed, f"{name} {type_name}: KL to exact {kl_ours:.2e}, reference {kl_theirs:.2e}"
     # 8-bit activations alone move the figure by 0.06 %.

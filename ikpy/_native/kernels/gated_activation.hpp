@@ -7,7 +7,7 @@
 
 namespace ikpy {
 
-// out[i] = activation(gate[i]) * up[i]; SWIGLU_OAI clamps as model semantics section 0.1 says.
+// out[i] = activation(gate[i]) * up[i]; SWIGLU_OAI clamps both (swiglu_oai).
 inline void gated_activation(int kind, const float* up, const float* gate, float* out, int n) {
     switch (kind) {
         case kSilu:

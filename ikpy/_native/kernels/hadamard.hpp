@@ -1,5 +1,4 @@
-// Blockwise orthonormal Walsh-Hadamard transform in natural order; it is its own inverse (model
-// semantics 7.7).
+// Blockwise orthonormal Walsh-Hadamard transform in natural order; it is its own inverse.
 #pragma once
 #include <cmath>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Which cached cells each query may see (model semantics 2.5): f16 mask rows of 0 and -inf, and the visible
+// Which cached cells each query may see: f16 mask rows of 0 and -inf, and the visible
 // range.
 #include <algorithm>
 

@@ -24,7 +24,7 @@ void op_kv_store(const ThreadContext& ctx, const Op& op, const Tensor* tensors, 
 
 namespace {
 
-// (a, b) -> (a c - b s, a s + b c), model semantics 4.1; table holds c, s pairs.
+// (a, b) -> (a c - b s, a s + b c); table holds c, s pairs.
 void rotate(float* x, const float* table, int n_rot, bool neox) {
     const int half = n_rot / 2;
     for (int i = 0; i < half; ++i) {

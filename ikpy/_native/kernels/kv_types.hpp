@@ -1,5 +1,5 @@
-// Cache row formats: sizes, expansion to f32 and round-to-nearest quantization (quant-formats
-// sections 6.1, 6.2, 6.18).
+// Cache row formats: sizes, expansion to f32 and round-to-nearest quantization
+// (quant-formats.md#blocks-with-one-scale).
 #pragma once
 #include "ikpy/tensor.hpp"
 

@@ -1,4 +1,4 @@
-// Mixture-of-experts routing, grouping of tokens by expert, and the weighted sum (model semantics 5).
+// Mixture-of-experts routing, grouping of tokens by expert, and the weighted sum.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,4 +1,4 @@
-// Rotary position embedding: one table of cosines and sines per batch, then rotations (model semantics 4.1).
+// Rotary position embedding: one table of cosines and sines per batch, then rotations (arXiv:2104.09864).
 #include <algorithm>
 #include <cmath>
 

@@ -1,6 +1,6 @@
 // Layouts written once and used in both directions: an Io type either reads fields out of block bytes or
-// writes them into zeroed block bytes. The sub-layouts shared by several types follow (quant-formats 6.1
-// and 8.1).
+// writes them into zeroed block bytes. The sub-layouts shared by several types follow
+// (quant-formats.md#conventions and quant-formats.md#interleaved-building-blocks).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Decoders of the row-interleaved types (quant-formats section 8).
+// Decoders of the row-interleaved types (quant-formats.md#interleaved-rows).
 #include "layouts_grid.hpp"
 #include "layouts_legacy.hpp"
 #include "layouts_super_interleaved.hpp"

@@ -1,4 +1,4 @@
-// Decoders of the non-linear types with shifted tables (quant-formats 6.7 - 6.17).
+// Decoders of the non-linear types with shifted tables (quant-formats.md#non-linear-levels).
 #include "layouts_super.hpp"
 
 namespace ikpy::formats {

@@ -1,5 +1,5 @@
-// Decoders of plain numbers, of types with one scale per block and of ternary types (quant-formats 6.1
-// - 6.5).
+// Decoders of plain numbers, of types with one scale per block and of ternary types
+// (quant-formats.md#blocks-with-one-scale, quant-formats.md#ternary-types).
 #include "layouts_legacy.hpp"
 
 namespace ikpy::formats {

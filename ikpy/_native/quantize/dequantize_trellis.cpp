@@ -1,4 +1,4 @@
-// Decoders of the trellis types (quant-formats section 7).
+// Decoders of the trellis types (quant-formats.md#trellis-types).
 #include <cstdlib>
 
 #include "tables.hpp"

@@ -1,5 +1,5 @@
 // Eight-bit types with one scale per row or per 256 elements: Q8_KV, Q8_KV_R8, Q8_K_R8, Q8_K_R16
-// (quant-formats 6.18 and 8.8).
+// (quant-formats.md#interleaved-bytes-and-bf16).
 #include "encoders.hpp"
 #include "magnitude.hpp"
 #include "search.hpp"

@@ -1,5 +1,5 @@
 // Non-linear types with one scale per 256-element block: IQ4_XS, IQ2_K ... IQ6_K
-// (quant-formats 6.1, 6.7-6.11).
+// (quant-formats.md#non-linear-levels).
 #include "pack.hpp"
 #include "superblock.hpp"
 #include "tables.hpp"

@@ -1,5 +1,5 @@
-// Grid types: IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M (quant-formats 6.1) and IQ1_S_R4, IQ1_M_R4
-// (8.7).
+// Grid types: IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M (quant-formats.md#grid-types), and
+// IQ1_S_R4, IQ1_M_R4 (quant-formats.md#one-bit-types-with-row-scales).
 #include "grid_codec.hpp"
 #include "pack.hpp"
 #include "superblock.hpp"

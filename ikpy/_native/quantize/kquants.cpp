@@ -1,5 +1,5 @@
 // Q2_K ... Q6_K: 256-element blocks whose sub-blocks have integer scales, and integer minimums in Q2_K, Q4_K,
-// Q5_K (quant-formats 6.1).
+// Q5_K (quant-formats.md#k-quants).
 #include "pack.hpp"
 #include "scale_min_search.hpp"
 #include "superblock.hpp"

@@ -1,4 +1,5 @@
-// Grid types: indices of lattice points and signs, plain and interleaved (quant-formats 6.1 and 8.6).
+// Grid types: indices of lattice points and signs, plain and interleaved
+// (quant-formats.md#grid-types, quant-formats.md#interleaved-grid-types).
 #pragma once
 
 #include "tables.hpp"

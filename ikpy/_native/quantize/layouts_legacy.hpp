@@ -1,4 +1,5 @@
-// Types with one scale per block, plain and interleaved (quant-formats 6.1 - 6.5, 6.18, 6.19, 8.2, 8.9).
+// Types with one scale per block, plain and interleaved
+// (quant-formats.md#blocks-with-one-scale, quant-formats.md#interleaved-small-blocks).
 #pragma once
 
 #include "tables.hpp"

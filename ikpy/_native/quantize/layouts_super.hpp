@@ -1,5 +1,5 @@
 // Super-blocks of 256 levels with quantized scales: k-quants, IQ4_XS, IQ2_K … IQ5_K, IQ4_KS, IQ5_KS
-// (quant-formats 6.1, 6.7 - 6.15).
+// (quant-formats.md#k-quants, quant-formats.md#non-linear-levels).
 #pragma once
 
 #include "tables.hpp"

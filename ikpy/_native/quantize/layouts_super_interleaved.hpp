@@ -1,4 +1,5 @@
-// Super-blocks of 256 levels in interleaved rows: the types of layouts_super.hpp (quant-formats 8.3 - 8.5).
+// Super-blocks of 256 levels in interleaved rows: the types of layouts_super.hpp
+// (quant-formats.md#interleaved-k-quants, quant-formats.md#interleaved-non-linear-types).
 #pragma once
 
 #include "layouts_super.hpp"

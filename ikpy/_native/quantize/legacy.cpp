@@ -1,5 +1,5 @@
 // Types of 32-element blocks with a searched scale: Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, IQ4_NL
-// (quant-formats 6.1, 6.2).
+// (quant-formats.md#blocks-with-one-scale).
 #include "encoders.hpp"
 #include "scale_min.hpp"
 #include "scaled_codebook.hpp"

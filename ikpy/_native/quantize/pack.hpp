@@ -1,4 +1,5 @@
-// Bit layouts shared by several block types (quant-formats section 6). All functions OR into zeroed bytes.
+// Bit layouts shared by several block types (quant-formats.md#conventions). All functions OR into zeroed
+// bytes.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Conversion of whole rows between a plain type and its row-interleaved form (quant-formats section 9).
+// Conversion of whole rows between a plain type and its row-interleaved form (quant-formats.md#repacking).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Non-linear types with one scale per row: IQ2_KS, IQ3_KS, IQ4_KS, IQ5_KS, IQ4_KSS, IQ2_KL
-// (quant-formats 6.12-6.17).
+// (quant-formats.md#scales-per-row).
 #include "pack.hpp"
 #include "pair_codecs.hpp"
 #include "superblock.hpp"

@@ -1,5 +1,5 @@
 // Trellis types IQ1_KT, IQ2_KT, IQ3_KT, IQ4_KT: codebooks of generated vectors, one scale per row
-// (quant-formats 7).
+// (quant-formats.md#trellis-types).
 #include "encoders.hpp"
 #include "scaled_codebook.hpp"
 #include "tables.hpp"

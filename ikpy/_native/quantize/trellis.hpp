@@ -1,4 +1,4 @@
-// The value generator of the trellis types (quant-formats 7.1).
+// The value generator of the trellis types (quant-formats.md#generator).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Codebooks of generated vectors (IQ1_KT ... IQ4_KT, quant-formats 7) for ScaledCodebookSearch.
+// Codebooks of generated vectors (IQ1_KT ... IQ4_KT, quant-formats.md#trellis-types) for
+// ScaledCodebookSearch.
 //
 // A search through the codebook costs far more than anything else. Every group is searched at a few scales
 // only; the best vectors of each lane are kept with their P = sum w*x*v and Q = sum w*v*v, and all

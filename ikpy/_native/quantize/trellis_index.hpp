@@ -1,5 +1,5 @@
-// The generator's vectors (quant-formats 7.1) sorted into cells, and the search for the one nearest to a
-// group.
+// The generator's vectors (quant-formats.md#generator) sorted into cells, and the search for the one nearest
+// to a group.
 #pragma once
 
 #include <array>

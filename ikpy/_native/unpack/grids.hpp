@@ -1,4 +1,4 @@
-// Layouts of the grid types (quant-formats section 6.1).
+// Layouts of the grid types (quant-formats.md#grid-types).
 #pragma once
 #include "unpack/grid_block.hpp"
 #include "unpack/grid_points.hpp"

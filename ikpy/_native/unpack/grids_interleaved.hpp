@@ -1,5 +1,5 @@
-// Layouts of the row-interleaved grid types (quant-formats section 8.6). Rows are unpacked one by one:
-// looking up points costs more than the transposition that other interleaved types avoid.
+// Layouts of the row-interleaved grid types (quant-formats.md#interleaved-grid-types). Rows are unpacked one
+// by one: looking up points costs more than the transposition that other interleaved types avoid.
 #pragma once
 #include "unpack/four_rows.hpp"
 #include "unpack/grid_points.hpp"

@@ -1,5 +1,5 @@
-// What the interleaved layouts have in common (quant-formats section 8.1): fields of four columns of a quad
-// of rows to codes, lists of scales to vectors.
+// What the interleaved layouts have in common (quant-formats.md#interleaved-building-blocks): fields of four
+// columns of a quad of rows to codes, lists of scales to vectors.
 #pragma once
 #include "kernels/interleaved_product.hpp"
 #include "kernels/interleaved_scales.hpp"

@@ -1,5 +1,5 @@
-// Unpackers of the interleaved 32-column, 8-bit and ternary types. Layouts: quant-formats
-// sections 8.2, 8.5, 8.8 and 8.9.
+// Unpackers of the interleaved 32-column, 8-bit and ternary types. Layouts:
+// quant-formats.md#interleaved-small-blocks, quant-formats.md#interleaved-bytes-and-bf16.
 #pragma once
 #include "unpack/interleaved.hpp"
 #include "unpack/small_blocks.hpp"

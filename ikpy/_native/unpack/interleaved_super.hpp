@@ -1,5 +1,5 @@
-// Unpackers of the interleaved 256-column types made from k-quants and IQ_K types. Layouts: quant-formats
-// sections 8.3 to 8.5.
+// Unpackers of the interleaved 256-column types made from k-quants and IQ_K types. Layouts:
+// quant-formats.md#interleaved-k-quants, quant-formats.md#interleaved-non-linear-types.
 #pragma once
 #include "kernels/byte_dots.hpp"
 #include "unpack/interleaved.hpp"

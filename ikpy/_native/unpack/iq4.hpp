@@ -1,4 +1,4 @@
-// Unpackers of IQ4_NL and IQ4_XS. Layouts: quant-formats section 6.1.
+// Unpackers of IQ4_NL and IQ4_XS. Layouts: quant-formats.md#non-linear-levels.
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "unpack/codes32.hpp"

@@ -1,4 +1,4 @@
-// Unpackers of IQ2_K .. IQ6_K. Layouts: quant-formats sections 6.7 to 6.11.
+// Unpackers of IQ2_K .. IQ6_K. Layouts: quant-formats.md#non-linear-levels.
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "unpack/codes32.hpp"

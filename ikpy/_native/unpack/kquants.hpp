@@ -1,4 +1,4 @@
-// Unpackers of Q2_K .. Q6_K. Layouts: quant-formats section 6.1.
+// Unpackers of Q2_K .. Q6_K. Layouts: quant-formats.md#k-quants.
 #pragma once
 #include "kernels/byte_dots.hpp"
 #include "kernels/unpacked.hpp"

@@ -1,4 +1,4 @@
-// Layouts of kernels/gemv_row_groups.hpp (quant-formats sections 8.1 to 8.5).
+// Layouts of kernels/gemv_row_groups.hpp (quant-formats.md#interleaved-rows).
 #pragma once
 #include "kernels/gemv_row_groups.hpp"
 #include "unpack/interleaved_super.hpp"

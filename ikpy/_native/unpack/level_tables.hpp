@@ -1,5 +1,5 @@
 // Level tables of the non-linear types as codes (level + 128): first the normal table, then the shifted one.
-// Source: quant-formats section 5.
+// Source: quant-formats.md#look-up-tables.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// Lattices of the grid types for kernels/gemv_points.hpp. Layouts: quant-formats section 6.1. Find: how
+// Lattices of the grid types for kernels/gemv_points.hpp. Layouts: quant-formats.md#grid-types. Find: how
 // points are found (point_lookups.hpp); counts of instructions and cycles are those of OneRegister on Intel's
 // CPUs.
 #pragma once

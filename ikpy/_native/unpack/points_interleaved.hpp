@@ -1,6 +1,6 @@
-// Lattices of the row-interleaved grid types (quant-formats sections 8.6 and 8.7): four rows at once, each in
-// 128 bits of the vectors. What is said of the plain types in points.hpp and points_of_words.hpp holds for
-// these.
+// Lattices of the row-interleaved grid types (quant-formats.md#interleaved-grid-types): four rows at once,
+// each in 128 bits of the vectors. What is said of the plain types in points.hpp and points_of_words.hpp
+// holds for these.
 #pragma once
 #include "unpack/points_of_words.hpp"
 

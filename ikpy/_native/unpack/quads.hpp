@@ -1,4 +1,4 @@
-// Building blocks of the layouts of kernels/bf16_quads.hpp (quant-formats sections 8.1 to 8.9): codes and
+// Building blocks of the layouts of kernels/bf16_quads.hpp (quant-formats.md#interleaved-rows): codes and
 // scales of four interleaved rows.
 #pragma once
 #include "kernels/bf16_quads.hpp"

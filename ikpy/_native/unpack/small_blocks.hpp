@@ -1,5 +1,5 @@
 // Unpackers of MXFP4, Q1_0_G128, IQ1_BN, IQ2_BN, TQ1_0, TQ2_0 and the interleaved forms of Q4_0 with runs of
-// eight bytes. Layouts: quant-formats sections 6.1, 6.3 to 6.5, 6.19 and 8.9.
+// eight bytes. Layouts: quant-formats.md#blocks-with-one-scale, quant-formats.md#ternary-types.
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "unpack/codes32.hpp"

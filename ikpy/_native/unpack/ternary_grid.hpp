@@ -1,6 +1,6 @@
 // Unpackers of IQ1_S and IQ1_M and the row-interleaved formats of these names: points of trits t moved by an
-// eighth, so that codes are 9 + 8 * t + 1 or - 1 with an eighth of the scale. Layouts: quant-formats
-// sections 6.1 and 8.7.
+// eighth, so that codes are 9 + 8 * t + 1 or - 1 with an eighth of the scale. Layouts:
+// quant-formats.md#grid-types, quant-formats.md#one-bit-types-with-row-scales.
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "quantize/tables.hpp"

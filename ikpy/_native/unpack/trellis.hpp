@@ -1,5 +1,5 @@
-// Unpackers of the trellis types. Generator and layouts: quant-formats section 7. The read-time factors of
-// IQ2_KT and IQ3_KT are part of their row scales here.
+// Unpackers of the trellis types. Generator and layouts: quant-formats.md#trellis-types. The read-time
+// factors of IQ2_KT and IQ3_KT are part of their row scales here.
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "unpack/codes32.hpp"

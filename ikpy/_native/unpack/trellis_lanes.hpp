@@ -1,5 +1,5 @@
 // Seeds and scales of the trellis types in lanes of 32 bits, for products that multiply and sum in one pass.
-// Layouts: quant-formats section 7.
+// Layouts: quant-formats.md#trellis-types.
 //
 // Types without signs of their own: lane l of part h covers the 16 elements 16 * (kLanes * h + l) .. + 15 of
 // a block of 256, whose values come from kSeeds seeds, 16 / kSeeds each in order. All of them share one

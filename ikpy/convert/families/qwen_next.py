@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5 (text): gated delta rule between layers of gated attention (model semantics, delta_net.py)."""
+"""Qwen3-Next and Qwen3.5 (text): gated delta rule between layers of gated attention (arXiv:2412.06464)."""
 
 from __future__ import annotations
 

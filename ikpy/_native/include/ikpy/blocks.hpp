@@ -1,4 +1,4 @@
-// One struct per block type, plain and row-interleaved (quant-formats sections 6 - 8).
+// One struct per block type, plain and row-interleaved (quant-formats.md#table-of-types).
 //
 // All members are bytes or arrays of bytes, so structs have alignment 1 and exactly the size of the block:
 // blocks in files are not aligned. Row headers are not part of a block. Comments give the fields' meaning

@@ -65,7 +65,7 @@ inline float relu_squared(float x) {
     return v * v;
 }
 
-// SwiGLU of gpt-oss: gate clamped from above, up clamped on both sides (model semantics 0.1).
+// SwiGLU of gpt-oss: gate clamped from above, up clamped on both sides.
 inline float swiglu_oai(float g, float u) {
     g = g < 7.0f ? g : 7.0f;
     u = u < -7.0f ? -7.0f : (u > 7.0f ? 7.0f : u);

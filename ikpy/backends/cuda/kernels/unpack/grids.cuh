@@ -1,4 +1,4 @@
-// Grid types: eight or four elements are a lattice point with signs (quant-formats 6.1 and 8.6).
+// Grid types: eight or four elements are a lattice point with signs (quant-formats.md#grid-types).
 #pragma once
 #include "core.cuh"
 // after the dialect

@@ -1,4 +1,4 @@
-// Row-interleaved types (quant-formats section 8) except those of grids.
+// Row-interleaved types (quant-formats.md#interleaved-rows) except those of grids.
 #pragma once
 #include "iqk.cuh"
 #include "legacy.cuh"

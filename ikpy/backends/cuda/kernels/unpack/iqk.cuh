@@ -1,5 +1,5 @@
-// Non-linear levels with shifted second tables: IQ4_XS, IQ2_K ... IQ6_K, KS, KSS, KL (quant-formats 6.1, 6.7
-// - 6.17).
+// Non-linear levels with shifted second tables: IQ4_XS, IQ2_K ... IQ6_K, KS, KSS, KL
+// (quant-formats.md#non-linear-levels, quant-formats.md#scales-per-row).
 #pragma once
 #include "heads.cuh"
 

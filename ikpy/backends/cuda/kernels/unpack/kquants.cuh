@@ -1,4 +1,4 @@
-// The k-quants (quant-formats 6.1).
+// The k-quants (quant-formats.md#k-quants).
 #pragma once
 #include "heads.cuh"
 

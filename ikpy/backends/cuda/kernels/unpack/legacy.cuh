@@ -1,4 +1,5 @@
-// Types with one scale per 32 elements, and the small-block types (quant-formats 6.1 - 6.5, 6.18, 6.19).
+// Types with one scale per 32 elements, and the small-block types
+// (quant-formats.md#blocks-with-one-scale, quant-formats.md#ternary-types).
 #pragma once
 #include "core.cuh"
 

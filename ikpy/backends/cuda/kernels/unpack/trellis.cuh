@@ -1,5 +1,5 @@
-// Trellis types: values from a generator seeded by the stored index (quant-formats section 7). The read-time
-// factors of IQ2_KT and IQ3_KT are part of their row scales.
+// Trellis types: values from a generator seeded by the stored index (quant-formats.md#trellis-types). The
+// read-time factors of IQ2_KT and IQ3_KT are part of their row scales.
 #pragma once
 #include "core.cuh"
 

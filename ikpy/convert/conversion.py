@@ -155,7 +155,12 @@ class Conversion:
         values |= {f"{arch}.{key}": value for key, value in self.family.keys().items()}
         values[f"{arch}.vocab_size"] = n_vocab
         return values | tokenizer_keys(
-            self.checkpoint, n_vocab, self.notes, pre=self.options.pre, usual_pre=self.family.usual_pre
+            self.checkpoint,
+            n_vocab,
+            self.notes,
+            name=self.name,
+            pre=self.options.pre,
+            usual_pre=self.family.usual_pre,
         )
 
     def _writer(self) -> GGUFWriter:

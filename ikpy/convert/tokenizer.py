@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from ikpy.convert import tiktoken
-from ikpy.convert.checkpoint import Checkpoint
+from ikpy.convert.checkpoint import Checkpoint, check_fetched
 from ikpy.convert.pre_tokenizer import find_pre_tokenizer
 from ikpy.convert.sentencepiece import read_model
 from ikpy.convert.token_check import check_tokens
@@ -141,6 +141,7 @@ class _Reader:
         if not pre:
             raise UnsupportedError(f"{path}: the pre-tokenizer of this tokenizer is not known; name it with --pre")
         pre_tokenizer(pre)
+        check_fetched(path)
         ranks = tiktoken.read_ranks(path)
         for token, index in ranks.items():
             self.table.set(index, tiktoken.mapped(token), TokenType.NORMAL)
@@ -149,6 +150,7 @@ class _Reader:
         return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
 
     def _sentencepiece(self, path: Path) -> dict[str, Any]:
+        check_fetched(path)
         source = read_model(path)
         if not source.is_bpe:
             raise UnsupportedError(f"{path}: a Unigram model; of sentencepiece models BPE is supported")

@@ -82,7 +82,10 @@ def check_tokens(
     checker = _Checker(path, tokenizer, data, vocab)
     plain = checker.differing(ASCII_PROBES)
     if plain and is_strict:
-        raise UnsupportedError(f"{path}: no GGUF tokenizer gives the tokens of this one: {checker.describe(plain[0])}")
+        raise UnsupportedError(
+            f"{path}: no GGUF tokenizer gives the tokens of this one: {checker.describe(plain[0])}; "
+            "--pre NAME converts it all the same"
+        )
     probes = (*ASCII_PROBES, *OTHER_PROBES, *_MORE_PROBES, *_special_probe(vocab))
     differing = checker.differing(probes)
     notes = _note_added(checker)

@@ -157,6 +157,8 @@ class _Reader:
         for index, text in enumerate(source.texts):
             self.table.set(index, text, TokenType(source.types[index]), source.scores[index])
         self._take_added()
+        if source.changes and self.tokenizer is None:
+            self.notes.append(f"{path.name} changes texts as no key can say: {', '.join(source.changes)}")
         return {"tokenizer.ggml.model": "llama", "tokenizer.ggml.add_space_prefix": source.add_space_prefix}
 
     def _merges_of_lines(self, model: dict[str, Any]) -> dict[str, Any]:

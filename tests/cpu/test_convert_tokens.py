@@ -115,3 +115,18 @@ def test_vocabularies_that_would_not_load_are_refused(tmp_path):
 def test_tokenizers_that_the_library_panics_at_are_refused(tmp_path):
     with pytest.raises(FileFormatError, match=r"tokenizer\.json: slice index"):
         Conversion(tokenizer_with(tmp_path, model={"continuing_subword_prefix": "##"}))
+
+
+def test_changes_of_texts_by_sentencepiece_are_noted(tmp_path):
+    """Later messages of one kind are merged into the first: 3 is the normalizer, 2 the trainer."""
+    folder = made.copy("mixtral", tmp_path)
+    (folder / "tokenizer.json").unlink()
+    assert Conversion(folder).notes == []
+    path = folder / "tokenizer.model"
+    normalizer = b"\x0a\x08nmt_nfkc" + b"\x12\x02\x01\x02" + b"\x20\x01"
+    trainer = b"\xc0\x01\x01"
+    path.write_bytes(path.read_bytes() + b"\x1a" + bytes([len(normalizer)]) + normalizer + b"\x12\x03" + trainer)
+    assert Conversion(folder).notes == [
+        "tokenizer.model changes texts as no key can say: characters are normalised (nmt_nfkc), spaces at the ends and "
+        "doubled ones are removed, spaces belong to the word in front of them"
+    ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ikpy.convert import Conversion
+from ikpy.convert.config import Config
+from ikpy.convert.families import family
 from ikpy.errors import FileFormatError
 from tests.cpu import checkpoints as made
 
@@ -111,3 +113,27 @@ def test_optional_tensors_that_one_layer_lacks(name, lost, tmp_path):
     made.change_tensors(folder, lambda tensors: tensors.pop(lost))
     with pytest.raises(FileFormatError, match=r"layer [12] lacks \S+, which layer \d has; the checkpoint is"):
         Conversion(folder)
+
+
+def test_shared_experts_of_no_width_are_left_out(tmp_path):
+    folder = made.copy("deepseek-v3", tmp_path)
+    made.amend(folder, n_shared_experts=0)
+
+    def narrow(tensors: made.Tensors) -> None:
+        for name in [name for name in tensors if "shared_experts" in name]:
+            del tensors[name]
+            if name.endswith("weight"):
+                tensors[name] = ("BF16", (64, 0) if "down_proj" in name else (0, 64), b"")
+
+    made.change_tensors(folder, narrow)
+    plan = Conversion(folder)
+    assert not any("shexp" in tensor.output.name for tensor in plan.tensors)
+    assert plan.metadata["deepseek2.expert_shared_count"] == 0
+
+
+def test_gemma4_full_layers_with_heads_of_the_same_size(tmp_path):
+    """Newer files list what differs by layer: nothing here."""
+    folder = made.copy("gemma4", tmp_path)
+    made.amend(folder, per_layer_config={}, drop=("global_head_dim",))
+    path = folder / "config.json"
+    assert family(Config(made.read_json(path), path)).n_rot == 16

@@ -54,7 +54,9 @@ class Gemma4(WindowFamily):
 
     @property
     def n_rot(self) -> int:
-        return self._of_full_layers("head_dim", self.config.integer("global_head_dim"))
+        config = self.config
+        newer = config.get("per_layer_config", default=None) is not None
+        return self._of_full_layers("head_dim", config.head_dim if newer else config.integer("global_head_dim"))
 
     def _of_full_layers(self, name: str, value: int) -> int:
         """A size of layers without a window, which newer files list by layer."""

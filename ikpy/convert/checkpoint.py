@@ -35,6 +35,7 @@ _MAX_HEADER = 100_000_000
 _MAX_DIMS = 32
 _MAX_EXTENT = (1 << 31) - 1
 _INDEX = "model.safetensors.index.json"
+_POINTER = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,9 @@ class Checkpoint:
         path = self.folder / name
         if not path.is_file():
             if required:
-                raise FileFormatError(f"{path}: no such file; {self.folder} is no Hugging Face checkpoint")
+                raise FileFormatError(f"{path}: no such file; {self._kind()}")
             return {}
+        check_fetched(path)
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
@@ -81,6 +83,12 @@ class Checkpoint:
         if not isinstance(value, dict):
             raise FileFormatError(f"{path}: not a JSON object")
         return value
+
+    def _kind(self) -> str:
+        """What a folder without config.json is."""
+        if (self.folder / "adapter_config.json").is_file():
+            return f"{self.folder} is a LoRA adapter of PEFT, and only whole models are converted"
+        return f"{self.folder} is no Hugging Face checkpoint"
 
     def text(self, name: str) -> str | None:
         """Content of a text file, None if it is absent."""
@@ -144,7 +152,15 @@ class Checkpoint:
                 raise FileFormatError(f"{self.folder / file}: tensor '{name}' of {_INDEX} is missing")
 
 
+def check_fetched(path: Path) -> None:
+    """FileFormatError if a file is only Git LFS's note of where it lies."""
+    with path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise FileFormatError(f"{path}: this is a Git LFS pointer, not the file itself; git lfs pull fetches it")
+
+
 def _read_header(path: Path) -> list[StoredTensor]:
+    check_fetched(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)

@@ -13,6 +13,7 @@ from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
 from ikpy.convert.families import family
 from ikpy.convert.families.base import Change
+from ikpy.convert.layer_gaps import check_gaps
 from ikpy.convert.loading import check_loads
 from ikpy.convert.rope import scaling_notes
 from ikpy.convert.tensor_map import OutputTensor, Part, map_tensors, pieces
@@ -100,6 +101,7 @@ class Conversion:
         self.path = self.options.outfile or str(self.checkpoint.folder / f"{self.name}-{self.outtype.upper()}.gguf")
         header = self._declared(GGUFWriter(self.path)).plan()[0].header
         check_loads(GGUFFile.of_header(header, str(self.checkpoint.folder)), self.family, mapped.outputs)
+        check_gaps((output.name for output in mapped.outputs), self.family, self.checkpoint.folder)
 
     def plan(self) -> list[ShardPlan]:
         """The files that would be written."""
@@ -153,7 +155,12 @@ class Conversion:
         values |= {f"{arch}.{key}": value for key, value in self.family.keys().items()}
         values[f"{arch}.vocab_size"] = n_vocab
         return values | tokenizer_keys(
-            self.checkpoint, n_vocab, self.notes, pre=self.options.pre, usual_pre=self.family.usual_pre
+            self.checkpoint,
+            n_vocab,
+            self.notes,
+            name=self.name,
+            pre=self.options.pre,
+            usual_pre=self.family.usual_pre,
         )
 
     def _writer(self) -> GGUFWriter:

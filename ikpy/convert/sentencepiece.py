@@ -13,18 +13,21 @@ from ikpy.errors import FileFormatError
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3
 _MODEL_TYPE, _BPE = 3, 2
-_DUMMY_PREFIX = 3
+_SPACE_AS_SUFFIX = 24
+_RULES, _CHARACTER_MAP, _DUMMY_PREFIX, _REMOVE_SPACES = 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """Texts, scores and types (numbered as in GGUF files) by id; whether a space is put in front of a text."""
+    """Texts, scores and types (numbered as in GGUF files) by id; whether a space is put in front of a text; what else
+    becomes of a text before it is cut, in words."""
 
     texts: list[str]
     scores: list[float]
     types: list[int]
     add_space_prefix: bool
     is_bpe: bool
+    changes: list[str]
 
 
 def read_model(path: Path) -> SentencePieceModel:
@@ -32,7 +35,8 @@ def read_model(path: Path) -> SentencePieceModel:
     texts: list[str] = []
     scores: list[float] = []
     types: list[int] = []
-    prefix, model_type = 1, 1
+    trainer: dict[int, int | bytes] = {}
+    normalizer: dict[int, int | bytes] = {}
     try:
         for number, value in _fields(path.read_bytes()):
             if number == _PIECES and isinstance(value, bytes):
@@ -41,14 +45,29 @@ def read_model(path: Path) -> SentencePieceModel:
                 scores.append(struct.unpack("<f", piece.get(_SCORE, b"\0\0\0\0"))[0])  # type: ignore[arg-type]
                 types.append(int(piece.get(_TYPE, 1)))
             elif number == _TRAINER and isinstance(value, bytes):
-                model_type = int(dict(_fields(value)).get(_MODEL_TYPE, model_type))
+                trainer |= dict(_fields(value))
             elif number == _NORMALIZER and isinstance(value, bytes):
-                prefix = int(dict(_fields(value)).get(_DUMMY_PREFIX, prefix))
+                normalizer |= dict(_fields(value))
+        is_bpe = int(trainer.get(_MODEL_TYPE, 1)) == _BPE
+        prefix = bool(int(normalizer.get(_DUMMY_PREFIX, 1)))
+        changes = _changes(trainer, normalizer)
     except (IndexError, ValueError, struct.error, TypeError) as error:
         raise FileFormatError(f"{path}: not a sentencepiece model: {error}") from None
     if not texts:
         raise FileFormatError(f"{path}: no tokens found; not a sentencepiece model")
-    return SentencePieceModel(texts, scores, types, bool(prefix), model_type == _BPE)
+    return SentencePieceModel(texts, scores, types, prefix, is_bpe, changes)
+
+
+def _changes(trainer: dict[int, int | bytes], normalizer: dict[int, int | bytes]) -> list[str]:
+    """What a model does to texts that GGUF files of this kind of vocabulary cannot say."""
+    found = []
+    if normalizer.get(_CHARACTER_MAP):
+        found.append(f"characters are normalised ({bytes(normalizer.get(_RULES, b'')).decode() or 'own rules'})")  # type: ignore[arg-type]
+    if normalizer.get(_REMOVE_SPACES, 1):
+        found.append("spaces at the ends and doubled ones are removed")
+    if trainer.get(_SPACE_AS_SUFFIX, 0):
+        found.append("spaces belong to the word in front of them")
+    return found
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

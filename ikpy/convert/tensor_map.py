@@ -73,7 +73,7 @@ class _Mapper:
         self.map = TensorMap([])
 
     def take(self, name: str) -> None:
-        if self.weights.is_scale(name):
+        if self.weights.is_scale(name) or 0 in self.weights.checkpoint.tensors[name].shape:
             return
         if _OTHER_PARTS.search(name):
             self.map.skipped_parts.append(name)

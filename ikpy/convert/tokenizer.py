@@ -12,9 +12,10 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from ikpy.convert import tiktoken
-from ikpy.convert.checkpoint import Checkpoint
+from ikpy.convert.checkpoint import Checkpoint, check_fetched
 from ikpy.convert.pre_tokenizer import find_pre_tokenizer
 from ikpy.convert.sentencepiece import read_model
+from ikpy.convert.token_check import check_tokens
 from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.vocab.pretokenizers import pre_tokenizer
 from ikpy.vocab.table import TokenType
@@ -57,28 +58,32 @@ class TokenTable:
 
 
 def tokenizer_keys(
-    checkpoint: Checkpoint, n_vocab: int, notes: list[str], *, pre: str = "", usual_pre: str = ""
+    checkpoint: Checkpoint, n_vocab: int, notes: list[str], *, name: str = "", pre: str = "", usual_pre: str = ""
 ) -> dict[str, Any]:
-    """All `tokenizer.*` keys, for a model of n_vocab tokens. pre: name of the pre-tokenizer, "" to find it;
-    usual_pre: see find_pre_tokenizer.
+    """All `tokenizer.*` keys, for a model of n_vocab tokens. name: `general.name` of the file; pre: name of the
+    pre-tokenizer, "" to find it; usual_pre: see find_pre_tokenizer.
 
-    Appends to notes what was left out. UnsupportedError for tokenizers of other kinds.
+    Appends to notes what was left out or differs. UnsupportedError for tokenizers of other kinds.
     """
-    return _Reader(checkpoint, n_vocab, notes, pre, usual_pre).keys()
+    return _Reader(checkpoint, n_vocab, notes, name, pre, usual_pre).keys()
 
 
 class _Reader:
-    def __init__(self, checkpoint: Checkpoint, n_vocab: int, notes: list[str], pre: str, usual_pre: str) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, n_vocab: int, notes: list[str], name: str, pre: str, usual_pre: str
+    ) -> None:
         self.checkpoint, self.n_vocab, self.notes = checkpoint, n_vocab, notes
-        self.pre, self.usual_pre = pre, usual_pre
+        self.name, self.pre, self.usual_pre = name, pre, usual_pre
         self.data: dict[str, Any] = checkpoint.json("tokenizer.json")
         self.settings: dict[str, Any] = checkpoint.json("tokenizer_config.json")
         self.path = checkpoint.folder / "tokenizer.json"
         self.tokenizer: Tokenizer | None = None
         if self.data:
             try:
-                self.tokenizer = Tokenizer.from_file(str(self.path))
-            except Exception as error:  # the library raises no narrower one
+                self.tokenizer = _read_tokenizer(self.path)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # the library panics, with no Exception, where files contradict themselves
                 raise FileFormatError(f"{self.path}: {error}") from None
         self.table = TokenTable()
 
@@ -86,7 +91,7 @@ class _Reader:
         model = self.data.get("model", {})
         sentencepiece = self.checkpoint.folder / "tokenizer.model"
         is_escaped = model.get("type") == "BPE" and bool(model.get("byte_fallback"))
-        if _uses(self.data, "ByteLevel"):
+        if _uses(self.data.get("pre_tokenizer"), "ByteLevel"):
             keys = self._byte_level(model)
         elif is_escaped and self.usual_pre == GEMMA4:
             keys = self._merges_of_lines(model)
@@ -102,7 +107,12 @@ class _Reader:
                 f"{self.checkpoint.folder}: no tokenizer that can be converted (tokenizer.json: {kind}); "
                 "byte-level BPE, sentencepiece BPE and tiktoken.model are supported"
             )
-        return keys | self._arrays(keys) | self._special_ids() | self._flags() | self._templates()
+        keys |= self._arrays(keys) | self._special_ids() | self._flags() | self._templates()
+        if self.tokenizer is not None:
+            is_strict = keys["tokenizer.ggml.model"] == "gpt2" and not self.pre
+            named = {"general.name": self.name, **keys}
+            self.notes += check_tokens(self.tokenizer, self.data, named, self.path, is_strict=is_strict)
+        return keys
 
     # vocabularies
 
@@ -131,6 +141,7 @@ class _Reader:
         if not pre:
             raise UnsupportedError(f"{path}: the pre-tokenizer of this tokenizer is not known; name it with --pre")
         pre_tokenizer(pre)
+        check_fetched(path)
         ranks = tiktoken.read_ranks(path)
         for token, index in ranks.items():
             self.table.set(index, tiktoken.mapped(token), TokenType.NORMAL)
@@ -139,12 +150,15 @@ class _Reader:
         return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
 
     def _sentencepiece(self, path: Path) -> dict[str, Any]:
+        check_fetched(path)
         source = read_model(path)
         if not source.is_bpe:
             raise UnsupportedError(f"{path}: a Unigram model; of sentencepiece models BPE is supported")
         for index, text in enumerate(source.texts):
             self.table.set(index, text, TokenType(source.types[index]), source.scores[index])
         self._take_added()
+        if source.changes and self.tokenizer is None:
+            self.notes.append(f"{path.name} changes texts as no key can say: {', '.join(source.changes)}")
         return {"tokenizer.ggml.model": "llama", "tokenizer.ggml.add_space_prefix": source.add_space_prefix}
 
     def _merges_of_lines(self, model: dict[str, Any]) -> dict[str, Any]:
@@ -298,7 +312,17 @@ def _merge_lines(model: dict[str, Any]) -> list[str]:
     return [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
 
 
-def _uses(data: dict[str, Any], kind: str) -> bool:
-    """Whether the pre-tokenizer or one of its steps is of a kind."""
-    step = data.get("pre_tokenizer") or {}
-    return any(part.get("type") == kind for part in [step, *step.get("pretokenizers", [])])
+def _read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer as a model is run with it: whole texts, always the same tokens."""
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None
+    return tokenizer
+
+
+def _uses(step: dict[str, Any] | None, kind: str) -> bool:
+    """Whether a pre-tokenizer or one of its steps is of a kind."""
+    step = step or {}
+    return step.get("type") == kind or any(_uses(part, kind) for part in step.get("pretokenizers", []))

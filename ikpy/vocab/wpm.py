@@ -10,7 +10,7 @@ import regex
 from tokenizers import normalizers, pre_tokenizers
 
 from ikpy.vocab.cache import WordCache
-from ikpy.vocab.table import TokenTable
+from ikpy.vocab.table import TokenTable, TokenType
 from ikpy.vocab.text import REPLACEMENT, SPACE_SYMBOL, decode_structural
 
 _CJK = (
@@ -39,6 +39,8 @@ def _reference_lower() -> dict[str, str]:
 
 
 _NORMALIZER = normalizers.BertNormalizer()
+_CASED_NORMALIZER = normalizers.BertNormalizer(lowercase=False)
+_CASED_SHARE = 0.01
 _PRE_TOKENIZER = pre_tokenizers.BertPreTokenizer()
 _MAX_WORD = 100
 
@@ -46,17 +48,19 @@ _MAX_WORD = 100
 class WpmModel:
     """Tokenizer of fragments: normalise, split into words, take the longest token from the left.
 
-    Words are those of Hugging Face's BertTokenizer for vocabularies without capitals, which the models were trained
-    with. ``reference_words`` reproduces the reference, which keeps the first code point of a character's decomposition
-    (Hangul loses its vowels), keeps combining marks that stand alone, and knows 30 code points that have a lower case
-    only: words with capitals or such marks become the unknown token there.
+    Words are those of Hugging Face's BertTokenizer, which the models were trained with. No key of a file says whether
+    it keeps capitals and accents: it does where more than a hundredth of the vocabulary's words have capitals, for
+    which others have no use. ``reference_words`` reproduces the reference, which keeps the first code point of a
+    character's decomposition (Hangul loses its vowels), keeps combining marks that stand alone, and knows 30 code
+    points that have a lower case only: words with capitals or such marks become the unknown token there.
     """
 
     def __init__(self, table: TokenTable, unknown: int | None, *, reference_words: bool):
         self._ids = table.ids
         self._unknown = unknown
         self._longest = max(map(len, table.texts), default=0)
-        self._normalise = _reference_character if reference_words else _published_character
+        published = _cased_character if _is_cased(table) else _published_character
+        self._normalise = _reference_character if reference_words else published
         self._max_word = sys.maxsize if reference_words else _MAX_WORD
         self._cache = WordCache(self._encode_word)
 
@@ -91,9 +95,25 @@ def _published_character(char: str) -> str:
 
     Marks are removed, so that the order which normalising a whole text gives them does not matter.
     """
+    return _split_off(char, _NORMALIZER)
+
+
+@functools.lru_cache(maxsize=65536)
+def _cased_character(char: str) -> str:
+    """The same for vocabularies with capitals."""
+    return _split_off(char, _CASED_NORMALIZER)
+
+
+def _split_off(char: str, normalizer: normalizers.Normalizer) -> str:
     if char == SPACE_SYMBOL:
         return REPLACEMENT  # in no token: it would begin a word in the middle of one
-    return "".join(f" {c} " if _is_split_off(c) else c for c in _NORMALIZER.normalize_str(char))
+    return "".join(f" {c} " if _is_split_off(c) else c for c in normalizer.normalize_str(char))
+
+
+def _is_cased(table: TokenTable) -> bool:
+    """Whether the words of a vocabulary have capitals."""
+    words = [text for text, kind in zip(table.texts, table.types, strict=True) if kind == TokenType.NORMAL]
+    return sum(text != text.lower() and not text.endswith("]") for text in words) > _CASED_SHARE * len(words)
 
 
 def _is_split_off(char: str) -> bool:

@@ -207,6 +207,28 @@ def test_missing_shard_is_named(tmp_path):
         Conversion(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("llama", "config.json"),
+        ("llama", "model.safetensors"),
+        ("llama", "tokenizer.json"),
+        ("gemma", "tokenizer.model"),
+    ],
+)
+def test_files_that_git_has_not_fetched(name, file, tmp_path):
+    folder = made.copy(name, tmp_path)
+    (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n")
+    with pytest.raises(FileFormatError, match=rf"{file}: this is a Git LFS pointer, .* git lfs pull fetches it"):
+        Conversion(folder)
+
+
+def test_adapters_are_named(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(FileFormatError, match="is a LoRA adapter of PEFT, and only whole models are converted"):
+        Conversion(tmp_path)
+
+
 @pytest.mark.parametrize("nbytes", [0, 7, 100, 3000, 50_000])
 def test_files_that_are_cut_off(nbytes, tmp_path):
     folder = made.copy("llama", tmp_path)

@@ -49,25 +49,33 @@ WPM_CHARACTERS = (
 )
 
 
-def published_wordpiece() -> tuple[Tokenizer, Vocab]:
+def published_wordpiece(lowercase: bool = True) -> tuple[Tokenizer, Vocab]:
     """A vocabulary with words and continuations of single characters, and some that are longer, in both forms."""
-    normalised = "".join(sorted(set(normalizers.BertNormalizer().normalize_str(WPM_CHARACTERS)) - set(" zσ文ᄀ▁")))
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    normalised = "".join(sorted(set(normalizer.normalize_str(WPM_CHARACTERS)) - set(" zσ文ᄀ▁")))
     texts = ["[UNK]", *normalised, "ab", "한", *(f"##{char}" for char in normalised), "##ba", "##中", "##aab"]
     texts = list(dict.fromkeys(texts))
     peer = Tokenizer(models.WordPiece({text: i for i, text in enumerate(texts)}, unk_token="[UNK]"))
-    peer.normalizer, peer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    peer.normalizer, peer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
     tokens = [text[2:] if text.startswith("##") else f"▁{text}" for text in texts[1:]]
     keys = {"token_type": [2] + [1] * len(tokens), "unknown_token_id": 0}
     return peer, Vocab.from_metadata(made("bert", ["[UNK]", *tokens], **keys))
 
 
 WPM_PEER, WPM_OURS = published_wordpiece()
+CASED_PEER, CASED_OURS = published_wordpiece(lowercase=False)
 
 
 @given(st.text(WPM_CHARACTERS, max_size=24) | st.text(st.characters(exclude_categories=["Cs"]), max_size=12))
 @settings(max_examples=500, deadline=None)
 def test_wordpiece_is_that_of_hugging_face(text):
     assert WPM_OURS.tokenize(text, add_special=False) == WPM_PEER.encode(text).ids
+
+
+@given(st.text(WPM_CHARACTERS, max_size=24) | st.text(st.characters(exclude_categories=["Cs"]), max_size=12))
+@settings(max_examples=500, deadline=None)
+def test_vocabularies_with_capitals_keep_case_and_accents(text):
+    assert CASED_OURS.tokenize(text, add_special=False) == CASED_PEER.encode(text).ids
 
 
 @pytest.mark.parametrize("text", ["한국어", "cafe\u0301", "ab" * 50, "ab" * 51, "a\u2581b", "नमस्ते", "a\x0bb", "ไทย"])

@@ -170,6 +170,10 @@ class Family:
         n_rot = self.config.bounded("head_dim", self.n_rot)
         return {"rope_freqs.weight": llama3_factors(rope, n_rot)}
 
+    def may_lack(self, target: str, layer: int) -> bool:
+        """Whether a layer may be without a tensor (with its suffix) that others have."""
+        return False
+
     def notes(self) -> list[str]:
         """What the user should know about the result."""
         return []
@@ -179,7 +183,16 @@ class WindowFamily(Family):
     """A window in the layers that the configuration lists, or else in those that transformers takes."""
 
     has_windows = True
-    full_layer_period: ClassVar[int] = 4
+
+    @property
+    def full_layer_period(self) -> int:
+        """Every which layer has no window where the configuration lists none: a number, or one letter per layer."""
+        pattern = self.config.get("sliding_window_pattern", "global_attn_every_n_layers", default=4)
+        if isinstance(pattern, str):
+            usual = pattern == "L" * (len(pattern) - 1) + "G"
+            self.config.require(f"sliding_window_pattern '{pattern}'", usual)
+            return len(pattern)
+        return self.config.integer("sliding_window_pattern", "global_attn_every_n_layers", default=4)
 
     @property
     def window_layers(self) -> list[bool]:
@@ -191,7 +204,8 @@ class WindowFamily(Family):
 
     def keys(self) -> Keys:
         keys, layers = super().keys(), self.window_layers
-        if not any(layers):
+        # Also where no layer has one: full layers beside a window may not know positions.
+        if not any(layers) and self.config.get("sliding_window", default=None) is None:
             return keys
         return keys | {
             "attention.sliding_window": self.config.integer("sliding_window"),
@@ -201,7 +215,8 @@ class WindowFamily(Family):
 
 def routing_keys(config: Config, *, gating: int) -> Keys:
     """Keys of leading dense layers, shared experts and routed weights. gating: 1 softmax, 2 sigmoid."""
-    gating = {"softmax": 1, "sigmoid": 2}.get(config.get("scoring_func", "score_function", default=""), gating)
+    named = config.get("scoring_func", "score_function", "score_func", default="")
+    gating = {"softmax": 1, "sigmoid": 2}.get(named, gating)
     dense = [kind == "dense" for kind in config.get("mlp_layer_types", default=[])]
     n_dense = sum(dense)
     config.require("dense layers among the expert layers", all(dense[:n_dense]))
@@ -218,6 +233,6 @@ def routing_keys(config: Config, *, gating: int) -> Keys:
 def group_note(config: Config) -> list[str]:
     """A note if the model limits routing to groups of experts."""
     n_group = config.integer("n_group", default=1)
-    if n_group <= 1:
+    if n_group <= max(1, config.integer("topk_group", default=1)):
         return []
     return [f"routing of the {n_group} expert groups is not limited to the best ones when the file is run"]

@@ -40,6 +40,8 @@ class Cohere2(CommandR):
         layers = self.config.sliding_layers()
         expected = [(il + 1) % 4 != 0 for il in range(self.config.n_layer)]
         self.config.require("another order of window layers", layers is None or layers == expected)
+        pattern = self.config.integer("sliding_window_pattern", default=4)
+        self.config.require(f"sliding_window_pattern {pattern}", layers is not None or pattern == 4)
 
     def keys(self) -> Keys:
         return super().keys() | {"attention.sliding_window": self.config.integer("sliding_window")}

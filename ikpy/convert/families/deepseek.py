@@ -59,6 +59,8 @@ class DeepSeekV2(Family):
             scales = rope.get("mscale"), rope.get("mscale_all_dim")
             is_known = bool(scales[0]) and scales[0] == scales[1]
             self.config.require(f"YaRN with mscale {scales[0]} and mscale_all_dim {scales[1]}", is_known)
+            given = rope.get("attention_factor")
+            self.config.require(f"YaRN with attention_factor {given}", given in (None, 1))
 
     def keys(self) -> Keys:
         config, rope = self.config, self.config.rope()

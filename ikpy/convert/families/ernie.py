@@ -15,6 +15,9 @@ from ikpy.convert.families.base import (
     Modules,
 )
 
+LARGEST_NORM_MIN = 1e-6
+"""Bounds of the sum of the chosen experts' probabilities that no sum reaches."""
+
 
 class Ernie45(Family):
     """Dense ERNIE 4.5; adjacent pairs already."""
@@ -43,6 +46,8 @@ class Ernie45Moe(Ernie45):
         super().check()
         end = self.config.integer("moe_layer_end_index", default=-1)
         self.config.require(f"moe_layer_end_index {end}", end in (-1, self.config.n_layer - 1))
+        least = self.config.number("moe_norm_min", default=0.0)
+        self.config.require(f"moe_norm_min {least:g}", least <= LARGEST_NORM_MIN)
 
     def keys(self) -> Keys:
         config = self.config

@@ -98,8 +98,15 @@ class Gemma3(Gemma2):
         base = config.number("rope_local_base_freq", default=10000.0)
         base = float((config.get("rope_parameters", default={}).get("sliding_attention") or {}).get("rope_theta", base))
         config.require(f"RoPE base {base:g} of the window layers instead of 10000", base == 10000)
+        kind = config.rope("sliding_attention")["rope_type"] if self._has_own_rope else "default"
+        config.require(f"RoPE scaling '{kind}' of the window layers", kind == "default")
         for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
             config.require(f"{cap} is set", config.get(cap, default=None) is None)
+
+    @property
+    def _has_own_rope(self) -> bool:
+        """Whether the configuration describes the rotation of window layers apart."""
+        return "sliding_attention" in self.config.get("rope_parameters", default={})
 
     def keys(self) -> Keys:
         return Gemma.keys(self) | {"attention.sliding_window": self.config.integer("sliding_window")}

@@ -54,7 +54,9 @@ class Gemma4(WindowFamily):
 
     @property
     def n_rot(self) -> int:
-        return self._of_full_layers("head_dim", self.config.integer("global_head_dim"))
+        config = self.config
+        newer = config.get("per_layer_config", default=None) is not None
+        return self._of_full_layers("head_dim", config.head_dim if newer else config.integer("global_head_dim"))
 
     def _of_full_layers(self, name: str, value: int) -> int:
         """A size of layers without a window, which newer files list by layer."""
@@ -69,6 +71,8 @@ class Gemma4(WindowFamily):
         config.require("no list of layer_types", bool(config.sliding_layers()))
         kind = config.rope("sliding_attention")["rope_type"]
         config.require(f"RoPE scaling '{kind}' of window layers", kind == "default")
+        kind = config.rope()["rope_type"]
+        config.require(f"RoPE scaling '{kind}'", kind in ("default", "proportional"))
 
     def keys(self) -> Keys:
         config, windows = self.config, self.config.sliding_layers() or []
@@ -100,6 +104,10 @@ class Gemma4(WindowFamily):
         if source == "experts.gate_up_proj":
             return expert_half(target)
         return super().view(target, source)
+
+    def may_lack(self, target: str, layer: int) -> bool:
+        same = self.config.get("attention_k_eq_v", default=False)
+        return target == "attn_v.weight" and bool(same) and not (self.config.sliding_layers() or [])[layer]
 
     def extra_tensors(self) -> dict[str, np.ndarray]:
         rope = self.config.rope()

@@ -23,10 +23,10 @@ class Granite(Llama):
     def keys(self) -> Keys:
         config = self.config
         return super().keys() | {
-            "embedding_scale": config.number("embedding_multiplier"),
-            "residual_scale": config.number("residual_multiplier"),
-            "attention.scale": config.number("attention_multiplier"),
-            "logit_scale": config.number("logits_scaling"),
+            "embedding_scale": config.number("embedding_multiplier", default=1.0),
+            "residual_scale": config.number("residual_multiplier", default=1.0),
+            "attention.scale": config.number("attention_multiplier", default=1.0),
+            "logit_scale": config.number("logits_scaling", default=1.0),
         }
 
 

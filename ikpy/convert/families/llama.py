@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from ikpy.convert.families.base import (
@@ -14,7 +15,7 @@ from ikpy.convert.families.base import (
     Keys,
     Modules,
 )
-from ikpy.convert.rope import yarn_corners
+from ikpy.convert.rope import yarn_corners, yarn_magnitude
 
 
 class Llama(Family):
@@ -51,9 +52,14 @@ class Ministral3(Llama):
         keys["attention.temperature_scale"] = float(rope.get("llama_4_scaling_beta") or 0.0)
         if rope["rope_type"] == "yarn":
             multiplier = float(rope.get("mscale_all_dim") or 0.0)
-            is_known = multiplier == 0 or float(rope.get("mscale") or 1.0) == 1.0
+            is_known = multiplier == 0 or rope.get("mscale") == 1
             self.config.require(f"YaRN with mscale {rope.get('mscale')}", is_known)
+            factor, given = float(rope["factor"]), rope.get("attention_factor")
+            usual = yarn_magnitude(factor) / yarn_magnitude(factor, multiplier)
+            self.config.require(f"YaRN with attention_factor {given}", given is None or math.isclose(given, usual))
             keys |= yarn_corners(rope) | {"rope.scaling.yarn_log_multiplier": multiplier}
+        elif keys["attention.temperature_scale"]:
+            keys["rope.scaling.original_context_length"] = int(rope["original_max_position_embeddings"])
         return keys
 
 
@@ -66,7 +72,9 @@ class SmolLM3(Family):
     def check(self) -> None:
         super().check()
         n_layer = self.config.n_layer
-        rotated = self.config.get("no_rope_layers", default=None) or is_rotated(n_layer)
+        interval = self.config.integer("no_rope_layer_interval", default=4)
+        usual = [(il + 1) % interval for il in range(n_layer)]
+        rotated = self.config.get("no_rope_layers", default=None) or usual
         self.config.require(
             "layers without RoPE that are not every fourth", [bool(r) for r in rotated] == is_rotated(n_layer)
         )

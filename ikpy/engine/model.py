@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections import ChainMap, Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from ikpy._native import core
 from ikpy.backends.cuda import setup
 from ikpy.backends.cuda.devices import wanted_devices
-from ikpy.engine.locking import Area, lock_memory
+from ikpy.engine.locking import lock_memory
 from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError
 from ikpy.gguf.file_bytes import share_of
@@ -165,8 +165,7 @@ class Model:
         if params.repack:
             log(f"============ Repacked {len(weights.repacked)} tensors")
         model.log_decoded_types(log, set(weights.repacked))
-        if params.use_mlock and not params.header_only:
-            lock_memory(model._areas_on_cpu(weights.own_bytes), log)
+        model._lock(model._buffers_on_cpu(weights.own_bytes), log)
         if params.check_tensors and not params.header_only:
             model.check_finite()
         return model
@@ -177,7 +176,20 @@ class Model:
         Raises UsageError if the architecture or the file has none.
         """
         weights = WeightSource(self.gguf, _silent, header_only=self.params.header_only)
-        return Model(self.gguf, self.arch.prediction_head(weights), self.params, weights.values)
+        head = Model(self.gguf, self.arch.prediction_head(weights), self.params, weights.values)
+        head._lock(head._buffers_on_cpu(weights.own_bytes), _silent)
+        return head
+
+    def prepare(self, mla: int, log: Callable[[str], None]) -> None:
+        """Computes what contexts of this mode of latent attention need and neither the file nor an earlier one has."""
+        n_known = len(self.arch.derived)
+        self.arch.prepare(mla)
+        self._lock([b for b in self.arch.derived[n_known:] if self.placement.device_of(b.name) == CPU], log)
+
+    def _lock(self, buffers: Iterable[Buffer], log: Callable[[str], None]) -> None:
+        """Locks memory that the CPU reads, where that is wanted."""
+        if self.params.use_mlock and not self.params.header_only:
+            lock_memory([(buffer.address, buffer.nbytes) for buffer in buffers if buffer.address is not None], log)
 
     def _place(self, log: Callable[[str], None]) -> None:
         """Decides where the tensors go, and which devices of this machine are used."""
@@ -192,11 +204,10 @@ class Model:
             self.devices.weights.uploaded = _page_dropper(self.gguf)
         self.arch.buffer_of = self.placement.device_of
 
-    def _areas_on_cpu(self, own: Container[str]) -> list[Area]:
+    def _buffers_on_cpu(self, own: Container[str]) -> list[Buffer]:
         """Memory of the weights that the CPU reads: where the file has them, or what took their place (``own``)."""
         used = (name for name in self.weights if name in own or name not in self.replaced)
-        buffers = [self.weights[name].buffer for name in used if self.placement.device_of(name) == CPU]
-        return [(buffer.address, buffer.nbytes) for buffer in buffers if buffer.address is not None]
+        return [self.weights[name].buffer for name in used if self.placement.device_of(name) == CPU]
 
     def log_decoded_types(self, log: Callable[[str], None], repacked: Container[str] = ()) -> None:
         """Notes the matrix types whose products decode to float first: correct, but slower than with an unpacker."""

@@ -19,6 +19,7 @@ from ikpy.engine.locking import lock_memory
 from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError
 from ikpy.gguf.file_bytes import share_of
+from ikpy.gguf.huge_pages import fitting_reserved_pages
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.division import Matrix
 from ikpy.graph.ir import Buffer, Value
@@ -28,7 +29,7 @@ from ikpy.models import architecture
 from ikpy.models.base import Architecture
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
-from ikpy.models.weights import WeightSource
+from ikpy.models.weights import WeightSource, interleaved_sizes, interleaved_type
 from ikpy.quants import registry
 
 MIB = 1 << 20
@@ -54,18 +55,23 @@ def open_model(path: str | os.PathLike[str], params: ModelParams, progress: Prog
     """The file, mapped or read into memory as the parameters say; progress is told the share that was read.
 
     Of a file that is read, tensors that lie on devices stay mapped: they are read once, while they are copied there.
+    So do tensors that are rearranged into reserved huge pages.
     """
     check_placement(params.placement, [device.name for device in wanted_devices(params.placement, params.devices)])
 
     def wanted(file: GGUFFile) -> set[str]:
         check_holds_model(file)
-        return set(filter(_lies_on_cpu(file, Keys(file, params.kv_overrides), params), file.tensors))
+        names = set(filter(_lies_on_cpu(file, Keys(file, params.kv_overrides), params), file.tensors))
+        rearranged = interleaved_sizes(file.tensors[name] for name in names)
+        if params.huge_pages and params.repack and fitting_reserved_pages(sum(rearranged)):
+            names = {name for name in names if not interleaved_type(file.tensors[name])}
+        return names
 
     gguf = GGUFFile.open(
         Path(path),
         header_only=params.header_only,
         use_mmap=params.use_mmap,
-        reserved_pages=params.huge_pages,
+        reserved_pages=params.huge_pages and not params.repack,
         wanted=wanted,
         progress=progress,
     )
@@ -149,6 +155,7 @@ class Model:
             log,
             header_only=params.header_only,
             repack=_lies_on_cpu(gguf, keys, params) if params.repack else None,
+            reserved_pages=params.huge_pages,
             taken=progress and share_of(sum(info.nbytes for info in gguf.tensors.values()) or 1, progress),
         )
         arch = architecture(keys.arch)(keys, weights, log)

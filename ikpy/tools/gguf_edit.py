@@ -15,6 +15,7 @@ from ikpy.gguf.types import (
     KEY_ALIGNMENT,
     KEY_SPLIT_NO,
     LABELS,
+    MAX_NAME_BYTES,
     SPLIT_KEYS,
     GGUFValueType,
 )
@@ -155,6 +156,8 @@ def _check_key(key: str) -> None:
     if not key:
         raise UsageError("the metadata key is empty")
     _check_text(key, "the metadata key")
+    if len(key.encode()) > MAX_NAME_BYTES:
+        raise UsageError(f"the metadata key has {len(key.encode())} bytes, more than the {MAX_NAME_BYTES} allowed")
 
 
 def _check_text(text: str, what: str) -> None:

@@ -49,6 +49,15 @@ def test_empty_names_are_refused_and_nothing_is_written(
     assert [path.name for path in model.parent.iterdir()] == ["model.gguf"] and model.read_bytes() == before
 
 
+def test_a_key_that_no_file_may_have_does_not_spoil_it(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before, key = model.read_bytes(), "k" * 65536
+    for change in (["set", "model.gguf", key, "1", "--type", "u8"], ["rename", "model.gguf", "u8", key]):
+        assert main(["gguf", *change]) == 1
+        assert "the metadata key has 65536 bytes, more than the 65535 allowed" in capfd.readouterr().err
+    assert model.read_bytes() == before
+    assert main(["gguf", "rename", "model.gguf", "u8", key[1:]]) == main(["gguf", "dump", "model.gguf"]) == 0
+
+
 def test_nothing_takes_the_place_of_an_empty_name() -> None:
     with pytest.raises(OSError, match=EMPTY), replacing(""):
         pass

@@ -186,6 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(arguments)
     with end_signals.as_interruptions() as signals:
         status = run(arguments)
+    end_signals.count_as_handled()
     return status if signals.status is None else signals.status
 
 

@@ -25,6 +25,15 @@ class EndSignals:
         return 128 + self.received[0] if self.received else None
 
 
+def count_as_handled() -> None:
+    """Lets the exit status count after an interruption that came while source text was run, as dataclasses do.
+
+    CPython remembers such a one, although it was handled, and ends `python -m` by SIGINT instead of with its status;
+    the next text that is run makes it forget.
+    """
+    exec("")
+
+
 @contextmanager
 def as_interruptions() -> Iterator[EndSignals]:
     """Interrupts where one of the signals arrives; one that is ignored, as SIGHUP under nohup, stays ignored. Nothing

@@ -9,9 +9,10 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from ikpy import control_groups
+from ikpy.control_groups import read
+
 CPU_ROOT = Path("/sys/devices/system/cpu")
-GROUP_ROOT = Path("/sys/fs/cgroup")
-PROCESS_GROUPS = Path("/proc/self/cgroup")
 MANY = 1 << 20
 
 
@@ -39,17 +40,10 @@ def _unbind() -> None:
             os.sched_setaffinity(0, usable_cpus())
 
 
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
-
-
 def _quota_of(folder: Path) -> float:
     """CPUs' worth of time that a control group may take, infinity for no limit."""
-    text = _read(folder / "cpu.max") or " ".join(
-        _read(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")
+    text = read(folder / "cpu.max") or " ".join(
+        read(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")
     )
     quota, _, period = text.partition(" ")
     is_limit = quota.isdigit() and period.isdigit() and int(period) > 0
@@ -58,15 +52,7 @@ def _quota_of(folder: Path) -> float:
 
 def cpu_quota() -> float:
     """CPUs' worth of time that this process may take in its control groups (containers), infinity for no limit."""
-    quota = math.inf
-    for line in (_read(PROCESS_GROUPS) or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = GROUP_ROOT / "cpu" if controllers else GROUP_ROOT
-        folders = [root.joinpath(*Path(path).parts[1 : i + 1]) for i in range(len(Path(path).parts))]
-        quota = min(quota, *map(_quota_of, [root, *folders]))
-    return quota
+    return min(map(_quota_of, control_groups.folders("cpu")), default=math.inf)
 
 
 @cache
@@ -82,10 +68,10 @@ def _physical_cores() -> int:
     """Physical cores among the usable CPUs, at least 1; of a hybrid processor only the performance cores."""
     speed_of_core: dict[str, int] = {}
     for cpu in usable_cpus():
-        siblings = _read(CPU_ROOT / f"cpu{cpu}" / "topology" / "thread_siblings_list")
+        siblings = read(CPU_ROOT / f"cpu{cpu}" / "topology" / "thread_siblings_list")
         if siblings is None:
             return _physical_cores_elsewhere()
-        speed = int(_read(CPU_ROOT / f"cpu{cpu}" / "cpufreq" / "cpuinfo_max_freq") or 0)
+        speed = int(read(CPU_ROOT / f"cpu{cpu}" / "cpufreq" / "cpuinfo_max_freq") or 0)
         speed_of_core[siblings] = max(speed, speed_of_core.get(siblings, 0))
     fastest = max(speed_of_core.values())
     # Efficiency cores of hybrid processors clock well below the performance cores; favoured cores only slightly higher.

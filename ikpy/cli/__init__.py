@@ -42,6 +42,8 @@ COMMANDS = {
 """Subcommand -> module with a function run(arguments) -> exit status, help line."""
 
 INTERRUPTED = 130
+READER_GONE = 141
+"""Nobody reads the output any more: the status that shells give to programs that SIGPIPE ends."""
 WRITERS = ("convert", "quantize", "imatrix", "perplexity", "gguf")
 """Subcommands that save or tidy up when they are told to end, as when they are interrupted."""
 MEMORY_HINT = ": a smaller context (-c) or batch (-b, -ub) or fewer threads need less"
@@ -184,6 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(arguments)
     with end_signals.as_interruptions() as signals:
         status = run(arguments)
+    end_signals.count_as_handled()
     return status if signals.status is None else signals.status
 
 
@@ -206,9 +209,13 @@ def run(arguments: Sequence[str]) -> int:
         print(file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe went away: keep the interpreter's own flush at exit quiet too.
+        # Keep the interpreter's own flush at exit quiet too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return READER_GONE
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # Typer has met it
+            return READER_GONE
+        raise
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # the interpreter wraps what comes while a class is made
             print(file=sys.stderr)

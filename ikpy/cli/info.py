@@ -56,8 +56,19 @@ def facts() -> list[tuple[str, str]]:
         ("build flags", str(build["flags"])),
         ("devices", ", ".join(map(str, available())) or f"none: {why_none()}"),
         ("threads", f"{physical_cores()} physical cores, {hardware_threads()} hardware threads"),
-        ("memory", f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available"),
+        (
+            "memory",
+            f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available{memory_limit(memory.total)}",
+        ),
     ]
+
+
+def memory_limit(total: int) -> str:
+    """What a container or control group leaves of that many bytes, if it is less."""
+    from ikpy.machine_memory import machine_memory
+
+    usable = machine_memory(swap=False)
+    return f"; the container or control group may use {usable / 2**30:.1f} GiB" if usable < total else ""
 
 
 def tile_unit(core: ModuleType) -> str:

@@ -118,6 +118,7 @@ COUNT_OR_ALL = Kind("N", values.bounded(-1))
 FLOAT = Kind("F", values.to_float)
 TEXT = Kind("TEXT")
 PATH = Kind("FILE")
+NONEMPTY_PATH = Kind("FILE", values.to_file)
 SWITCH = Kind("on|off", values.to_switch, const=True, optional=tuple(values.SWITCH_WORDS))
 BARE_OR_BIT = Kind("0|1", values.to_switch, const=True, optional=("0", "1"))
 

@@ -167,6 +167,8 @@ def _hint(word: str) -> str:
 
 
 def _take(arguments: Arguments, name: str, value: str) -> None:
+    if not value and name in ("--imatrix", "--save-recipe"):
+        raise CommandLineError(f"{name}: the name of the file is empty")
     if name in ROLE_OPTIONS:
         arguments.roles[ROLE_OPTIONS[name]] = _tensor_type(name, value)
     elif name == "--extra-output-tensor":
@@ -297,6 +299,8 @@ def _take_positional(arguments: Arguments, words: list[str]) -> None:
     if len(words) < 2:
         raise CommandLineError("INPUT and TYPE are needed")
     arguments.source = words.pop(0)
+    if "" in words:
+        raise CommandLineError("OUTPUT, TYPE and NTHREADS must not be empty; without OUTPUT leave it out")
     try:
         arguments.ftype = _ftype(words[0])
     except UsageError:

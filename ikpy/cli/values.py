@@ -78,6 +78,13 @@ def to_text(text: str, warn: Warn) -> str:
     return text
 
 
+def to_file(text: str, warn: Warn) -> str:
+    """The name of a file, not empty."""
+    if not text:
+        raise ValueError("the name of the file is empty")
+    return text
+
+
 def to_list(text: str, warn: Warn) -> list[str]:
     """Texts with commas between; blanks around them and empty ones are left out."""
     return [item for part in text.split(",") if (item := part.strip())]

@@ -77,7 +77,7 @@ class Context:
         check_threads(max(self.n_threads, self.n_threads_batch))
         windows = window_cells(model, self.params, sizes)
         self.graph_params = graph_params(model, self.params, self.n_ctx, frozenset(windows), self._log)
-        model.arch.prepare(self.graph_params.mla)
+        model.prepare(self.graph_params.mla, self._log)
         specs = [model.arch.cache_specs(il, self.graph_params) for il in range(model.hparams.n_layer)]
         can_shift = model.arch.shift_part(0, self.graph_params) is not None
         self.kv = KVCache(

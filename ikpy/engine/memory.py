@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ikpy.graph.placement import CPU
-from ikpy.machine_memory import machine_memory
+from ikpy.machine_memory import machine_memory, memory_owner
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
@@ -55,7 +55,7 @@ class MemoryReport:
         if total > machine:
             kept = total - self.devices[CPU]["mapped"] if self.is_mapped else total
             effect = "" if kept > machine else ": weights will be read from the disk again and again"
-            needed = f"{total / MIB:.0f} MiB are needed, the machine has {machine / MIB:.0f} MiB"
+            needed = f"{total / MIB:.0f} MiB are needed, {memory_owner()} {machine / MIB:.0f} MiB"
             lines.append(f"warning: {CPU}: {needed}{effect}")
         return lines
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections import ChainMap, Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ import numpy as np
 from ikpy._native import core
 from ikpy.backends.cuda import setup
 from ikpy.backends.cuda.devices import wanted_devices
-from ikpy.engine.locking import Area, lock_memory
+from ikpy.engine.locking import lock_memory
 from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError
 from ikpy.gguf.file_bytes import share_of
+from ikpy.gguf.huge_pages import fitting_reserved_pages
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.division import Matrix
 from ikpy.graph.ir import Buffer, Value
@@ -28,7 +29,7 @@ from ikpy.models import architecture
 from ikpy.models.base import Architecture
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
-from ikpy.models.weights import WeightSource
+from ikpy.models.weights import WeightSource, interleaved_sizes, interleaved_type
 from ikpy.quants import registry
 
 MIB = 1 << 20
@@ -54,18 +55,23 @@ def open_model(path: str | os.PathLike[str], params: ModelParams, progress: Prog
     """The file, mapped or read into memory as the parameters say; progress is told the share that was read.
 
     Of a file that is read, tensors that lie on devices stay mapped: they are read once, while they are copied there.
+    So do tensors that are rearranged into reserved huge pages.
     """
     check_placement(params.placement, [device.name for device in wanted_devices(params.placement, params.devices)])
 
     def wanted(file: GGUFFile) -> set[str]:
         check_holds_model(file)
-        return set(filter(_lies_on_cpu(file, Keys(file, params.kv_overrides), params), file.tensors))
+        names = set(filter(_lies_on_cpu(file, Keys(file, params.kv_overrides), params), file.tensors))
+        rearranged = interleaved_sizes(file.tensors[name] for name in names)
+        if params.huge_pages and params.repack and fitting_reserved_pages(sum(rearranged)):
+            names = {name for name in names if not interleaved_type(file.tensors[name])}
+        return names
 
     gguf = GGUFFile.open(
         Path(path),
         header_only=params.header_only,
         use_mmap=params.use_mmap,
-        reserved_pages=params.huge_pages,
+        reserved_pages=params.huge_pages and not params.repack,
         wanted=wanted,
         progress=progress,
     )
@@ -149,6 +155,7 @@ class Model:
             log,
             header_only=params.header_only,
             repack=_lies_on_cpu(gguf, keys, params) if params.repack else None,
+            reserved_pages=params.huge_pages,
             taken=progress and share_of(sum(info.nbytes for info in gguf.tensors.values()) or 1, progress),
         )
         arch = architecture(keys.arch)(keys, weights, log)
@@ -165,8 +172,7 @@ class Model:
         if params.repack:
             log(f"============ Repacked {len(weights.repacked)} tensors")
         model.log_decoded_types(log, set(weights.repacked))
-        if params.use_mlock and not params.header_only:
-            lock_memory(model._areas_on_cpu(weights.own_bytes), log)
+        model._lock(model._buffers_on_cpu(weights.own_bytes), log)
         if params.check_tensors and not params.header_only:
             model.check_finite()
         return model
@@ -177,7 +183,20 @@ class Model:
         Raises UsageError if the architecture or the file has none.
         """
         weights = WeightSource(self.gguf, _silent, header_only=self.params.header_only)
-        return Model(self.gguf, self.arch.prediction_head(weights), self.params, weights.values)
+        head = Model(self.gguf, self.arch.prediction_head(weights), self.params, weights.values)
+        head._lock(head._buffers_on_cpu(weights.own_bytes), _silent)
+        return head
+
+    def prepare(self, mla: int, log: Callable[[str], None]) -> None:
+        """Computes what contexts of this mode of latent attention need and neither the file nor an earlier one has."""
+        n_known = len(self.arch.derived)
+        self.arch.prepare(mla)
+        self._lock([b for b in self.arch.derived[n_known:] if self.placement.device_of(b.name) == CPU], log)
+
+    def _lock(self, buffers: Iterable[Buffer], log: Callable[[str], None]) -> None:
+        """Locks memory that the CPU reads, where that is wanted."""
+        if self.params.use_mlock and not self.params.header_only:
+            lock_memory([(buffer.address, buffer.nbytes) for buffer in buffers if buffer.address is not None], log)
 
     def _place(self, log: Callable[[str], None]) -> None:
         """Decides where the tensors go, and which devices of this machine are used."""
@@ -192,11 +211,10 @@ class Model:
             self.devices.weights.uploaded = _page_dropper(self.gguf)
         self.arch.buffer_of = self.placement.device_of
 
-    def _areas_on_cpu(self, own: Container[str]) -> list[Area]:
+    def _buffers_on_cpu(self, own: Container[str]) -> list[Buffer]:
         """Memory of the weights that the CPU reads: where the file has them, or what took their place (``own``)."""
         used = (name for name in self.weights if name in own or name not in self.replaced)
-        buffers = [self.weights[name].buffer for name in used if self.placement.device_of(name) == CPU]
-        return [(buffer.address, buffer.nbytes) for buffer in buffers if buffer.address is not None]
+        return [self.weights[name].buffer for name in used if self.placement.device_of(name) == CPU]
 
     def log_decoded_types(self, log: Callable[[str], None], repacked: Container[str] = ()) -> None:
         """Notes the matrix types whose products decode to float first: correct, but slower than with an unpacker."""

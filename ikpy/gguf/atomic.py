@@ -46,9 +46,9 @@ class AtomicFile:
     """A file written under a temporary name in the target's directory and renamed when complete."""
 
     def __init__(self, path: str):
+        check_replaceable(path)
         # A link stays a link: the file it points to is replaced.
         self.target = os.path.realpath(path)
-        check_replaceable(self.target)
         folder, name = os.path.split(self.target)
         self.temporary = os.path.join(folder, hidden_name(name, f".{os.getpid()}-{secrets.token_hex(4)}.tmp"))
         mode = 0o666
@@ -100,7 +100,9 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def check_replaceable(path: str | os.PathLike[str]) -> None:
-    """OSError if there is something that a file should not take the place of: a folder, a device, a pipe."""
+    """OSError for an empty name, and for what a file should not take the place of: a folder, a device, a pipe."""
+    if not os.fspath(path):
+        raise OSError(errno.EINVAL, "the name of the file is empty")
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError(errno.EINVAL, "this is no regular file that could be replaced", os.fspath(path))

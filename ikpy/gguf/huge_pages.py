@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+
+from ikpy import threads
 
 POOLS = Path("/sys/kernel/mm/hugepages")
 TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage")
@@ -58,10 +62,15 @@ def zeroed_bytes(size: int) -> np.ndarray:
 
 class Block:
     """One block of `zeroed_bytes`, given out part by part, each at a multiple of 64: hardly any part lies outside of
-    huge pages, however small it is. Parts never taken are only reserved."""
+    huge pages, however small it is. Parts never taken are only reserved.
 
-    def __init__(self, sizes: Iterable[int]) -> None:
-        self._memory = zeroed_bytes(sum(map(_padded, sizes)))
+    reserved: takes reserved pages where enough can be had; `page_size` is their size, 0 without them.
+    """
+
+    def __init__(self, sizes: Iterable[int], *, reserved: bool = False) -> None:
+        size = sum(map(_padded, sizes))
+        found = _usable_reserved_memory(size) if reserved and size else None
+        self._memory, self.page_size = found or (zeroed_bytes(size), 0)
         self._used = 0
 
     def take(self, size: int) -> np.ndarray:
@@ -77,18 +86,45 @@ def _padded(size: int) -> int:
     return -(-size // PART_ALIGNMENT) * PART_ALIGNMENT
 
 
+def fitting_reserved_pages(size: int) -> list[int]:
+    """Sizes of reserved pages of which enough are free, the largest first."""
+    return [page for page, n_free in sorted(_free_pages().items(), reverse=True) if -(-size // page) <= n_free]
+
+
 def reserved_memory(size: int) -> tuple[mmap.mmap, int] | None:
     """Zeroed memory in the largest reserved pages of which enough are free, and their size; None if there are none."""
     if sys.platform != "linux":
         return None
-    for page_size, n_free in sorted(_free_pages().items(), reverse=True):
+    for page_size in fitting_reserved_pages(size):
         n_pages = -(-size // page_size)
-        if n_pages > n_free:
-            continue
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_HUGETLB | (page_size.bit_length() - 1) << _SIZE_SHIFT
         with contextlib.suppress(OSError):  # another process was faster
             return mmap.mmap(-1, n_pages * page_size, flags=flags), page_size
     return None
+
+
+def _usable_reserved_memory(size: int) -> tuple[np.ndarray, int] | None:
+    """Reserved memory uint8 [size] whose pages are all there, and their size.
+
+    None if there are too few free ones, or on memory nodes only that this process may not use: touching those would end
+    it, while the system refuses to read a file into them.
+    """
+    reserved = reserved_memory(size)
+    if reserved is None:
+        return None
+    memory, page_size = np.frombuffer(reserved[0], np.uint8, size), reserved[1]
+    with open("/dev/zero", "rb", buffering=0) as zeros, threads.pool(threads.physical_cores()) as pool:
+
+        def touch(start: int) -> None:
+            os.preadv(zeros.fileno(), [memory[start : start + 1].data], 0)
+
+        try:
+            list(pool.map(touch, range(0, size, page_size)))
+        except OSError as error:
+            if error.errno != errno.EFAULT:
+                raise
+            return None
+    return memory, page_size
 
 
 def transparent_page_size() -> int:

@@ -330,6 +330,11 @@ def _open_part(path: str, index: int, count: int) -> Shard:
     except IkpyError as error:
         raise FileFormatError(f"failed to load GGUF split from {path}; {error}") from error
     for key, expected in ((KEY_SPLIT_NO, index), (KEY_SPLIT_COUNT, count)):
+        if key not in shard.metadata:
+            raise FileFormatError(
+                f"{path}: invalid split file: it has no key {key}, so it is no part of a split model; "
+                "put all parts of one model together under their original names"
+            )
         found = shard.metadata.require(key, GGUFValueType.UINT16)
         if found != expected:
             raise FileFormatError(

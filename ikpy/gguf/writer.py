@@ -87,9 +87,12 @@ class GGUFWriter:
             if limit is not None and limit < 1:
                 raise UsageError(f"{limit} {what} per shard are too few; at least 1 is needed")
         self.path = os.fspath(path)
-        self.alignment = alignment
         self._max_tensors = split_max_tensors
         self._max_bytes = split_max_bytes
+        if not os.path.basename(self.path):
+            what = "shards need a prefix, such as parts/model" if self.is_split else "name a file"
+            raise UsageError(f"cannot write to '{self.path}': {what}")
+        self.alignment = alignment
         self._bare_first = bare_first
         self._values: dict[str, encode.StoredValue] = {}
         self._tensors: dict[str, DeclaredTensor] = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ikpy.errors import UsageError
 from ikpy.graph.builder import Graph
-from ikpy.graph.ir import Value
+from ikpy.graph.ir import Buffer, Value
 from ikpy.models.batch import FULL, BatchGraph, CacheSpec, GraphParams, StateSpec, Window
 from ikpy.models.blocks import hadamard_block
 from ikpy.models.classifier import Classifier
@@ -32,8 +32,8 @@ class Architecture:
     rope_scale_from_metadata: ClassVar[bool] = False
 
     def __init__(self, keys: Keys, weights: WeightSource, log: Log) -> None:
-        self.derived_bytes = 0
-        """Bytes of tensors that `prepare` has computed."""
+        self.derived: list[Buffer] = []
+        """Memory of the tensors that `prepare` has computed."""
         self.hp: HParams = self.read_hparams(keys)
         self.log = log
         # Where a tensor goes, for the log: a model placed on devices sets it.
@@ -47,6 +47,11 @@ class Architecture:
     def load(self, weights: WeightSource) -> None:
         """Takes every tensor of the model from weights."""
         raise NotImplementedError
+
+    @property
+    def derived_bytes(self) -> int:
+        """Bytes of the tensors that `prepare` has computed."""
+        return sum(buffer.nbytes for buffer in self.derived)
 
     @property
     def max_position(self) -> int | None:

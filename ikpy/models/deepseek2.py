@@ -181,7 +181,7 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
                 self.log(f"============ llm_prepare_mla: need to compute {len(missing)} wk_b/wv_b tensors")
             for a in missing:
                 a.k_b, a.v_b = derive_k_b_v_b(a.kv_b, *sizes)
-                self.derived_bytes += a.k_b.buffer.nbytes  # attn_v_b is a view of attn_kv_b
+                self.derived.append(a.k_b.buffer)  # attn_v_b is a view of attn_kv_b
                 self._log_derived(a, "attn_k_b", a.k_b)
                 self._log_derived(a, "attn_v_b", a.v_b)
         if mla != 1:
@@ -190,7 +190,7 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
                 self.log(f"============ llm_prepare_mla: need to compute {len(missing)} wkv_b tensors")
             for a in missing:
                 a.kv_b = derive_kv_b(a.k_b, a.v_b, *sizes)
-                self.derived_bytes += a.kv_b.buffer.nbytes
+                self.derived.append(a.kv_b.buffer)
                 self._log_derived(a, "attn_kv_b", a.kv_b)
 
     def _log_derived(self, attn: LatentAttention, name: str, value: Value) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, overload
 
 import numpy as np
@@ -49,12 +49,29 @@ def split_rows(fused: Value, *sizes: int, named: int = 0) -> list[Value]:
     return parts
 
 
+def interleaved_type(info: TensorInfo, parts: Sequence[int] = ()) -> registry.TensorType | None:
+    """The row-interleaved type that a matrix, or parts of so many rows of it, can be rearranged into without loss."""
+    name = registry.repack_target(registry.by_id(info.type_id).name)
+    # F16 would lose precision as BF16_R16, and needs no rearrangement: its rows are read as they are.
+    if not name or name == "bf16_r16" or len(info.shape) < 2 or info.name.startswith(EMBEDDINGS):
+        return None
+    target = registry.by_name(name)
+    fits = all(rows % target.interleave == 0 for rows in (info.shape[1], *parts))
+    return target if fits and core.has_decoder(target.id) else None
+
+
+def interleaved_sizes(infos: Iterable[TensorInfo]) -> list[int]:
+    """Bytes of each tensor that may be rearranged, once it is."""
+    targets = [(info, interleaved_type(info)) for info in infos]
+    return [target.tensor_nbytes(info.shape) for info, target in targets if target]
+
+
 class WeightSource:
     """Tensors of a GGUF file as graph values over the mapped memory.
 
     header_only: no data is read; values have no memory and can only be measured. repack: which matrices, by name, of
-    types with a row-interleaved form are rearranged into memory of their own. taken: gets the bytes of every tensor
-    when it is ready.
+    types with a row-interleaved form are rearranged into memory of their own; reserved_pages: in reserved huge pages if
+    enough are free. taken: gets the bytes of every tensor when it is ready.
     """
 
     def __init__(
@@ -64,6 +81,7 @@ class WeightSource:
         *,
         header_only: bool = False,
         repack: Callable[[str], bool] | None = None,
+        reserved_pages: bool = False,
         taken: Callable[[int], None] | None = None,
     ) -> None:
         self.gguf = gguf
@@ -71,6 +89,7 @@ class WeightSource:
         self.log = log
         self.header_only = header_only
         self.repack = repack
+        self.reserved_pages = reserved_pages
         self.used: set[str] = set()
         self.values: dict[str, Value] = {}
         self.repacked: dict[str, int] = {}
@@ -159,7 +178,7 @@ class WeightSource:
         if is_read_as_f32 or not core.has_decoder(info.type_id):
             return self._decoded(info)
         self._check_parts(info, parts)
-        target = self._interleaved_type(info, parts) if self.repack and self.repack(info.name) else None
+        target = interleaved_type(info, parts) if self.repack and self.repack(info.name) else None
         if target is not None:
             return self._repacked(info, target)
         if info.offset % WORD_BYTES:
@@ -176,16 +195,6 @@ class WeightSource:
                 f"of {kind.interleave}, the row group of that type; quantize it to another one"
             )
 
-    def _interleaved_type(self, info: TensorInfo, parts: Sequence[int]) -> registry.TensorType | None:
-        """The row-interleaved type that a matrix can be rearranged into without loss."""
-        name = registry.repack_target(registry.by_id(info.type_id).name)
-        # F16 would lose precision as BF16_R16, and needs no rearrangement: its rows are read as they are.
-        if not name or name == "bf16_r16" or len(info.shape) < 2 or info.name.startswith(EMBEDDINGS):
-            return None
-        target = registry.by_name(name)
-        fits = all(rows % target.interleave == 0 for rows in (info.shape[1], *parts))
-        return target if fits and core.has_decoder(target.id) else None
-
     def _repacked(self, info: TensorInfo, target: registry.TensorType) -> Value:
         nbytes = target.tensor_nbytes(info.shape)
         self.repacked[info.name] = self.own_bytes[info.name] = nbytes
@@ -196,17 +205,18 @@ class WeightSource:
         repack_parallel(self.gguf.data(info), info.type_id, target, info.shape, data)
         if info.name not in self.values:  # no value reads the file's rows
             self.gguf.drop_copy(info)
+            self.gguf.release(info)
         return external(data.ctypes.data, data, target.id, info.shape, info.name, "weight")
 
     def _repack_block(self) -> Block:
         """Room for every tensor that may be rearranged; those that turn out not to be take no memory."""
         if self._block is None:
             assert self.repack is not None
-            wanted = [info for name, info in self.gguf.tensors.items() if self.repack(name)]
-            targets = [(info, self._interleaved_type(info, ())) for info in wanted]
-            sizes = [target.tensor_nbytes(info.shape) for info, target in targets if target]
+            sizes = interleaved_sizes(info for name, info in self.gguf.tensors.items() if self.repack(name))
             check_memory(sum(sizes), "weights that -rtr rearranges take", REPACK_REMEDY)
-            self._block = Block(sizes)
+            self._block = Block(sizes, reserved=self.reserved_pages)
+            if size := self._block.page_size:
+                self.log(f"llm_load_tensors: rearranged weights in reserved huge pages of {size >> 20} MiB")
         return self._block
 
     def _aligned(self, info: TensorInfo) -> Value:

@@ -15,6 +15,7 @@ from ikpy.gguf.types import (
     KEY_ALIGNMENT,
     KEY_SPLIT_NO,
     LABELS,
+    MAX_NAME_BYTES,
     SPLIT_KEYS,
     GGUFValueType,
 )
@@ -86,16 +87,16 @@ def set_value(
         chosen = _chosen_type(file, key, value_type, change_type)
         new = encode.scalar(chosen, parse_value(chosen, text))
         in_place = output is None and _same_place(file, key, new)
-        target = _shown_target(path, output)
+        target = _shown_target(path, output, in_place=in_place)
         old = file.get(key)
         result = SetResult(key, chosen, old, parse_value(chosen, text), in_place, target)
         if dry_run:
             return result
-        _check_free(output, overwrite)
+        _check_target(path, output, overwrite)
         if in_place:
             _patch(path, file.stored_metadata.entry(key).offset, new.stored)
         else:
-            _rewrite(file, output or path, progress, replace={key: new})
+            _rewrite(file, path if output is None else output, progress, replace={key: new})
         return result
 
 
@@ -127,17 +128,21 @@ def change_keys(
                 raise UsageError(f"{file.path}: there is a key {new_key} already")
             if new_key is not None:
                 moved[new_key] = _stored(file, key)
+        target = _shown_target(path, output)
         if not dry_run:
-            _check_free(output, overwrite)
-            _rewrite(file, output or path, progress, skip=changes, replace=moved)
-        return _shown_target(path, output)
+            _check_target(path, output, overwrite)
+            _rewrite(file, path if output is None else output, progress, skip=changes, replace=moved)
+        return target
 
 
-def _shown_target(path: str, output: str | None) -> str:
-    """The file that is written, behind the link that was given for it."""
-    if output is None and os.path.islink(path):
-        return f"{path} -> {os.path.realpath(path)}"
-    return output or path
+def _shown_target(path: str, output: str | None, *, in_place: bool = False) -> str:
+    """The file that is written, behind the link that was given for it, and what becomes of its other hard links."""
+    if output is not None:
+        return output
+    shown = f"{path} -> {os.path.realpath(path)}" if os.path.islink(path) else path
+    others = os.stat(path).st_nlink - 1
+    effect = "change with it" if in_place else "keep the old contents"
+    return f"{shown} (other hard links, {others}, {effect})" if others else shown
 
 
 def _stored(file: GGUFFile, key: str) -> encode.StoredValue:
@@ -151,6 +156,8 @@ def _check_key(key: str) -> None:
     if not key:
         raise UsageError("the metadata key is empty")
     _check_text(key, "the metadata key")
+    if len(key.encode()) > MAX_NAME_BYTES:
+        raise UsageError(f"the metadata key has {len(key.encode())} bytes, more than the {MAX_NAME_BYTES} allowed")
 
 
 def _check_text(text: str, what: str) -> None:
@@ -166,7 +173,10 @@ def _check_first(file: GGUFFile) -> None:
         raise UsageError(f"{file.path}: metadata are taken from the first shard only; give that one")
 
 
-def _check_free(output: str | None, overwrite: bool) -> None:
+def _check_target(path: str, output: str | None, overwrite: bool) -> None:
+    """UsageError if a file must not be replaced or changed. The rights of root say nothing about what was meant."""
+    if output is None and not os.stat(path).st_mode & 0o222:
+        raise UsageError(f"{path}: the file is read-only; write a changed copy with -o, or permit it with chmod u+w")
     if output is not None and os.path.exists(output) and not overwrite:
         raise UsageError(f"{output}: output file exists already; remove it or add --overwrite")
 

@@ -110,7 +110,8 @@ def read_manifest(
         raise UsageError(f"{manifest}: {getattr(error, 'strerror', None) or error}") from None
     wanted, found = Path(path).name, []
     # Folders do not count; names have the escapes of printed lines, whose backslashes divide no folders.
-    place = re.compile(rf"(?:^|[/\\]){re.escape(escaped(wanted))}(?::(.+))?$")
+    shown = escaped(wanted).encode("utf-8", "backslashreplace").decode()
+    place = re.compile(rf"(?:^|[/\\]){re.escape(shown)}(?::(.+))?$")
     for line in text.splitlines():
         match = _LINE.match(line.strip())
         if not match or match[1] not in algorithms:

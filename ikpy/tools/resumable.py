@@ -144,7 +144,11 @@ class ResumableOutput:
             part.position = 0
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part.path)
-        self._record(self._head())
+        try:
+            self._record(self._head())
+        except OSError:
+            self.discard()
+            raise
 
     def _record(self, record: dict[str, Any]) -> None:
         assert self._journal is not None

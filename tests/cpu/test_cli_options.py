@@ -417,9 +417,9 @@ def test_info():
 
 
 def test_closed_pipe_is_quiet():
-    line = f"{sys.executable} -m ikpy sweep-bench --help | head -1"
+    line = f"{sys.executable} -m ikpy sweep-bench --help | head -1; echo ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert (result.stdout, result.stderr) == ("usage: ikpy sweep-bench [options]\n", "")
+    assert (result.stdout, result.stderr) == ("usage: ikpy sweep-bench [options]\n141\n", "")
 
 
 def test_a_plan_is_no_log():

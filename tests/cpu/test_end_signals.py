@@ -16,6 +16,7 @@ import pytest
 import ikpy
 from ikpy.cli import main, named_command
 from ikpy.end_signals import as_interruptions
+from tests.shared import ROOT
 
 MODEL, TEXT = str(ikpy.default_model_path()), str(Path(ikpy.__file__).parent / "assets" / "demo-text.txt")
 LINES = ["-m", MODEL, "-f", TEXT, "-t", "1", "-c", "64", "-b", "64"]
@@ -69,6 +70,22 @@ def test_signals_that_are_ignored_stay_ignored() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_the_status_is_that_of_the_signal_wherever_it_arrives(tmp_path: Path) -> None:
+    """After one in the middle of what dataclasses are made by, python -m ended as if by Ctrl-C."""
+    (tmp_path / "program.py").write_text(
+        "import sys\n"
+        "from types import SimpleNamespace\n"
+        "import ikpy.cli\n"
+        "def run(_):\n"
+        "    exec('import signal; signal.raise_signal(signal.SIGTERM)')\n"
+        "ikpy.cli.import_module = lambda _: SimpleNamespace(run=run)\n"
+        "sys.exit(ikpy.cli.main(['gguf']))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    result = subprocess.run([sys.executable, "-m", "program"], env=environment, check=False, timeout=60)
+    assert result.returncode == 128 + signal.SIGTERM
 
 
 def test_other_threads_set_no_signals() -> None:

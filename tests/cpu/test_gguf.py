@@ -330,6 +330,8 @@ def test_split_errors(put):
         GGUFFile.open(_put_set(put, _shard(0, 2, 2, "a", **count), _shard(1, 2, 2, "b")))
     with pytest.raises(FileFormatError, match=r"failed to load GGUF split from .*00002-of-00002"):
         GGUFFile.open(_put_set(put, _shard(0, 2, 2, "a"), b"junk" * 20))
+    with pytest.raises(FileFormatError, match=r"no key split\.no, so it is no part of a split model; put all parts"):
+        GGUFFile.open(_put_set(put, _shard(0, 2, 2, "a"), made.sample()))
     os.unlink(second)
     message = r"failed to load GGUF split from .*00002-of-00002\.gguf: it does not exist; put all 2 parts .* together$"
     with pytest.raises(FileFormatError, match=message):

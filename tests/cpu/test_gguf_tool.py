@@ -417,6 +417,14 @@ def test_digests(model, tmp_path):
     assert f"{whole}  {first}" in run("hash", first, "--no-layer")[0]
 
 
+@pytest.mark.parametrize("name", [b"a\nb.gguf", b"b\xff.gguf", b"c d:e.gguf", b"\\e.gguf"])
+def test_manifests_of_files_with_any_name(model, tmp_path, name):
+    path, manifest = tmp_path / os.fsdecode(name), tmp_path / "manifest"
+    model.rename(path)
+    manifest.write_text(run("hash", path)[0])
+    assert run("hash", path, "-c", manifest)[0].endswith("3 of 3 digests agree\n")
+
+
 def test_xxh64_digests(model, tmp_path):
     """Of a tensor whose digest is published, and beside the others."""
     path = tmp_path / "abc.gguf"

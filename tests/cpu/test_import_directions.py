@@ -19,8 +19,9 @@ ALLOWED = {
     "end_signals": "",
     "held_interrupts": "",
     "lost_interrupts": "",
-    "machine_memory": "errors",
-    "threads": "errors",
+    "control_groups": "",
+    "machine_memory": "errors control_groups",
+    "threads": "errors control_groups",
     "page_nodes": "",
     "_native": "errors",
     "numa": "errors threads page_nodes _native",
@@ -35,8 +36,8 @@ ALLOWED = {
     "tools": "errors held_interrupts threads _native backends engine gguf graph models quants vocab",
     "llm": "errors engine tools vocab",
     "server": "errors engine gguf quants tools vocab",
-    "cli": "end_signals errors lost_interrupts threads numa _native backends convert engine gguf graph models quants "
-    "server tools vocab",
+    "cli": "end_signals errors lost_interrupts machine_memory threads numa _native backends convert engine gguf graph "
+    "models quants server tools vocab",
     "__main__": "cli lost_interrupts",
 }
 """Packages and modules below `ikpy` that each may import; all may read what `ikpy/__init__.py` itself defines."""

@@ -18,7 +18,6 @@ from ikpy.cli.logs import ProgressDots
 from ikpy.cli.parser import parse
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
-from ikpy.engine.locking import lock_memory, whole_pages
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.errors import UnsupportedError
@@ -243,38 +242,6 @@ def test_reading_instead_of_mapping(tmp_path: Path) -> None:
     mapped.write_bytes(TINY.read_bytes())
     model = Model.load(mapped)
     assert mapped.name in mapped_files() and model.gguf.path.endswith(mapped.name)
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_locked_memory() -> None:
-    def locked_kib() -> int:
-        (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmLck")]
-        return int(line.split()[1])
-
-    lines: list[str] = []
-    before = locked_kib()
-    model = Model.load(TINY, ModelParams(use_mlock=True), log=lines.append)
-    refused = [line for line in lines if "failed to mlock" in line]
-    grown = (locked_kib() - before) * 1024
-    assert grown >= model.size_bytes or refused, f"{grown} bytes locked and no warning"
-    lines.clear()
-    lock_memory([(0, 0), (1 << 20, 1 << 46)], lines.append)
-    assert len(lines) == 1 and "failed to mlock 70368744177664-byte buffer" in lines[0]
-
-
-def test_areas_become_whole_pages() -> None:
-    areas = [(3 * PAGE, 1), (PAGE + 7, PAGE), (9 * PAGE - 1, 2), (2 * PAGE, 5), (0, 0), (8 * PAGE, PAGE)]
-    assert whole_pages(areas) == [(PAGE, 3 * PAGE), (8 * PAGE, 2 * PAGE)]
-
-
-def test_repacked_weights_are_locked_in_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    locked: list[tuple[int, int]] = []
-    monkeypatch.setattr("ikpy.engine.model.lock_memory", lambda areas, log: locked.extend(areas))
-    model = Model.load(quantized(tmp_path, "Q4_0"), ModelParams(repack=True, use_mlock=True))
-    addresses = {address for address, _ in locked}
-    assert addresses == {value.buffer.address for value in model.weights.values()} and model.replaced
-    assert not addresses & {model.gguf.address(model.gguf.tensors[name]) for name in model.replaced}
-    assert sum(nbytes for _, nbytes in locked) == model.size_bytes
 
 
 def resident_bytes(area: np.ndarray) -> int:

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ikpy import threads
+from ikpy import control_groups, threads
 from tests.shared import ROOT
 
 
 @pytest.fixture(name="groups")
 def fake_groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty tree of control groups in place of the machine's, on a machine of 16 cores."""
-    monkeypatch.setattr(threads, "GROUP_ROOT", tmp_path)
-    monkeypatch.setattr(threads, "PROCESS_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(control_groups, "GROUP_ROOT", tmp_path)
+    monkeypatch.setattr(control_groups, "PROCESS_GROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(threads, "_physical_cores", lambda: 16)
     threads.physical_cores.cache_clear()
     yield tmp_path

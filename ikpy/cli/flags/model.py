@@ -1,12 +1,12 @@
 """Options that name the model."""
 
 from ikpy.cli import values
-from ikpy.cli.options import FLAG, PATH, TEXT, Kind, option, refused
+from ikpy.cli.options import FLAG, NONEMPTY_PATH, TEXT, Kind, option, refused
 
 ROWS = (
     option(
         "-m --model",
-        PATH,
+        NONEMPTY_PATH,
         "model.path",
         "GGUF file; of a split model the first shard. Without it the bundled tiny-mla-moe is used",
         env="LLAMA_ARG_MODEL",

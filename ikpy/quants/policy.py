@@ -102,7 +102,7 @@ class TypePolicy:
             if self._mixture.role and not choice.custom and name not in self.assigned:
                 self.used_roles.add(self._mixture.role)
             choice.type = choice.custom or choice.type
-        role = self._single_role(name)
+        role = self._single_role(name, has_rule=bool(choice.custom))
         if role and (wanted := getattr(self.options, role)):
             self.used_roles.add(role)
             choice.type = choice.forced = wanted
@@ -122,12 +122,15 @@ class TypePolicy:
         fit_groups(choice, name, shape)
         return choice
 
-    def _single_role(self, name: str) -> str:
-        """The role whose option is for this very tensor; "" where there is none."""
+    def _single_role(self, name: str, *, has_rule: bool) -> str:
+        """The role whose option is for this very tensor; "" where there is none.
+
+        A tied embedding takes the type of the output matrix unless its own option or a rule says more of it.
+        """
         roles = {TOKEN_EMBEDDING: "token_embedding", PER_LAYER_TOKEN_EMBEDDING: "per_layer_token_embedding"}
         role = roles.get(name, "ffn_gate_inp" if "ffn_gate_inp.weight" in name else "")
         is_output = name == OUTPUT or (name == TOKEN_EMBEDDING and not self.model.has_output)
-        if is_output and not (role and getattr(self.options, role)):
+        if is_output and not (role and (has_rule or getattr(self.options, role))):
             role = "output"
         return role
 

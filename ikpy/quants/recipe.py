@@ -19,6 +19,8 @@ from ikpy.quants import registry
 from ikpy.quants.name_pattern import compile_pattern
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
+# That of `(?=` and `(?<=`, which look around, is none between an expression and its type.
+_EQUALS = re.compile(r"(?<!\(\?)(?<!\(\?<)=")
 YAML_SUFFIXES = (".yaml", ".yml")
 
 
@@ -83,7 +85,7 @@ def rule_items(text: str) -> list[str]:
     for part in text.split(","):
         item = f"{item},{part}" if item else part
         is_open = any(item.count(a) > item.count(b) for a, b in ("()", "[]", "{}"))
-        if "=" in item or not is_open:
+        if _EQUALS.search(item) or not is_open:
             items.append(item.strip())
             item = ""
     return [item for item in [*items, item.strip()] if item]
@@ -113,12 +115,13 @@ def parse_rules(text: str) -> list[Rule]:
 
 
 def _parse_rule(item: str) -> Rule:
-    pattern, equals, type_name = item.partition("=")
-    if not equals or not pattern.strip():
+    equals = _EQUALS.search(item)
+    if not equals or not item[: equals.start()].strip():
         raise UsageError(
             f"Invalid custom quantization input {item}; expected REGEX=TYPE or the name of a file of rules"
         )
-    return make_rule(pattern.strip(), type_name.strip())  # no name contains blanks
+    # No name contains blanks.
+    return make_rule(item[: equals.start()].strip(), item[equals.end() :].strip())
 
 
 @dataclass

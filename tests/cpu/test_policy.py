@@ -202,6 +202,17 @@ def test_commas_in_brackets_belong_to_the_expression():
     assert [str(rule) for rule in rules] == [r"blk\.\d{1,2}\.attn=q4_K", "ffn_(up|[a,b])=q5_K"]
 
 
+def test_expressions_may_look_around():
+    """Their own `=` is not that before the type."""
+    rules = parse_rules(r"^(?=.*ffn)(?=.*down)=q6_K,(?<=blk\.1\.)attn_q=q5_K,(?=t{1,2}n_v).*=q8_0,a=q4_K")
+    assert [rule.type for rule in rules] == ["q6_K", "q5_K", "q8_0", "q4_K"]
+    recipe = Recipe(rules)
+    names = ["blk.1.ffn_down.weight", "blk.1.attn_q.weight", "blk.0.attn_v.weight", "blk.0.attn_q.weight"]
+    assert [recipe.type_for(name) for name in names] == ["q6_K", "q5_K", "q8_0", "q4_K"]
+    with pytest.raises(UsageError, match="expected REGEX=TYPE"):
+        parse_rules("(?=ffn)")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

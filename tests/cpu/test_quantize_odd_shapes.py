@@ -103,6 +103,17 @@ def test_embeddings_are_never_interleaved(tmp_path, capfd, option, wanted, made)
     assert f"---> Changed {wanted} to {made}" in text
 
 
+def test_a_rule_for_a_tied_embedding_beats_the_type_of_the_output_matrix(tmp_path, capfd):
+    """As in llama-quantize (ik-llama-cpp-python 0.1.5); the embedding's own option beats both."""
+    write(tmp_path / "in.gguf", {"token_embd.weight": (64, 256)})
+    options = ["--output-tensor-type", "q4_0", "--custom-q", "token_embd=q5_K"]
+    types, text = quantized(tmp_path, capfd, *options, "Q8_0")
+    assert types == {"token_embd.weight": "q5_K"}
+    assert "--output-tensor-type has no effect" in text
+    types, _ = quantized(tmp_path, capfd, *options, "--token-embedding-type", "q6_K", "Q8_0")
+    assert types == {"token_embd.weight": "q6_K"}
+
+
 @pytest.fixture
 def native_bf16(monkeypatch):
     """As on a CPU that multiplies bf16: there F16 and BF16 are repacked."""

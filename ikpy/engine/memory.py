@@ -64,8 +64,9 @@ def memory_report(context: Context) -> MemoryReport:
     """What the context and its model take."""
     model, report = context.model, MemoryReport(is_mapped=context.model.params.use_mmap)
     sizes = {info.name: info.nbytes for info in model.gguf.tensors.values()}
-    for name, device in model.placement.tensors.items():
-        report.add(device, "mapped", 0 if name in model.replaced else sizes[name])
+    mapped = {name: 0 if name in model.replaced else size for name, size in sizes.items()}
+    for device, nbytes in model.placement.bytes_per_device(mapped).items():
+        report.add(device, "mapped", nbytes)
     report.add(CPU, "copied", model.own_bytes)
     report.add(CPU, "derived", model.arch.derived_bytes)
     devices = context.devices

@@ -1,7 +1,8 @@
-"""-sm graph: feed-forward networks of which every device holds a part."""
+"""-sm graph: networks and output matrices of which every device holds a part."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from ikpy.backends.cuda.emulated import EmulatedStream
 from ikpy.backends.cuda.memory import host_bytes
 from ikpy.cli import main
 from ikpy.engine.context import Context
+from ikpy.engine.memory import memory_report
 from ikpy.engine.model import Model, open_model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph import division
-from ikpy.graph.divide import UP_GATE, Divider
-from ikpy.graph.division import Matrix, Part, divide_networks
+from ikpy.graph.divide_networks import UP_GATE, NetworkDivider
+from ikpy.graph.division import OUTPUTS, Matrix, Part, Placed, divide_networks, divide_output
 from ikpy.graph.ir import Node, external
 from ikpy.graph.placement import PlacementParams
-from ikpy.graph.weight_parts import bias_part, columns_part, rows_part
+from ikpy.graph.weight_parts import bias_part, columns_part, rows_part, whole_name
 from ikpy.quants import by_name, dequantize
 from tests.cpu.test_adapters import llama
 from tests.cuda.models import emulated, logits_of, zoo
@@ -101,6 +103,13 @@ def test_parts_of_biases() -> None:
     assert np.array_equal(host_bytes(part.buffer).view(np.float32).reshape(3, 16), data[:, 32:48])
 
 
+def placed(
+    matrices: Mapping[str, Matrix], layers: Sequence[str], overridden: Collection[str] = (), **shares: float
+) -> Placed:
+    """A model whose output is on the device of its last layer."""
+    return Placed(matrices, dict.fromkeys(matrices, layers[-1]), overridden, layers, layers[-1], shares)
+
+
 def test_what_is_divided() -> None:
     """Columns are cut where blocks end; networks with a rule stay whole, and those that one device would have alone."""
     k, r8 = by_name("q4_K"), by_name("q8_0_r8")
@@ -112,15 +121,28 @@ def test_what_is_divided() -> None:
         "blk.1.ffn_down_exps.weight": Matrix(192, 512, by_name("q8_0")),
     }
     layers = ("CPU", "CUDA0", "CUDA1", "CUDA1")
-    found = divide_networks(matrices, layers, {"blk.3.ffn_gate.weight"}, {"CUDA0": 3.0, "CUDA1": 1.2, "CUDA2": 0.0})
+    found = divide_networks(placed(matrices, layers, {"blk.3.ffn_gate.weight"}, CUDA0=3.0, CUDA1=1.2, CUDA2=0.0))
     assert sorted(found) == sorted(
         f"blk.1.ffn_{part}{e}.weight" for part in ("up", "gate", "down") for e in ("", "_exps")
     )
     assert found["blk.1.ffn_up.weight"].parts == (Part("CUDA0", 0, 768), Part("CUDA1", 768, 256))
     assert found["blk.1.ffn_down.weight"].axis == "columns"
     assert found["blk.1.ffn_down_exps.weight"].parts == (Part("CUDA0", 0, 128), Part("CUDA1", 128, 64))
-    alone = divide_networks(matrices, layers, (), {"CUDA0": 1.0, "CUDA1": 0.01})
+    alone = divide_networks(placed(matrices, layers, (), CUDA0=1.0, CUDA1=0.01))
     assert "blk.1.ffn_up.weight" not in alone
+
+
+def test_output_matrices_are_divided_by_rows() -> None:
+    """Of any number of rows, the last part having the rest; the embeddings where they serve as the output too."""
+    plain, grouped = (Matrix(512, n, by_name(kind)) for n, kind in ((1001, "q4_K"), (1024, "q4_k_r4")))
+    found = divide_output(placed({"token_embd.weight": plain}, ("CUDA0",), CUDA0=1.0, CUDA1=1.0, CUDA2=0.0))
+    assert found["token_embd.weight"].parts == (Part("CUDA0", 0, 512), Part("CUDA1", 512, 489))
+    both = {"token_embd.weight": plain, "output.weight": grouped}
+    found = divide_output(placed(both, ("CUDA0",), CUDA0=0.0, CUDA1=1.0, CUDA2=3.0))
+    assert list(found) == ["output.weight"]
+    assert found["output.weight"].parts == (Part("CUDA1", 0, 256), Part("CUDA2", 256, 768))
+    assert not divide_output(placed(both, ("CPU",), CUDA0=1.0, CUDA1=1.0))
+    assert not divide_output(placed(both, ("CUDA0",), ("output.weight",), CUDA0=1.0, CUDA1=1.0))
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +157,11 @@ def test_logits_are_those_of_the_cpu(path: Path, where: str, n_devices: int, tru
     """Dense networks, experts and shared ones; sums of parts are rounded in another order, nothing else."""
     with emulated(n_devices) as kernels:
         ours = logits_of(path, tokens_for(), 16, placement=PlacementParams(**GRAPH, **CASES[where]))
-    parts = {n.kind for n in kernels.launched if any(v is not None and v.buffer.gather for v in n.src)}
+    launched = [n for n in kernels.launched if any(v is not None and v.buffer.gather for v in n.src)]
+    parts = {n.kind for n in launched}
+    outputs = {whole_name(n.src[0].buffer.name) for n in launched if n.src[0] is not None} & set(OUTPUTS)
+    on_devices = where != "some layers" or path == zoo("qwen3")
+    assert len(outputs) == (where != "one device has no share" and on_devices)
     if where == "one device has no share":
         assert not parts
     else:
@@ -198,9 +224,12 @@ def test_devices_hold_parts_alone() -> None:
         placement = context.model.placement
         sizes = {info.name: info.nbytes for info in context.model.gguf.tensors.values()}
         assert sum(placement.bytes_per_device(sizes).values()) == sum(sizes.values())
+        planned = memory_report(context).devices
+        assert {name: kinds["mapped"] for name, kinds in planned.items()} == placement.bytes_per_device(sizes)
         shared = [placement.divisions["blk.0.ffn_up.weight"].nbytes(3000)[f"CUDA{i}"] for i in range(3)]
     assert sum(shared) == 3000 and min(shared) > 900
     assert "llm_load_tensors: 3 devices share 7 of 7 feed-forward networks" in log
+    assert "llm_load_tensors: 3 devices share the output matrix" in log
     with emulated(2):
         loaded(PlacementParams(**GRAPH, rules=(("exps", "CPU"), (r"blk\.1\.ffn_up_shexp", "CUDA1"))), log)
     assert "llm_load_tensors: 2 devices share 3 of 4 feed-forward networks; 1 stay whole" in log
@@ -232,16 +261,41 @@ def test_all_devices_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> N
         assert (own, "send") not in issued[first:second], f"CUDA operations: {issued[first - 6 : second + 1]}"
 
 
+def test_parts_of_logits_are_made_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the output matrix reads leaves before the first part is started."""
+    issued: list[tuple[str, str]] = []
+    send, launch = EmulatedStream.send, EmulatedStream.launch
+
+    def sent(stream: EmulatedStream, *rest: Any) -> None:
+        issued.append((stream.device.name, "send"))
+        send(stream, *rest)
+
+    def launched(stream: EmulatedStream, one: Any) -> None:
+        weight = one.node.src[0]
+        name = whole_name(weight.buffer.name) if weight is not None else ""
+        issued.append((stream.device.name, "output" if name in OUTPUTS else one.kernel))
+        launch(stream, one)
+
+    monkeypatch.setattr(EmulatedStream, "send", sent)
+    monkeypatch.setattr(EmulatedStream, "launch", launched)
+    with emulated(2):
+        logits_of(zoo("qwen3"), tokens_for(n=1), 1, placement=PlacementParams(**GRAPH, tensor_split=(1.0, 1.0)))
+    products = [i for i, (_, kind) in enumerate(issued) if kind == "output"]
+    assert len({issued[i][0] for i in products[-2:]}) == 2
+    own, other = products[-2:]
+    assert (issued[own][0], "send") in issued[own - 2 : own], f"CUDA operations: {issued[own - 6 : other + 2]}"
+
+
 def test_shared_experts_cross_with_routed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each device adds its parts of both: one result crosses per layer and device, as from a dense network."""
     nodes: list[tuple[list[Node], dict[Node, str]]] = []
-    run = Divider.run
+    run = NetworkDivider.run
 
-    def kept(divider: Divider, given: list[Node]) -> tuple[list[Node], dict[Node, str]]:
+    def kept(divider: NetworkDivider, given: list[Node]) -> tuple[list[Node], dict[Node, str]]:
         nodes.append(run(divider, given))
         return nodes[-1]
 
-    monkeypatch.setattr(Divider, "run", kept)
+    monkeypatch.setattr(NetworkDivider, "run", kept)
     with emulated(2):
         n_layer = loaded(PlacementParams(**GRAPH, tensor_split=(1.0, 1.0))).model.hparams.n_layer
     for graph, devices in nodes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -161,8 +161,17 @@ class HybridPlan:
             if transfer.source == CPU:
                 self._add_transfer(transfer)
         exports = self._exports(index, split)
-        cut = _last_write(split, {t.buffer for _, transfers in exports for t in transfers}) + 1
-        self._add_launches(state, split.steps[:cut])
+        done = 0
+        # Other devices have what they need before this one goes on to what the host waits for.
+        for to_host in (False, True):
+            group = [item for item in exports if (item[0] is None or item[0].device == CPU) == to_host]
+            cut = max(done, _last_write(split, {t.buffer for _, transfers in group for t in transfers}) + 1)
+            self._add_launches(state, split.steps[done:cut])
+            self._add_exports(state, group)
+            done = cut
+        self._add_launches(state, split.steps[done:])
+
+    def _add_exports(self, state: DeviceState, exports: Sequence[tuple[Split | None, list[Transfer]]]) -> None:
         for reader, transfers in exports:
             for transfer in transfers:
                 self._add_transfer(transfer)
@@ -170,7 +179,6 @@ class HybridPlan:
                 event = state.device.new_event()
                 self._events[state.device.name, id(reader)] = event
                 self._operations.append(lambda run, event=event: state.stream.record(event))  # type: ignore[misc]
-        self._add_launches(state, split.steps[cut:])
 
     def _exports(self, index: int, split: Split) -> list[tuple[Split | None, list[Transfer]]]:
         """Copies that later splits, or None for the results, need from this split's device.

@@ -23,8 +23,8 @@ ROWS = (
         "-sm --split-mode",
         Kind("|".join(SPLIT_MODES), values.choice(*SPLIT_MODES)),
         "model.split_mode",
-        "how a model is divided among GPUs: whole layers, or with graph the feed-forward networks of every layer; row, "
-        "attn and tensor are read as layer",
+        "how a model is divided among GPUs: whole layers, or with graph the feed-forward networks of every layer and "
+        "the output matrix; row, attn and tensor are read as layer",
         reason=NO_GPU,
     ),
     option("-mg --main-gpu", COUNT, "model.main_gpu", "device that holds everything with -sm none", reason=NO_GPU),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from ikpy.graph.divide_attention import AttentionDivider
 from ikpy.graph.divide_networks import NetworkDivider
 from ikpy.graph.divide_output import OutputDivider
-from ikpy.graph.division import Division
-from ikpy.graph.ir import Node
+from ikpy.graph.division import Division, whole_notes
+from ikpy.graph.ir import Buffer, Node
 from ikpy.graph.weight_parts import WeightParts
 
 
@@ -25,11 +26,21 @@ class Divider:
         runs: Callable[[Node], bool],
     ) -> None:
         weights = WeightParts()
-        self._dividers = (
-            (NetworkDivider(divisions, layer_device, runs, weights), OutputDivider(divisions, runs, weights))
-            if divisions
-            else ()
-        )
+        self._attention = AttentionDivider(divisions, layer_device, runs, weights)
+        networks = NetworkDivider(divisions, layer_device, runs, weights)
+        output = OutputDivider(divisions, runs, weights)
+        self._dividers = (self._attention, networks, output) if divisions else ()
+
+    def settle(self, graphs: Sequence[list[Node]], caches: Mapping[int, Sequence[Buffer]]) -> list[str]:
+        """Decides which caches are divided, from graphs that use them; what is said of those that were to be.
+
+        caches: of the layers whose caches are on devices.
+        """
+        return whole_notes(self._attention.settle(graphs, caches))
+
+    def cache_parts(self, buffer: Buffer) -> list[tuple[str, Buffer]]:
+        """The parts of a cache with their devices; none of one that stays whole."""
+        return self._attention.cache_parts(buffer)
 
     def run(self, nodes: list[Node]) -> tuple[list[Node], dict[Node, str]]:
         """The nodes with all that is divided in parts, and the devices of the new ones."""

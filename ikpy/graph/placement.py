@@ -153,8 +153,11 @@ def place(
     params: PlacementParams,
     devices: Sequence[Device] = (),
     matrices: Mapping[str, Matrix] | None = None,
+    kv_heads: Sequence[int] = (),
 ) -> Placement:
-    """Places a model whose tensors have these sizes in bytes. matrices: those that several devices may share.
+    """Places a model whose tensors have these sizes in bytes.
+
+    matrices: those that several devices may share; kv_heads: of the layers whose attention they may, 0 for others.
 
     Raises UsageError for a device that does not exist, and for splits that do not fit the devices. Without devices
     everything is on the CPU, and rules for other devices are ignored with a warning.
@@ -170,7 +173,8 @@ def place(
     notes = _shared_experts_notes(layers, experts, params.n_cpu_moe)
     divisions: dict[str, Division] = {}
     if params.split_mode == "graph" and len(devices) > 1 and matrices:
-        placed = Placed(matrices, tensors, overridden, layers, output, _shares(params, devices))
+        shares = _shares(params, devices)
+        placed = Placed(matrices, tensors, overridden, layers, output, shares, kv_heads, params.kv_offload)
         divisions, divided = divide(placed)
         notes += [f"llm_load_tensors: {note}" for note in divided]
     return Placement(tensors, layers, caches, output, overridden, written, warnings, notes, divisions)

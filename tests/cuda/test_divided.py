@@ -45,6 +45,7 @@ TYPES = (
     "q8_0_r8",
     "bf16_r16",
 )
+EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32"}  # caches that do not round small differences up
 GRAPH: dict[str, Any] = {"split_mode": "graph"}
 CASES: dict[str, dict[str, Any]] = {
     "all": {},
@@ -147,7 +148,7 @@ def test_output_matrices_are_divided_by_rows() -> None:
 
 @pytest.fixture(scope="module")
 def truths() -> dict[str, np.ndarray]:
-    return {str(path): logits_of(path, tokens_for(), 16) for path in (default_model_path(), zoo("qwen3"))}
+    return {str(path): logits_of(path, tokens_for(), 16, **EXACT) for path in (default_model_path(), zoo("qwen3"))}
 
 
 @pytest.mark.parametrize("n_devices", (2, 3))
@@ -156,7 +157,7 @@ def truths() -> dict[str, np.ndarray]:
 def test_logits_are_those_of_the_cpu(path: Path, where: str, n_devices: int, truths: dict[str, np.ndarray]) -> None:
     """Dense networks, experts and shared ones; sums of parts are rounded in another order, nothing else."""
     with emulated(n_devices) as kernels:
-        ours = logits_of(path, tokens_for(), 16, placement=PlacementParams(**GRAPH, **CASES[where]))
+        ours = logits_of(path, tokens_for(), 16, placement=PlacementParams(**GRAPH, **CASES[where]), **EXACT)
     launched = [n for n in kernels.launched if any(v is not None and v.buffer.gather for v in n.src)]
     parts = {n.kind for n in launched}
     outputs = {whole_name(n.src[0].buffer.name) for n in launched if n.src[0] is not None} & set(OUTPUTS)
@@ -175,12 +176,11 @@ def test_logits_are_those_of_the_cpu(path: Path, where: str, n_devices: int, tru
 @pytest.mark.skipif(not ZOO, reason="golden/zoo is not present beside the checkout")
 @pytest.mark.parametrize("path", ZOO, ids=lambda path: path.stem)
 def test_every_architecture(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts of 8 columns, as these models are small; with caches of f32, which do not round small differences up."""
+    """In parts of 8 columns, as these models are small."""
     monkeypatch.setattr(division, "GROUP", 8)
-    caches = {"type_k": "f32", "type_v": "f32"}
-    truth = logits_of(path, tokens_for(9), 16, **caches)
+    truth = logits_of(path, tokens_for(9), 16, **EXACT)
     with emulated(2):
-        ours = logits_of(path, tokens_for(9), 16, placement=PlacementParams(**GRAPH, tensor_split=(1.0, 1.0)), **caches)
+        ours = logits_of(path, tokens_for(9), 16, placement=PlacementParams(**GRAPH, tensor_split=(1.0, 1.0)), **EXACT)
     assert np.isfinite(ours).all()
     assert np.abs(ours - truth).max() <= 1e-4 * np.abs(truth).max(), worst(ours, truth)
 

@@ -42,6 +42,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("deepseek2-lite", APART, {"mla": 3, "type_k": "q8_0"}),
     ("deepseek2-v3-mla", EXPERTS, {"mla": 2}),
     ("qwen3", {"split_mode": "graph", "tensor_split": (2.0, 1.0)}, {}),
+    ("qwen3moe", {"split_mode": "graph", "tensor_split": (1.0, 1.0)}, {"type_k": "q8_0", "type_v": "q8_0"}),
 ]
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from ikpy.graph.divide_attention import AttentionDivider
 from ikpy.graph.divide_networks import NetworkDivider
 from ikpy.graph.divide_output import OutputDivider
 from ikpy.graph.division import Division, whole_notes
-from ikpy.graph.ir import Buffer, Node
+from ikpy.graph.ir import Buffer, Node, Value
 from ikpy.graph.weight_parts import WeightParts
+
+
+class Divided(NamedTuple):
+    """A graph in parts: its nodes, devices of those of parts, and results in parts with their places in the whole."""
+
+    nodes: list[Node]
+    devices: dict[Node, str]
+    results: list[tuple[Value, Value]]
 
 
 class Divider:
@@ -28,8 +37,8 @@ class Divider:
         weights = WeightParts()
         self._attention = AttentionDivider(divisions, layer_device, runs, weights)
         networks = NetworkDivider(divisions, layer_device, runs, weights)
-        output = OutputDivider(divisions, runs, weights)
-        self._dividers = (self._attention, networks, output) if divisions else ()
+        self._output = OutputDivider(divisions, runs, weights)
+        self._dividers = (self._attention, networks, self._output) if divisions else ()
 
     def settle(self, graphs: Sequence[list[Node]], caches: Mapping[int, Sequence[Buffer]]) -> list[str]:
         """Decides which caches are divided, from graphs that use them; what is said of those that were to be.
@@ -42,10 +51,10 @@ class Divider:
         """The parts of a cache with their devices; none of one that stays whole."""
         return self._attention.cache_parts(buffer)
 
-    def run(self, nodes: list[Node]) -> tuple[list[Node], dict[Node, str]]:
-        """The nodes with all that is divided in parts, and the devices of the new ones."""
+    def run(self, nodes: list[Node]) -> Divided:
+        """The graph with all that is divided in parts."""
         devices: dict[Node, str] = {}
         for divider in self._dividers:
             nodes, made = divider.run(nodes)
             devices |= made
-        return nodes, devices
+        return Divided(nodes, devices, self._output.logits)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ikpy.graph.division import OUTPUTS, Division, Part
-from ikpy.graph.ir import Node, like
-from ikpy.graph.placement import CPU
+from ikpy.graph.ir import Node, Value, like
 from ikpy.graph.weight_parts import WeightParts, is_contiguous
 
 # Ops on single logits, which devices do on their parts.
@@ -24,9 +23,12 @@ class OutputDivider:
         self._division = next((divisions[name] for name in OUTPUTS if name in divisions), None)
         self._runs = runs
         self._weights = weights
+        self.logits: list[tuple[Value, Value]] = []
+        """Parts of the logits of the graph that was divided last, and their places in all of them."""
 
     def run(self, nodes: list[Node]) -> tuple[list[Node], dict[Node, str]]:
-        """The nodes with the product in parts, and the devices of the new ones."""
+        """The nodes with the product in parts, and the devices of the new ones. Sets `logits`."""
+        self.logits = []
         product = next((node for node in reversed(nodes) if self._is_divided(node)), None)
         if product is None or self._division is None:
             return nodes, {}
@@ -39,8 +41,8 @@ class OutputDivider:
         devices = {node: part.device for part, made in parts.items() for node in made}
         if not all(map(self._runs, devices)):
             return nodes, {}
-        for part, made in parts.items():
-            devices[Node("copy", chain[-1].dst.slice0(part.start, part.length), [made[-1].dst])] = CPU
+        logits = chain[-1].dst
+        self.logits = [(made[-1].dst, logits.slice0(part.start, part.length)) for part, made in parts.items()]
         replaced = {node: list(devices) if node is product else [] for node in chain}
         return [n for node in nodes for n in replaced.get(node, [node])], devices
 

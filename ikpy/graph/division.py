@@ -24,6 +24,7 @@ OUTPUTS = ("output.weight", "token_embd.weight")
 """Names of the output matrix: the first one that a file has."""
 ATTENTION_OUTPUT = "attn_output"
 PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_gate")
+ATTENTION_TENSORS = (*PROJECTIONS, ATTENTION_OUTPUT, "attn_sinks")
 _ATTENTION = re.compile(rf"blk\.(\d+)\.({'|'.join((*PROJECTIONS, ATTENTION_OUTPUT))})\.weight")
 # Groups that activations are quantized in.
 GROUP = 32
@@ -172,7 +173,7 @@ def divide_attention(placed: Placed) -> tuple[dict[str, Division], dict[int, str
         parts = _cut(n_heads, unit, placed.shares) if unit and n_heads % unit == 0 else ()
         if not placed.kv_offload:
             reasons[il] = "its cache is in host memory"
-        elif not placed.holds(*(tensors[t] for t in matrices)):
+        elif any(name.startswith(tuple(f"blk.{il}.{t}" for t in ATTENTION_TENSORS)) for name in placed.overridden):
             reasons[il] = "a rule takes a tensor of it"
         elif not n_heads:
             reasons[il] = "it is of a kind that is not divided"

@@ -286,6 +286,14 @@ def test_parts_of_logits_are_made_at_the_same_time(monkeypatch: pytest.MonkeyPat
     assert (issued[own][0], "send") in issued[own - 2 : own], f"CUDA operations: {issued[own - 6 : other + 2]}"
 
 
+def test_host_memory_has_room_for_the_logits_once() -> None:
+    """Their parts come to lie in the rows of all logits."""
+    with emulated(2):
+        whole = loaded(PlacementParams(tensor_split=(1.0, 1.0))).compute_bytes
+    with emulated(2):
+        assert loaded(PlacementParams(**GRAPH, tensor_split=(1.0, 1.0))).compute_bytes == whole
+
+
 def test_shared_experts_cross_with_routed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each device adds its parts of both: one result crosses per layer and device, as from a dense network."""
     nodes: list[tuple[list[Node], dict[Node, str]]] = []

@@ -87,7 +87,9 @@ def test_heads_are_divided_in_proportion() -> None:
 def test_why_attention_stays_whole() -> None:
     model = matrices(8, 2, 128, "q4_K", "q4_K")
     shares = {"CUDA0": 1.0, "CUDA1": 1.0}
-    assert "rule" in found(model, 2, ["blk.0.attn_v.weight"], **shares)
+    for name in ("attn_v.weight", "attn_q.bias", "attn_k_norm.weight", "attn_sinks.weight"):
+        assert "rule" in found(model, 2, [f"blk.0.{name}"], **shares)
+    assert "attn_v" in found(model, 2, ["blk.0.attn_norm.weight", "blk.0.ffn_up.weight"], **shares)
     assert "kind" in found(model, 0, **shares)
     assert "one K/V head" in found(model, 1, **shares)
     assert "one device" in found(model, 2, CUDA0=1.0, CUDA1=0.0)
@@ -350,6 +352,16 @@ def test_parts_without_a_kernel(path: Path) -> None:
     with emulated(2, unsupported=refuse):
         ours = logits_of(path, tokens_for(3), 16, placement=graph(1.0, 1.0), log=log, **EXACT)
     assert "llama_kv_cache_init: attention of 3 layers stays whole: no kernel for attention of a part" in log
+    assert_same(ours, truth)
+
+
+def test_attention_without_a_kernel(path: Path) -> None:
+    """Its cache goes to host memory, whole."""
+    log: list[str] = []
+    truth = logits_of(path, tokens_for(3), 16, **EXACT)
+    with emulated(2, unsupported=lambda node: "none" if node.kind == "attention" else None):
+        ours = logits_of(path, tokens_for(3), 16, placement=graph(1.0, 1.0), log=log, **EXACT)
+    assert "llama_kv_cache_init: attention of 3 layers stays whole: its cache is in host memory" in log
     assert_same(ours, truth)
 
 

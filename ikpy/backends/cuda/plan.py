@@ -204,6 +204,14 @@ class HybridPlan:
     def _host(self, buffer: Buffer) -> np.ndarray:
         return host_view(self.host_address(buffer), buffer.nbytes)
 
+    def _host_rows(self, transfer: Transfer) -> list[np.ndarray]:
+        """Where the bytes of a buffer go in host memory, in order."""
+        place = transfer.place
+        if place is None:
+            return [self._host(transfer.buffer)]
+        start, n_rows = self.host_address(place.buffer) + place.offset, place.shape[1]
+        return [host_view(start + i * place.strides[1], transfer.buffer.nbytes // n_rows) for i in range(n_rows)]
+
     def _add_transfer(self, transfer: Transfer) -> None:
         buffer = transfer.buffer
         if transfer.source == CPU:
@@ -216,9 +224,16 @@ class HybridPlan:
 
             self._operations.append(to_device)
         elif transfer.target == CPU:
-            state, view = self.states[transfer.source], self._host(buffer)
+            state, rows = self.states[transfer.source], self._host_rows(transfer)
             address = state.base(buffer, self.graph.arenas[transfer.source])
-            self._operations.append(lambda run: state.stream.download(view, address))
+
+            def to_host(run: Run) -> None:
+                start = address
+                for row in rows:
+                    state.stream.download(row, start)
+                    start += row.nbytes
+
+            self._operations.append(to_host)
         else:
             self._add_send(transfer)
 

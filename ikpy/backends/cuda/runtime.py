@@ -162,10 +162,10 @@ class DeviceRuntime:
 
     def split(self, nodes: list[Node], results: set[Buffer]) -> SplitGraph:
         """Decides where every node runs."""
-        divided, devices = self._divider.run(nodes)
-        assignment = assign(divided, self._rules, devices)
+        divided = self._divider.run(nodes)
+        assignment = assign(divided.nodes, self._rules, divided.devices)
         self._note_fallbacks(assignment)
-        return split_graph(self._joined(assignment.steps), results)
+        return split_graph(self._joined(assignment.steps), results, divided.results)
 
     def _joined(self, steps: list[Step]) -> list[Step]:
         """Steps with pairs that a device can carry out at once made one.

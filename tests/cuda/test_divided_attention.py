@@ -33,6 +33,7 @@ from tests.cpu.test_arch_mimo2 import mimo2
 from tests.cpu.test_arch_olmo import olmo2
 from tests.cpu.test_arch_qwen3next import qwen3next_grouped, qwen35moe
 from tests.cpu.test_arch_qwen_vl import qwen3vlmoe
+from tests.cpu.test_encoders import MODELS
 from tests.cpu.test_zoo_holdouts import command_r_plus, gemma2_27b, llama4_two_experts, mistral3, phi3_short_context
 from tests.cuda.models import emulated, logits_of, zoo
 from tests.cuda.test_divided import EXACT
@@ -140,6 +141,42 @@ def test_forms_of_attention(make: Callable[[], Any], tmp_path: Path, monkeypatch
     heads = [node.src[1].buffer for node in kernels.launched if node.kind == "attention" and node.src[1] is not None]
     assert len({buffer.name for buffer in heads if buffer.gather}) == 2 * n
     assert_same(ours, truth)
+
+
+@pytest.mark.parametrize("name", ("bert", "bert-fused", "nomic-bias"))
+def test_encoders(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that see each other, joined projections with biases; encoders have no output matrix."""
+    monkeypatch.setattr(division, "GROUP", 8)
+    path, log = MODELS[name]().write(tmp_path / "model.gguf"), list[str]()
+
+    def states(placement: PlacementParams) -> np.ndarray:
+        context = new_context(path, placement, log=log, embeddings=True, causal=False)
+        context.decode(Batch.single(TOKENS[:14], logits="all"))
+        assert context.embeddings is not None
+        return context.embeddings
+
+    truth = states(ON_CPU)
+    with emulated(2):
+        ours = states(graph(1.0, 1.0))
+    n, total = n_divided(log)
+    assert n == total and not any("output matrix" in line for line in log)
+    assert_same(ours, truth)
+
+
+def test_states_of_all_tokens(path: Path) -> None:
+    """Prediction heads read them; the last layer goes on with some rows and with all."""
+
+    def states(placement: PlacementParams) -> list[np.ndarray]:
+        context = new_context(path, placement, token_states=True)
+        found = [context.decode(Batch.single(TOKENS[:14])), context.decode(Batch.single(TOKENS[14:15], 14))]
+        assert context.token_states is not None
+        return [*found, context.token_states]
+
+    truth = states(ON_CPU)
+    with emulated(2):
+        ours = states(graph(1.0, 1.0))
+    for made, expected in zip(ours, truth, strict=True):
+        assert_same(made, expected)
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """Attention that all devices share (-sm graph), as nodes: K/V heads with the heads that read them on each device.
 
-From the projections to the output matrix every value has a row of all heads for each token. Each device has the same
-nodes with a part of that row, and a part of the layer's caches; the output matrix makes a part of the result of each,
-and these are added up.
+From the projections of q, k and v to that of the output every value has a row of all heads for each token. Each device
+has the same nodes with a part of that row, and a part of the layer's caches; columns of the output projection make a
+part of the result of it, and these are added up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NEEDS_ALL = "needs all heads together"
 
 @dataclass
 class _Attention:
-    """What a graph has between the projections and the output matrix of a layer.
+    """What a graph has from the projections of q, k and v of a layer to that of the output.
 
     rows: bytes of the row of all heads of a token, by buffer. reason: why it stays whole, if it does.
     """
@@ -39,12 +39,12 @@ class _Attention:
             self.reason = f"{node.kind} {NEEDS_ALL}"
 
     def is_end(self, node: Node) -> bool:
-        """Whether a node is the product with the output matrix."""
+        """Whether a node is the output projection."""
         weight = node.src[0] if node.kind == "mul_mat" else None
         return weight is not None and attention_tensor(weight.buffer.name)[1] == ATTENTION_OUTPUT
 
     def is_start(self, node: Node) -> bool:
-        """Whether a node is the product with a projection."""
+        """Whether a node is a projection of q, k, v or a gate."""
         return node.kind == "mul_mat" and not self.is_end(node)
 
     def _fits(self, node: Node) -> bool:
@@ -86,9 +86,16 @@ class _Attention:
         return x.buffer not in self.rows and is_cut and dst.is_contiguous and not dst.offset
 
     def _dims(self, node: Node) -> list[int | None]:
-        """Of every source the dimension that counts heads; None for one that is no part of the region."""
-        rows = [(v, self.rows.get(v.buffer, PREPARED) if v is not None else PREPARED) for v in node.src]
-        return [heads_dim(v, row, self.division) if v is not None and row != PREPARED else None for v, row in rows]
+        """Of every source the dimension that counts heads, -1 if it cannot be divided; None for one without heads."""
+
+        def dim(value: Value | None) -> int | None:
+            if value is None or value.buffer not in self.rows:
+                return None
+            row = self.rows[value.buffer]
+            found = heads_dim(value, row, self.division) if row != PREPARED else None
+            return -1 if found is None else found
+
+        return [dim(value) for value in node.src]
 
     def _is_cache(self, value: Value | None) -> bool:
         return value is not None and value.buffer in self.caches and not value.offset and value.is_contiguous

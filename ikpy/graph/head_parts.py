@@ -117,7 +117,7 @@ class PartOfHeads:
         return replace(node, dst=self._value(node.dst), src=src)
 
     def output(self, node: Node, *, first: bool) -> Node:
-        """The columns of the output matrix; the first part adds the bias."""
+        """The columns of the output projection; the first part adds the bias."""
         weight, x, bias = node.src
         assert x is not None
         src = [self._parts.weights.columns(weight, self._part), self._value(x), bias if first else None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from ikpy.engine.model import Model, open_model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph import division
 from ikpy.graph.divide_networks import UP_GATE, NetworkDivider
-from ikpy.graph.division import OUTPUTS, Matrix, Part, Placed, divide_networks, divide_output
+from ikpy.graph.division import OUTPUTS, Part
 from ikpy.graph.ir import Node, external
 from ikpy.graph.placement import PlacementParams
 from ikpy.graph.weight_parts import bias_part, columns_part, rows_part, whole_name
@@ -102,48 +101,6 @@ def test_parts_of_biases() -> None:
     value = external(data.ctypes.data, data, by_name("f32").id, (64, 3), "b", "weight")
     part = bias_part(value, Part("CUDA1", 32, 16))
     assert np.array_equal(host_bytes(part.buffer).view(np.float32).reshape(3, 16), data[:, 32:48])
-
-
-def placed(
-    matrices: Mapping[str, Matrix], layers: Sequence[str], overridden: Collection[str] = (), **shares: float
-) -> Placed:
-    """A model whose output is on the device of its last layer."""
-    return Placed(matrices, dict.fromkeys(matrices, layers[-1]), overridden, layers, layers[-1], shares)
-
-
-def test_what_is_divided() -> None:
-    """Columns are cut where blocks end; networks with a rule stay whole, and those that one device would have alone."""
-    k, r8 = by_name("q4_K"), by_name("q8_0_r8")
-    matrices = {
-        **{f"blk.{il}.ffn_{part}.weight": Matrix(512, 1024, k) for il in range(4) for part in ("up", "gate")},
-        **{f"blk.{il}.ffn_down.weight": Matrix(1024, 512, k) for il in range(4)},
-        "blk.2.ffn_up.weight": Matrix(512, 2048, k),
-        **{f"blk.1.ffn_{part}_exps.weight": Matrix(512, 192, r8) for part in ("up", "gate")},
-        "blk.1.ffn_down_exps.weight": Matrix(192, 512, by_name("q8_0")),
-    }
-    layers = ("CPU", "CUDA0", "CUDA1", "CUDA1")
-    found = divide_networks(placed(matrices, layers, {"blk.3.ffn_gate.weight"}, CUDA0=3.0, CUDA1=1.2, CUDA2=0.0))
-    assert sorted(found) == sorted(
-        f"blk.1.ffn_{part}{e}.weight" for part in ("up", "gate", "down") for e in ("", "_exps")
-    )
-    assert found["blk.1.ffn_up.weight"].parts == (Part("CUDA0", 0, 768), Part("CUDA1", 768, 256))
-    assert found["blk.1.ffn_down.weight"].axis == "columns"
-    assert found["blk.1.ffn_down_exps.weight"].parts == (Part("CUDA0", 0, 128), Part("CUDA1", 128, 64))
-    alone = divide_networks(placed(matrices, layers, (), CUDA0=1.0, CUDA1=0.01))
-    assert "blk.1.ffn_up.weight" not in alone
-
-
-def test_output_matrices_are_divided_by_rows() -> None:
-    """Of any number of rows, the last part having the rest; the embeddings where they serve as the output too."""
-    plain, grouped = (Matrix(512, n, by_name(kind)) for n, kind in ((1001, "q4_K"), (1024, "q4_k_r4")))
-    found = divide_output(placed({"token_embd.weight": plain}, ("CUDA0",), CUDA0=1.0, CUDA1=1.0, CUDA2=0.0))
-    assert found["token_embd.weight"].parts == (Part("CUDA0", 0, 512), Part("CUDA1", 512, 489))
-    both = {"token_embd.weight": plain, "output.weight": grouped}
-    found = divide_output(placed(both, ("CUDA0",), CUDA0=0.0, CUDA1=1.0, CUDA2=3.0))
-    assert list(found) == ["output.weight"]
-    assert found["output.weight"].parts == (Part("CUDA1", 0, 256), Part("CUDA2", 256, 768))
-    assert not divide_output(placed(both, ("CPU",), CUDA0=1.0, CUDA1=1.0))
-    assert not divide_output(placed(both, ("CUDA0",), ("output.weight",), CUDA0=1.0, CUDA1=1.0))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,7 @@ from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_seq
 from ikpy.engine.session import put_state, take_state
 from ikpy.graph import division
 from ikpy.graph.activations import ActivationCollector
-from ikpy.graph.division import Matrix, Part, Placed, divide_attention
 from ikpy.graph.placement import PlacementParams
-from ikpy.quants import by_name
 from tests.cpu import test_arch_step35
 from tests.cpu.reference_models import RandomModel
 from tests.cpu.shaped_models import Dims, gemma3, llama
@@ -45,56 +43,6 @@ TOKENS = [int(t) for t in tokens_for(4, 60)]
 
 def graph(*split: float, **rest: Any) -> PlacementParams:
     return PlacementParams(split_mode="graph", tensor_split=split, **rest)
-
-
-# what is divided
-
-
-def matrices(n_heads: int, n_kv: int, head: int, q: str, out: str, *, fused: bool = False) -> dict[str, Matrix]:
-    """Attention of layer 0 on states of 1024 elements."""
-    rows = {"attn_q": n_heads * head, "attn_k": n_kv * head, "attn_v": n_kv * head}
-    if fused:
-        rows = {"attn_qkv": sum(rows.values())}
-    found = {f"blk.0.{name}.weight": Matrix(1024, n, by_name(q)) for name, n in rows.items()}
-    return found | {"blk.0.attn_output.weight": Matrix(n_heads * head, 1024, by_name(out))}
-
-
-def found(model: dict[str, Matrix], n_kv: int, overridden: Sequence[str] = (), **shares: float) -> Any:
-    """Divisions without the prefix of the layer, or why there are none."""
-    placed = Placed(model, dict.fromkeys(model, "CUDA0"), overridden, ("CUDA0",), "CUDA0", shares, (n_kv,))
-    divisions, reasons = divide_attention(placed)
-    return reasons[0] if reasons else {name.split(".")[2]: division for name, division in divisions.items()}
-
-
-def test_heads_are_divided_in_proportion() -> None:
-    """Rows of projections and columns of the output matrix of the same K/V heads, whatever the shares."""
-    parts = found(matrices(32, 8, 64, "q4_K", "q4_K"), 8, CUDA0=3.0, CUDA1=1.0, CUDA2=0.0)
-    assert parts["attn_q"].parts == (Part("CUDA0", 0, 1536), Part("CUDA1", 1536, 512))
-    assert parts["attn_k"].parts == parts["attn_v"].parts == (Part("CUDA0", 0, 384), Part("CUDA1", 384, 128))
-    assert parts["attn_output"].axis == "columns" and parts["attn_output"].parts == parts["attn_q"].parts
-    parts = found(matrices(8, 2, 64, "q4_K", "q4_K"), 2, CUDA0=1.0, CUDA1=2.0, CUDA2=1.0)
-    assert parts["attn_k"].parts == (Part("CUDA0", 0, 64), Part("CUDA1", 64, 64))
-    # Two heads of 128 columns are a block of 256.
-    parts = found(matrices(10, 10, 128, "q4_K", "q4_K"), 10, CUDA0=1.0, CUDA1=1.0)
-    assert parts["attn_k"].parts == (Part("CUDA0", 0, 768), Part("CUDA1", 768, 512))
-    assert len(found(matrices(10, 10, 128, "q4_K", "q8_0"), 10, CUDA0=1.0, CUDA1=1.0)["attn_k"].parts) == 2
-    # Sixteen interleaved rows are two of these heads of keys; rows of q, k and v lie one behind the other.
-    for fused in (False, True):
-        model = matrices(8, 4, 8, "bf16_r16", "f16", fused=fused)
-        assert "attn_output" in found(model, 4, CUDA0=1.0, CUDA1=1.0)
-        assert "parted" in found(matrices(4, 2, 8, "bf16_r16", "f16", fused=fused), 2, CUDA0=1.0, CUDA1=1.0)
-
-
-def test_why_attention_stays_whole() -> None:
-    model = matrices(8, 2, 128, "q4_K", "q4_K")
-    shares = {"CUDA0": 1.0, "CUDA1": 1.0}
-    for name in ("attn_v.weight", "attn_q.bias", "attn_k_norm.weight", "attn_sinks.weight"):
-        assert "rule" in found(model, 2, [f"blk.0.{name}"], **shares)
-    assert "attn_v" in found(model, 2, ["blk.0.attn_norm.weight", "blk.0.ffn_up.weight"], **shares)
-    assert "kind" in found(model, 0, **shares)
-    assert "one K/V head" in found(model, 1, **shares)
-    assert "one device" in found(model, 2, CUDA0=1.0, CUDA1=0.0)
-    assert "parted" in found(matrices(2, 2, 64, "q4_K", "q4_K"), 2, **shares)
 
 
 # logits

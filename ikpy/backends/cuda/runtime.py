@@ -310,6 +310,10 @@ class DeviceRuntime:
 
 
 def _release(states: dict[str, DeviceState]) -> None:
+    # No device may still write to another one.
+    for state in states.values():
+        with suppress(DeviceError):
+            state.drain()
     for state in states.values():
         with suppress(DeviceError):  # a device that failed frees nothing before the process ends
             state.release()

@@ -87,6 +87,19 @@ def test_gates_and_layers_of_two_kinds(make: Callable, tmp_path: Path, cuda_devi
     assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
 
 
+def test_gated_heads_in_parts(tmp_path: Path, cuda_devices: int) -> None:
+    """K/V heads, their gates and caches of windows on two devices."""
+    if cuda_devices < 2:
+        pytest.skip("needs two GPUs")
+    path, tokens = afmoe(heads=4, kv=2)[0].write(tmp_path / "model.gguf"), CHECKED_TOKENS[:16]
+    truth, log = logits_of(path, tokens, 12), list[str]()
+    placement = PlacementParams(split_mode="graph", tensor_split=(1.0, 1.0))
+    ours = logits_of(path, tokens, 12, placement=placement, log=log)
+    assert "llm_load_tensors: 2 devices share attention of 4 of 4 layers" in log
+    assert np.isfinite(ours).all()
+    assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
+
+
 APART_RULES: dict[str, tuple[tuple[str, str], ...]] = {
     "whole": (),
     "as in the report": (("attn_kv_b", "CPU"), ("exps", "CPU")),

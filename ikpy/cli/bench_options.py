@@ -67,7 +67,7 @@ def switch(
     )
 
 
-GRAPH_SPLIT = "in graph mode all devices share the networks of every layer"
+GRAPH_SPLIT = "in graph mode all devices share every layer"
 NO_FIT = "give -ngl and -ncmoe: a benchmark says what it measures"
 MERGED = "the file's tensors are used as they are"
 ROWS = (

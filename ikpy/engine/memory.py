@@ -64,8 +64,8 @@ def memory_report(context: Context) -> MemoryReport:
     """What the context and its model take."""
     model, report = context.model, MemoryReport(is_mapped=context.model.params.use_mmap)
     sizes = {info.name: info.nbytes for info in model.gguf.tensors.values()}
-    for name, device in model.placement.tensors.items():
-        report.add(device, "mapped", 0 if name in model.replaced else sizes[name])
+    mapped = {name: 0 if name in model.replaced else size for name, size in sizes.items()}
+    report.add(CPU, "mapped", model.placement.bytes_per_device(mapped).get(CPU, 0))
     report.add(CPU, "copied", model.own_bytes)
     report.add(CPU, "derived", model.arch.derived_bytes)
     devices = context.devices
@@ -74,6 +74,8 @@ def memory_report(context: Context) -> MemoryReport:
         report.add(device, "KV cache", nbytes)
     report.add(CPU, "compute", context.compute_bytes)
     for device, needs in (devices.needs if devices else {}).items():
+        # What graphs read there: output matrices that are embeddings in host memory too, derived tensors, parts.
+        report.add(device, "mapped", needs.weight_bytes)
         report.add(device, "compute", needs.compute_bytes)
     if devices:
         report.free = {device.name: device.memory().free for device in devices.setup.devices}

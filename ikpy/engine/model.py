@@ -21,7 +21,7 @@ from ikpy.errors import FileFormatError
 from ikpy.gguf.file_bytes import share_of
 from ikpy.gguf.huge_pages import fitting_reserved_pages
 from ikpy.gguf.reader import GGUFFile, TensorInfo
-from ikpy.graph.division import Matrix
+from ikpy.graph.division import OUTPUTS, Matrix
 from ikpy.graph.ir import Buffer, Value
 from ikpy.graph.placement import CPU, Placement, check_placement, place, placement_lines
 from ikpy.graph.weight_parts import whole_name
@@ -96,12 +96,13 @@ def _lies_on_cpu(gguf: GGUFFile, keys: Keys, params: ModelParams) -> Callable[[s
     return lambda name: placement.device_of(name) == CPU
 
 
-def _matrices(gguf: GGUFFile) -> dict[str, Matrix]:
-    """All matrices of a file."""
+def _matrices(gguf: GGUFFile, arch: Architecture) -> dict[str, Matrix]:
+    """All matrices that a model multiplies with; embeddings of encoders are looked up only."""
+    unused = OUTPUTS if arch.is_encoder else ()
     return {
         info.name: Matrix(info.shape[0], info.shape[1], registry.by_id(info.type_id))
         for info in gguf.tensors.values()
-        if len(info.shape) > 1
+        if len(info.shape) > 1 and info.name not in unused
     }
 
 
@@ -203,7 +204,10 @@ class Model:
         sizes = {info.name: info.nbytes for info in self.gguf.tensors.values()}
         devices = wanted_devices(self.params.placement, self.params.devices)
         seen = setup.placement_devices(devices, self.params.placement)
-        self.placement = place(sizes, self.hparams.n_layer, self.params.placement, seen, _matrices(self.gguf))
+        kv_heads = [self.arch.divisible_heads(il) for il in range(self.hparams.n_layer)]
+        self.placement = place(
+            sizes, self.hparams.n_layer, self.params.placement, seen, _matrices(self.gguf, self.arch), kv_heads
+        )
         for line in placement_lines(self.placement, sizes, seen, self.replaced):
             log(line)
         self.devices = setup.device_setup(devices, self.placement, self.params.devices)

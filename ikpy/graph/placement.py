@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from ikpy.errors import UsageError
-from ikpy.graph.division import NETWORKS, Division, Matrix, divide_networks
+from ikpy.graph.division import Division, Matrix, Placed, divide
 from ikpy.quants.name_pattern import compile_pattern
 
 CPU = "CPU"
@@ -140,7 +140,8 @@ class Placement:
         """Bytes of tensors on each device that holds any, the CPU first."""
         totals: dict[str, int] = {}
         for name, device in self.tensors.items():
-            division = self.divisions.get(name)
+            # A tied output matrix is whole in host memory, for the embeddings.
+            division = self.divisions.get(name) if device != CPU else None
             for holder, nbytes in (division.nbytes(sizes[name]) if division else {device: sizes[name]}).items():
                 totals[holder] = totals.get(holder, 0) + nbytes
         return dict(sorted(totals.items(), key=lambda item: (item[0] != CPU, item[0])))
@@ -152,8 +153,11 @@ def place(
     params: PlacementParams,
     devices: Sequence[Device] = (),
     matrices: Mapping[str, Matrix] | None = None,
+    kv_heads: Sequence[int] = (),
 ) -> Placement:
-    """Places a model whose tensors have these sizes in bytes. matrices: those that several devices may share.
+    """Places a model whose tensors have these sizes in bytes.
+
+    matrices: those that several devices may share; kv_heads: of the layers whose attention they may, 0 for others.
 
     Raises UsageError for a device that does not exist, and for splits that do not fit the devices. Without devices
     everything is on the CPU, and rules for other devices are ignored with a warning.
@@ -167,10 +171,12 @@ def place(
     written = reports[: len(params.rules)]
     warnings += [report.warning for report in written if report.warning]
     notes = _shared_experts_notes(layers, experts, params.n_cpu_moe)
-    divisions = {}
+    divisions: dict[str, Division] = {}
     if params.split_mode == "graph" and len(devices) > 1 and matrices:
-        divisions = divide_networks(matrices, layers, overridden, _shares(params, devices))
-        notes.append(_divided_note(matrices, tensors, divisions, len(devices)))
+        shares = _shares(params, devices)
+        placed = Placed(matrices, tensors, overridden, layers, output, shares, kv_heads, params.kv_offload)
+        divisions, divided = divide(placed)
+        notes += [f"llm_load_tensors: {note}" for note in divided]
     return Placement(tensors, layers, caches, output, overridden, written, warnings, notes, divisions)
 
 
@@ -312,17 +318,6 @@ def _shared_experts_notes(layers: Sequence[str], chosen: Sequence[int], n: int) 
         f"    device {i}: {layers.count(device)} layers -> {count} overrides"
         for i, (device, count) in enumerate(zip(devices, counts, strict=True))
     ]
-
-
-def _divided_note(
-    matrices: Mapping[str, Matrix], tensors: Mapping[str, str], divisions: Mapping[str, Division], n_devices: int
-) -> str:
-    """How many of the feed-forward networks on devices all devices share."""
-    endings = tuple(f".ffn_down{ending}.weight" for ending in NETWORKS)
-    offloaded = [name for name in matrices if name.endswith(endings) and tensors[name] != CPU]
-    n_divided = sum(name in divisions for name in offloaded)
-    whole = f"; {len(offloaded) - n_divided} stay whole" if n_divided < len(offloaded) else ""
-    return f"llm_load_tensors: {n_devices} devices share {n_divided} of {len(offloaded)} feed-forward networks{whole}"
 
 
 def cpu_expert_layers(with_experts: Sequence[int], layers: Sequence[str], n: int) -> list[int]:

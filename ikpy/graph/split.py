@@ -6,10 +6,11 @@ of another device runs before the border, while the other device works.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ikpy.graph.assign import REPLICATED, Step, read, written
-from ikpy.graph.ir import Buffer
+from ikpy.graph.ir import Buffer, Value
 from ikpy.graph.placement import CPU
 from ikpy.graph.planner import ALIGNMENT, Arena, place_buffers
 
@@ -21,11 +22,17 @@ TOGETHER_COLUMNS = 8
 
 @dataclass
 class Transfer:
-    """A whole buffer copied between two devices."""
+    """A whole buffer copied between two devices. place: of a result in parts, where the part belongs on the CPU."""
 
     buffer: Buffer
     source: str
     target: str
+    place: Value | None = None
+
+    @property
+    def target_buffer(self) -> Buffer:
+        """The buffer that is written."""
+        return self.place.buffer if self.place else self.buffer
 
 
 @dataclass
@@ -61,10 +68,13 @@ class SplitGraph:
         return [step for split in self.splits if split.device == device for step in split.steps]
 
 
-def split_graph(steps: list[Step], results: set[Buffer]) -> SplitGraph:
-    """Orders and divides the steps; results are wanted in host memory at the end."""
+def split_graph(steps: list[Step], results: set[Buffer], parts: Sequence[tuple[Value, Value]] = ()) -> SplitGraph:
+    """Orders and divides the steps; results are wanted in host memory at the end.
+
+    parts: contiguous values f32 [n, T] that results are put together of, and their places there.
+    """
     splits = _divide(_schedule(steps))
-    returned = _add_transfers(splits, results)
+    returned = _add_transfers(splits, results, parts)
     return SplitGraph(splits, returned, _plan_arenas(splits, returned, results))
 
 
@@ -174,7 +184,7 @@ def _divide(steps: list[Step]) -> list[Split]:
 # copies
 
 
-def _add_transfers(splits: list[Split], results: set[Buffer]) -> list[Transfer]:
+def _add_transfers(splits: list[Split], results: set[Buffer], parts: Sequence[tuple[Value, Value]]) -> list[Transfer]:
     """Adds the copies every split needs; returns those of the results."""
     valid: dict[Buffer, list[str]] = {}
 
@@ -205,7 +215,7 @@ def _add_transfers(splits: list[Split], results: set[Buffer]) -> list[Transfer]:
     returned: list[Transfer] = []
     for buffer in results:
         require(buffer, CPU, returned)
-    return returned
+    return returned + [Transfer(part.buffer, valid[part.buffer][0], CPU, place) for part, place in parts]
 
 
 # memory
@@ -237,7 +247,7 @@ def _plan_arenas(splits: list[Split], returned: list[Transfer], results: set[Buf
                     use(split.device, value.buffer, n, n)
     for transfer in returned:
         use(transfer.source, transfer.buffer, end, end)
-        use(CPU, transfer.buffer, splits[-1].start, end)
+        use(CPU, transfer.target_buffer, splits[-1].start, end)
     for buffer in results:
         if buffer in first[CPU]:
             use(CPU, buffer, 0, end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ikpy.graph.division import Part
 from ikpy.graph.ir import Buffer, Gather, Value, contiguous_strides
@@ -18,6 +18,33 @@ def is_contiguous(weight: Value) -> bool:
     """Whether the rows of all experts lie one behind the other."""
     row = registry.by_id(weight.type_id).row_nbytes(weight.shape[0])
     return weight.strides[1] == row and (weight.shape[2] == 1 or weight.strides[2] == row * weight.shape[1])
+
+
+class WeightParts:
+    """Parts of weights, each made once, whatever number of graphs use them; None is a part of None."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Buffer, int, str, Part], Value] = {}
+
+    def rows(self, value: Value | None, part: Part) -> Value | None:
+        """As `rows_part`."""
+        return self._part(value, part, rows_part)
+
+    def columns(self, value: Value | None, part: Part) -> Value | None:
+        """As `columns_part`."""
+        return self._part(value, part, columns_part)
+
+    def bias(self, value: Value | None, part: Part) -> Value | None:
+        """As `bias_part`."""
+        return self._part(value, part, bias_part)
+
+    def _part(self, value: Value | None, part: Part, make: Callable[[Value, Part], Value]) -> Value | None:
+        if value is None:
+            return None
+        key = value.buffer, value.offset, make.__name__, part
+        if key not in self._made:
+            self._made[key] = make(value, part)
+        return self._made[key]
 
 
 def rows_part(weight: Value, part: Part) -> Value:
@@ -49,12 +76,14 @@ def bias_part(bias: Value, part: Part) -> Value:
 
 def _part(whole: Value, part: Part, shape: Sequence[int], gather: Gather) -> Value:
     assert whole.buffer.address is not None
+    # Views of a tensor that joins several matrices differ in their offset.
+    at = f" from byte {whole.offset}" if whole.offset else ""
     buffer = Buffer(
         gather.nbytes,
         whole.buffer.address + whole.offset,
         whole.buffer.owner,
         "weight",
-        f"{whole.name or whole.buffer.name} [{part.start}:{part.start + part.length}]",
+        f"{whole.buffer.name} [{part.start}:{part.start + part.length}]{at}",
         gather,
     )
     full = (*shape, *[1] * (4 - len(shape)))

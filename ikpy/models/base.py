@@ -136,6 +136,10 @@ class Architecture:
             CacheSpec("v", sizes.v, heads, params.types_v[layer], self.window(layer)),
         ]
 
+    def divisible_heads(self, layer: int) -> int:
+        """K/V heads of a layer that may lie on several devices, each with the heads that read it; 0: all on one."""
+        return 0
+
     @property
     def is_recurrent(self) -> bool:
         """Whether some layers have states."""

@@ -45,6 +45,9 @@ class BitNetB158(Transformer):
     rope_neox = True
     activation = "relu_squared"
 
+    def divisible_heads(self, layer: int) -> int:
+        return 0  # the norm before the output projection needs all heads
+
     def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:
         attn = super().load_attention(weights, il, prefix)
         weights.skip(*(f"{prefix}.attn_{name}.bias" for name in ("q", "k", "v")))

@@ -93,6 +93,9 @@ class Gemma4(Gemma):
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         return super().cache_specs(layer, params) if self.cache_layers[layer] == layer else []
 
+    def divisible_heads(self, layer: int) -> int:
+        return super().divisible_heads(layer) if self.cache_layers.count(layer) == 1 else 0
+
     # tensors
 
     def load_global(self, weights: WeightSource) -> None:

@@ -91,6 +91,10 @@ class Transformer(Decoder):
         # A norm weight between the rotation and the cached keys: they cannot be rotated further.
         return None if self.norms_after_rope else super().shift_part(layer, params)
 
+    def divisible_heads(self, layer: int) -> int:
+        # A norm of all heads together needs them on one device.
+        return 0 if self.norms_all_heads else self.hp.n_head_kv[layer]
+
     def is_moe(self, layer: int) -> bool:
         """Whether the layer has experts instead of a dense feed-forward network."""
         return self.hp.n_expert > 0 and layer >= self.hp.n_dense_layers

@@ -15,9 +15,9 @@ from tests.cpu.reference_models import Evaluation, RandomModel
 WINDOW = 9
 
 
-def afmoe(window: int = WINDOW) -> tuple[RandomModel, np.ndarray]:
+def afmoe(window: int = WINDOW, heads: int = 3, kv: int = 1) -> tuple[RandomModel, np.ndarray]:
     """A gate per element of the attention, norms before and behind both branches; window layers alone are rotated."""
-    n, d, heads, kv, head, f, n_expert, used, scale = 4, 96, 3, 1, 32, 32, 8, 3, 2.8
+    n, d, head, f, n_expert, used, scale = 4, 96, 32, 32, 8, 3, 2.8
     keys = {
         "expert_count": n_expert,
         "expert_used_count": used,

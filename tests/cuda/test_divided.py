@@ -1,4 +1,4 @@
-"""-sm graph: feed-forward networks of which every device holds a part."""
+"""-sm graph: networks and output matrices of which every device holds a part."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import pytest
 
 from benchmarks.random_weights import random_tensor
 from ikpy import default_model_path
-from ikpy.backends.cuda.emulated import EmulatedStream
+from ikpy.backends.cuda.emulated import EmulatedDevice, EmulatedStream
 from ikpy.backends.cuda.memory import host_bytes
 from ikpy.cli import main
 from ikpy.engine.context import Context
+from ikpy.engine.memory import memory_report
 from ikpy.engine.model import Model, open_model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph import division
-from ikpy.graph.divide import UP_GATE, Divider
-from ikpy.graph.division import Matrix, Part, divide_networks
+from ikpy.graph.divide_networks import UP_GATE, NetworkDivider
+from ikpy.graph.division import OUTPUTS, Part
 from ikpy.graph.ir import Node, external
 from ikpy.graph.placement import PlacementParams
-from ikpy.graph.weight_parts import bias_part, columns_part, rows_part
+from ikpy.graph.weight_parts import bias_part, columns_part, rows_part, whole_name
 from ikpy.quants import by_name, dequantize
 from tests.cpu.test_adapters import llama
 from tests.cuda.models import emulated, logits_of, zoo
@@ -43,6 +44,7 @@ TYPES = (
     "q8_0_r8",
     "bf16_r16",
 )
+EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32"}  # caches that do not round small differences up
 GRAPH: dict[str, Any] = {"split_mode": "graph"}
 CASES: dict[str, dict[str, Any]] = {
     "all": {},
@@ -101,31 +103,9 @@ def test_parts_of_biases() -> None:
     assert np.array_equal(host_bytes(part.buffer).view(np.float32).reshape(3, 16), data[:, 32:48])
 
 
-def test_what_is_divided() -> None:
-    """Columns are cut where blocks end; networks with a rule stay whole, and those that one device would have alone."""
-    k, r8 = by_name("q4_K"), by_name("q8_0_r8")
-    matrices = {
-        **{f"blk.{il}.ffn_{part}.weight": Matrix(512, 1024, k) for il in range(4) for part in ("up", "gate")},
-        **{f"blk.{il}.ffn_down.weight": Matrix(1024, 512, k) for il in range(4)},
-        "blk.2.ffn_up.weight": Matrix(512, 2048, k),
-        **{f"blk.1.ffn_{part}_exps.weight": Matrix(512, 192, r8) for part in ("up", "gate")},
-        "blk.1.ffn_down_exps.weight": Matrix(192, 512, by_name("q8_0")),
-    }
-    layers = ("CPU", "CUDA0", "CUDA1", "CUDA1")
-    found = divide_networks(matrices, layers, {"blk.3.ffn_gate.weight"}, {"CUDA0": 3.0, "CUDA1": 1.2, "CUDA2": 0.0})
-    assert sorted(found) == sorted(
-        f"blk.1.ffn_{part}{e}.weight" for part in ("up", "gate", "down") for e in ("", "_exps")
-    )
-    assert found["blk.1.ffn_up.weight"].parts == (Part("CUDA0", 0, 768), Part("CUDA1", 768, 256))
-    assert found["blk.1.ffn_down.weight"].axis == "columns"
-    assert found["blk.1.ffn_down_exps.weight"].parts == (Part("CUDA0", 0, 128), Part("CUDA1", 128, 64))
-    alone = divide_networks(matrices, layers, (), {"CUDA0": 1.0, "CUDA1": 0.01})
-    assert "blk.1.ffn_up.weight" not in alone
-
-
 @pytest.fixture(scope="module")
 def truths() -> dict[str, np.ndarray]:
-    return {str(path): logits_of(path, tokens_for(), 16) for path in (default_model_path(), zoo("qwen3"))}
+    return {str(path): logits_of(path, tokens_for(), 16, **EXACT) for path in (default_model_path(), zoo("qwen3"))}
 
 
 @pytest.mark.parametrize("n_devices", (2, 3))
@@ -134,8 +114,12 @@ def truths() -> dict[str, np.ndarray]:
 def test_logits_are_those_of_the_cpu(path: Path, where: str, n_devices: int, truths: dict[str, np.ndarray]) -> None:
     """Dense networks, experts and shared ones; sums of parts are rounded in another order, nothing else."""
     with emulated(n_devices) as kernels:
-        ours = logits_of(path, tokens_for(), 16, placement=PlacementParams(**GRAPH, **CASES[where]))
-    parts = {n.kind for n in kernels.launched if any(v is not None and v.buffer.gather for v in n.src)}
+        ours = logits_of(path, tokens_for(), 16, placement=PlacementParams(**GRAPH, **CASES[where]), **EXACT)
+    launched = [n for n in kernels.launched if any(v is not None and v.buffer.gather for v in n.src)]
+    parts = {n.kind for n in launched}
+    outputs = {whole_name(n.src[0].buffer.name) for n in launched if n.src[0] is not None} & set(OUTPUTS)
+    on_devices = where != "some layers" or path == zoo("qwen3")
+    assert len(outputs) == (where != "one device has no share" and on_devices)
     if where == "one device has no share":
         assert not parts
     else:
@@ -149,12 +133,11 @@ def test_logits_are_those_of_the_cpu(path: Path, where: str, n_devices: int, tru
 @pytest.mark.skipif(not ZOO, reason="golden/zoo is not present beside the checkout")
 @pytest.mark.parametrize("path", ZOO, ids=lambda path: path.stem)
 def test_every_architecture(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts of 8 columns, as these models are small; with caches of f32, which do not round small differences up."""
+    """In parts of 8 columns, as these models are small."""
     monkeypatch.setattr(division, "GROUP", 8)
-    caches = {"type_k": "f32", "type_v": "f32"}
-    truth = logits_of(path, tokens_for(9), 16, **caches)
+    truth = logits_of(path, tokens_for(9), 16, **EXACT)
     with emulated(2):
-        ours = logits_of(path, tokens_for(9), 16, placement=PlacementParams(**GRAPH, tensor_split=(1.0, 1.0)), **caches)
+        ours = logits_of(path, tokens_for(9), 16, placement=PlacementParams(**GRAPH, tensor_split=(1.0, 1.0)), **EXACT)
     assert np.isfinite(ours).all()
     assert np.abs(ours - truth).max() <= 1e-4 * np.abs(truth).max(), worst(ours, truth)
 
@@ -201,9 +184,31 @@ def test_devices_hold_parts_alone() -> None:
         shared = [placement.divisions["blk.0.ffn_up.weight"].nbytes(3000)[f"CUDA{i}"] for i in range(3)]
     assert sum(shared) == 3000 and min(shared) > 900
     assert "llm_load_tensors: 3 devices share 7 of 7 feed-forward networks" in log
+    assert "llm_load_tensors: 3 devices share the output matrix" in log
     with emulated(2):
         loaded(PlacementParams(**GRAPH, rules=(("exps", "CPU"), (r"blk\.1\.ffn_up_shexp", "CUDA1"))), log)
     assert "llm_load_tensors: 2 devices share 3 of 4 feed-forward networks; 1 stay whole" in log
+
+
+@pytest.mark.parametrize("mode", ("layer", "graph"))
+@pytest.mark.parametrize("path", (zoo("qwen3"), default_model_path()), ids=lambda path: path.stem)
+def test_plans_count_what_is_uploaded(path: Path, mode: str) -> None:
+    """Embeddings that are the output matrix as well, derived tensors, and parts where they lie."""
+
+    def context(*, header_only: bool) -> Context:
+        placement = PlacementParams(split_mode=mode, tensor_split=(1.0, 1.0))
+        model = Model.load(path, ModelParams(placement=placement, header_only=header_only))
+        return Context(model, ContextParams(n_ctx=64, n_ubatch=16))
+
+    with emulated(2):
+        planned = memory_report(context(header_only=True)).devices
+        ran = context(header_only=False)
+        assert ran.devices is not None
+        for device in ran.devices.setup.devices:
+            assert isinstance(device, EmulatedDevice)
+            blocks = [at for one, at in ran.devices.setup.weights._blocks if one is device]
+            uploaded = sum(len(device._memory[at]) for at in blocks)
+            assert planned[device.name]["mapped"] == uploaded
 
 
 def test_all_devices_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,16 +237,49 @@ def test_all_devices_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> N
         assert (own, "send") not in issued[first:second], f"CUDA operations: {issued[first - 6 : second + 1]}"
 
 
+def test_parts_of_logits_are_made_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the output matrix reads leaves before the first part is started."""
+    issued: list[tuple[str, str]] = []
+    send, launch = EmulatedStream.send, EmulatedStream.launch
+
+    def sent(stream: EmulatedStream, *rest: Any) -> None:
+        issued.append((stream.device.name, "send"))
+        send(stream, *rest)
+
+    def launched(stream: EmulatedStream, one: Any) -> None:
+        weight = one.node.src[0]
+        name = whole_name(weight.buffer.name) if weight is not None else ""
+        issued.append((stream.device.name, "output" if name in OUTPUTS else one.kernel))
+        launch(stream, one)
+
+    monkeypatch.setattr(EmulatedStream, "send", sent)
+    monkeypatch.setattr(EmulatedStream, "launch", launched)
+    with emulated(2):
+        logits_of(zoo("qwen3"), tokens_for(n=1), 1, placement=PlacementParams(**GRAPH, tensor_split=(1.0, 1.0)))
+    products = [i for i, (_, kind) in enumerate(issued) if kind == "output"]
+    assert len({issued[i][0] for i in products[-2:]}) == 2
+    own, other = products[-2:]
+    assert (issued[own][0], "send") in issued[own - 2 : own], f"CUDA operations: {issued[own - 6 : other + 2]}"
+
+
+def test_host_memory_has_room_for_the_logits_once() -> None:
+    """Their parts come to lie in the rows of all logits."""
+    with emulated(2):
+        whole = loaded(PlacementParams(tensor_split=(1.0, 1.0))).compute_bytes
+    with emulated(2):
+        assert loaded(PlacementParams(**GRAPH, tensor_split=(1.0, 1.0))).compute_bytes == whole
+
+
 def test_shared_experts_cross_with_routed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each device adds its parts of both: one result crosses per layer and device, as from a dense network."""
     nodes: list[tuple[list[Node], dict[Node, str]]] = []
-    run = Divider.run
+    run = NetworkDivider.run
 
-    def kept(divider: Divider, given: list[Node]) -> tuple[list[Node], dict[Node, str]]:
+    def kept(divider: NetworkDivider, given: list[Node]) -> tuple[list[Node], dict[Node, str]]:
         nodes.append(run(divider, given))
         return nodes[-1]
 
-    monkeypatch.setattr(Divider, "run", kept)
+    monkeypatch.setattr(NetworkDivider, "run", kept)
     with emulated(2):
         n_layer = loaded(PlacementParams(**GRAPH, tensor_split=(1.0, 1.0))).model.hparams.n_layer
     for graph, devices in nodes:

@@ -42,6 +42,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("deepseek2-lite", APART, {"mla": 3, "type_k": "q8_0"}),
     ("deepseek2-v3-mla", EXPERTS, {"mla": 2}),
     ("qwen3", {"split_mode": "graph", "tensor_split": (2.0, 1.0)}, {}),
+    ("qwen3moe", {"split_mode": "graph", "tensor_split": (1.0, 1.0)}, {"type_k": "q8_0", "type_v": "q8_0"}),
 ]
 
 
@@ -82,6 +83,19 @@ def test_gates_and_layers_of_two_kinds(make: Callable, tmp_path: Path, cuda_devi
     truth = logits_of(path, tokens, 12)
     rules = (("exps", "CPU"), (r"blk\.1\.attn_gate", "CPU"))
     ours = logits_of(path, tokens, 12, placement=PlacementParams(rules=rules))
+    assert np.isfinite(ours).all()
+    assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
+
+
+def test_gated_heads_in_parts(tmp_path: Path, cuda_devices: int) -> None:
+    """K/V heads, their gates and caches of windows on two devices."""
+    if cuda_devices < 2:
+        pytest.skip("needs two GPUs")
+    path, tokens = afmoe(heads=4, kv=2)[0].write(tmp_path / "model.gguf"), CHECKED_TOKENS[:16]
+    truth, log = logits_of(path, tokens, 12), list[str]()
+    placement = PlacementParams(split_mode="graph", tensor_split=(1.0, 1.0))
+    ours = logits_of(path, tokens, 12, placement=placement, log=log)
+    assert "llm_load_tensors: 2 devices share attention of 4 of 4 layers" in log
     assert np.isfinite(ours).all()
     assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
 

@@ -46,6 +46,23 @@ def host_parts(buffer: Buffer) -> Iterator[np.ndarray]:
         yield np.concatenate(pieces, axis=1).reshape(-1) if len(pieces) > 1 else pieces[0].reshape(-1)
 
 
+def fill_host(buffer: Buffer, read: Callable[[np.ndarray, int], None]) -> None:
+    """Fills what a buffer with a single range is a copy of. read(memory, start): puts its bytes from start on there."""
+    assert buffer.address is not None
+    gather = buffer.gather
+    if gather is None:
+        read(host_view(buffer.address, buffer.nbytes), 0)
+        return
+    ((start, length),) = gather.ranges
+    data = host_view(buffer.address, gather.stride * (gather.count - 1) + start + length)
+    rows = np.lib.stride_tricks.as_strided(data[start:], (gather.count, length), (gather.stride, 1))
+    step = max(1, GATHERED // length)
+    for first in range(0, gather.count, step):
+        part = np.empty((min(step, gather.count - first), length), np.uint8)
+        read(part.reshape(-1), first * length)
+        rows[first : first + step] = part
+
+
 def host_bytes(buffer: Buffer) -> np.ndarray:
     """All bytes of a weight, uint8 [nbytes]; a copy of what lies apart."""
     parts = list(host_parts(buffer))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -161,8 +161,17 @@ class HybridPlan:
             if transfer.source == CPU:
                 self._add_transfer(transfer)
         exports = self._exports(index, split)
-        cut = _last_write(split, {t.buffer for _, transfers in exports for t in transfers}) + 1
-        self._add_launches(state, split.steps[:cut])
+        done = 0
+        # Other devices have what they need before this one goes on to what the host waits for.
+        for to_host in (False, True):
+            group = [item for item in exports if (item[0] is None or item[0].device == CPU) == to_host]
+            cut = max(done, _last_write(split, {t.buffer for _, transfers in group for t in transfers}) + 1)
+            self._add_launches(state, split.steps[done:cut])
+            self._add_exports(state, group)
+            done = cut
+        self._add_launches(state, split.steps[done:])
+
+    def _add_exports(self, state: DeviceState, exports: Sequence[tuple[Split | None, list[Transfer]]]) -> None:
         for reader, transfers in exports:
             for transfer in transfers:
                 self._add_transfer(transfer)
@@ -170,7 +179,6 @@ class HybridPlan:
                 event = state.device.new_event()
                 self._events[state.device.name, id(reader)] = event
                 self._operations.append(lambda run, event=event: state.stream.record(event))  # type: ignore[misc]
-        self._add_launches(state, split.steps[cut:])
 
     def _exports(self, index: int, split: Split) -> list[tuple[Split | None, list[Transfer]]]:
         """Copies that later splits, or None for the results, need from this split's device.
@@ -196,6 +204,14 @@ class HybridPlan:
     def _host(self, buffer: Buffer) -> np.ndarray:
         return host_view(self.host_address(buffer), buffer.nbytes)
 
+    def _host_rows(self, transfer: Transfer) -> list[np.ndarray]:
+        """Where the bytes of a buffer go in host memory, in order."""
+        place = transfer.place
+        if place is None:
+            return [self._host(transfer.buffer)]
+        start, n_rows = self.host_address(place.buffer) + place.offset, place.shape[1]
+        return [host_view(start + i * place.strides[1], transfer.buffer.nbytes // n_rows) for i in range(n_rows)]
+
     def _add_transfer(self, transfer: Transfer) -> None:
         buffer = transfer.buffer
         if transfer.source == CPU:
@@ -208,9 +224,16 @@ class HybridPlan:
 
             self._operations.append(to_device)
         elif transfer.target == CPU:
-            state, view = self.states[transfer.source], self._host(buffer)
+            state, rows = self.states[transfer.source], self._host_rows(transfer)
             address = state.base(buffer, self.graph.arenas[transfer.source])
-            self._operations.append(lambda run: state.stream.download(view, address))
+
+            def to_host(run: Run) -> None:
+                start = address
+                for row in rows:
+                    state.stream.download(row, start)
+                    start += row.nbytes
+
+            self._operations.append(to_host)
         else:
             self._add_send(transfer)
 

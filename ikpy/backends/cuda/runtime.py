@@ -125,13 +125,26 @@ class DeviceRuntime:
             devices |= dict.fromkeys((name for names in apart for name in names), CPU)
             moved = bool(apart)
         self._rules.cache_devices = devices
+        self._divide_caches(graphs)
         for device in self.setup.devices:
             buffers = [*self._on(device, self._caches), *self._on(device, self._states)]
             self.needs[device.name].cache = sum(aligned(b.nbytes) for b in buffers)
 
+    def _divide_caches(self, graphs: Sequence[list[Node]]) -> None:
+        """Parts the caches of the layers whose attention several devices share."""
+        where, layers = self._rules.cache_devices, {layer for layer, _ in self._caches}
+        caches = {il: [v.buffer for (layer, _), v in self._caches.items() if layer == il] for il in layers}
+        on_devices = {il: b for il, b in caches.items() if all(where[buffer.name] != CPU for buffer in b)}
+        for note in self._divider.settle(graphs, on_devices):
+            self._log(f"llama_kv_cache_init: {note}")
+
+    def _held(self, cache: Buffer) -> list[tuple[str, Buffer]]:
+        """Where a cache or state is: its parts with their devices, or all of it."""
+        return self._divider.cache_parts(cache) or [(self._rules.cache_devices[cache.name], cache)]
+
     def _on(self, device: Device, tensors: Mapping[tuple[int, str], Value]) -> list[Buffer]:
-        where = self._rules.cache_devices
-        return [v.buffer for v in tensors.values() if where[v.buffer.name] == device.name]
+        held = [item for value in tensors.values() for item in self._held(value.buffer)]
+        return [buffer for name, buffer in held if name == device.name]
 
     def cache_bytes(self) -> dict[str, int]:
         """Bytes of caches in host memory and on each device, for those that hold any."""
@@ -143,17 +156,16 @@ class DeviceRuntime:
 
     def _bytes(self, tensors: Mapping[tuple[int, str], Value]) -> dict[str, int]:
         sizes: dict[str, int] = {}
-        for value in tensors.values():
-            device = self._rules.cache_devices[value.buffer.name]
-            sizes[device] = sizes.get(device, 0) + value.buffer.nbytes
+        for device, buffer in (item for value in tensors.values() for item in self._held(value.buffer)):
+            sizes[device] = sizes.get(device, 0) + buffer.nbytes
         return dict(sorted(sizes.items(), key=lambda item: (item[0] != CPU, item[0])))
 
     def split(self, nodes: list[Node], results: set[Buffer]) -> SplitGraph:
         """Decides where every node runs."""
-        divided, devices = self._divider.run(nodes)
-        assignment = assign(divided, self._rules, devices)
+        divided = self._divider.run(nodes)
+        assignment = assign(divided.nodes, self._rules, divided.devices)
         self._note_fallbacks(assignment)
-        return split_graph(self._joined(assignment.steps), results)
+        return split_graph(self._joined(assignment.steps), results, divided.results)
 
     def _joined(self, steps: list[Step]) -> list[Step]:
         """Steps with pairs that a device can carry out at once made one.
@@ -298,6 +310,10 @@ class DeviceRuntime:
 
 
 def _release(states: dict[str, DeviceState]) -> None:
+    # No device may still write to another one.
+    for state in states.values():
+        with suppress(DeviceError):
+            state.drain()
     for state in states.values():
         with suppress(DeviceError):  # a device that failed frees nothing before the process ends
             state.release()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from ikpy.backends.cuda import staging
 from ikpy.backends.cuda.api import Device, DeviceError, Event, LaunchLike, aligned
-from ikpy.backends.cuda.memory import WeightStore, host_view
+from ikpy.backends.cuda.memory import WeightStore, fill_host, host_parts
 from ikpy.backends.cuda.staging import Log, Part, StagingRing, pinned_or_pageable
 from ikpy.backends.cuda.state_memory import DeviceStates
 from ikpy.graph.ir import Buffer, Node, Value
@@ -208,22 +209,26 @@ class DeviceState:
             if mirrored:
                 self._mirrored.append(buffer.name)
 
-    def _mirrors(self) -> Iterator[tuple[int, np.ndarray]]:
-        for address, buffer in (self._caches[name] for name in self._mirrored):
-            assert buffer.address is not None
-            yield address, host_view(buffer.address, buffer.nbytes)
+    def _mirrors(self) -> Iterator[tuple[int, Buffer]]:
+        return (self._caches[name] for name in self._mirrored)
 
     def download_caches(self) -> None:
         """Makes the host's copies of the caches up to date."""
-        for address, copy in self._mirrors():
-            self.stream.download(copy, address)
+        for address, buffer in self._mirrors():
+            fill_host(buffer, partial(self._download, address))
+
+    def _download(self, address: int, memory: np.ndarray, start: int) -> None:
+        self.stream.download(memory, address + start)
         self.stream.synchronize()
 
     def upload_caches(self) -> None:
         """Takes the caches from the host's copies."""
-        for address, copy in self._mirrors():
-            self.stream.upload(address, copy)
-        self.stream.synchronize()
+        for address, buffer in self._mirrors():
+            start = address
+            for part in host_parts(buffer):
+                self.stream.upload(start, part)
+                self.stream.synchronize()
+                start += part.nbytes
 
     def state_memory(self, state: Value, n_slots: int) -> DeviceStates:
         """The slots of a state tensor f32 [..., n_slots] that is on this device."""

@@ -6,7 +6,7 @@ from ikpy.cli.options import COUNT, DRAFT_PLACED, FLAG, INT, NO_GPU, OFF, SWITCH
 SPLIT_MODES = ("none", "layer", "row", "attn", "graph", "tensor")
 
 ASYNCHRONOUS = "copies and kernels are always asynchronous"
-GRAPH_SPLIT = "in graph mode all devices share the networks of every layer and exchange f32"
+GRAPH_SPLIT = "in graph mode all devices share every layer and exchange f32"
 WEIGHT = Kind("A,B,...", placement_values.to_tensor_split)
 
 ROWS = (
@@ -23,8 +23,8 @@ ROWS = (
         "-sm --split-mode",
         Kind("|".join(SPLIT_MODES), values.choice(*SPLIT_MODES)),
         "model.split_mode",
-        "how a model is divided among GPUs: whole layers, or with graph the feed-forward networks of every layer; row, "
-        "attn and tensor are read as layer",
+        "how a model is divided among GPUs: whole layers, or with graph the attention and networks of every layer, the "
+        "cache and the output matrix; row, attn and tensor are read as layer",
         reason=NO_GPU,
     ),
     option("-mg --main-gpu", COUNT, "model.main_gpu", "device that holds everything with -sm none", reason=NO_GPU),

@@ -1,0 +1,216 @@
+"""Attention that all devices share (-sm graph), as nodes: K/V heads with the heads that read them on each device.
+
+From the projections of q, k and v to that of the output every value has a row of all heads for each token. Each device
+has the same nodes with a part of that row, and a part of the layer's caches; columns of the output projection make a
+part of the result of it, and these are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ikpy.graph.division import ATTENTION_OUTPUT, Division, attention_tensor
+from ikpy.graph.head_parts import HEADWISE, PREPARED, HeadParts, PartOfHeads, heads_dim, made_row
+from ikpy.graph.ir import F32, Buffer, Node, Value, like
+from ikpy.graph.weight_parts import WeightParts, is_contiguous
+from ikpy.quants import registry
+
+NEEDS_ALL = "needs all heads together"
+
+
+@dataclass
+class _Attention:
+    """What a graph has from the projections of q, k and v of a layer to that of the output.
+
+    rows: bytes of the row of all heads of a token, by buffer. reason: why it stays whole, if it does.
+    """
+
+    caches: set[Buffer]
+    division: Division
+    nodes: list[Node] = field(default_factory=list)
+    rows: dict[Buffer, int] = field(default_factory=dict)
+    reason: str = ""
+
+    def add(self, node: Node) -> None:
+        """Takes a node that reads or writes values of the region."""
+        self.nodes.append(node)
+        if not self.reason and not self._fits(node):
+            self.reason = f"{node.kind} {NEEDS_ALL}"
+
+    def is_end(self, node: Node) -> bool:
+        """Whether a node is the output projection."""
+        weight = node.src[0] if node.kind == "mul_mat" else None
+        return weight is not None and attention_tensor(weight.buffer.name)[1] == ATTENTION_OUTPUT
+
+    def is_start(self, node: Node) -> bool:
+        """Whether a node is a projection of q, k, v or a gate."""
+        return node.kind == "mul_mat" and not self.is_end(node)
+
+    def _fits(self, node: Node) -> bool:
+        """Whether parts of the heads can go through a node; the row of what it makes is then known."""
+        x, dst = node.src[0], node.dst
+        if node.writes or x is None:
+            return False
+        if node.kind == "mul_mat":
+            return self._fits_product(node)
+        row = self.rows.get(x.buffer, PREPARED)
+        dim = heads_dim(x, row, self.division) if row != PREPARED else None
+        if dim is None:
+            return False
+        if node.kind == "kv_store":
+            return self._is_cache(dst)
+        if node.kind == "act_prepare":
+            self.rows[dst.buffer] = PREPARED
+            return dim == 0
+        if node.kind == "attention":
+            keys, values, _, _, second, _, chosen = node.src[1:8]
+            if dim != 1 or second or chosen or not (self._is_cache(keys) and self._is_cache(values)):
+                return False
+        elif node.kind not in HEADWISE or not HEADWISE[node.kind](node, dim, self._dims(node)):
+            return False
+        if dst.buffer in self.rows:
+            return heads_dim(dst, self.rows[dst.buffer], self.division) == dim
+        self.rows[dst.buffer] = row = made_row(dst, dim)
+        return heads_dim(dst, row, self.division) == dim and dst.is_contiguous and not dst.offset
+
+    def _fits_product(self, node: Node) -> bool:
+        weight, x, dst = node.src[0], node.src[1], node.dst
+        assert weight is not None and x is not None
+        if not is_contiguous(weight) or weight.shape[2] > 1 or dst.type_id != F32:
+            return False
+        if self.is_end(node):
+            return self.rows.get(x.buffer) == PREPARED and weight.shape[0] == self.division.extent
+        self.rows[dst.buffer] = made_row(dst, 0)
+        is_cut = self.division.cuts(weight.shape[1], registry.by_id(weight.type_id).interleave)
+        return x.buffer not in self.rows and is_cut and dst.is_contiguous and not dst.offset
+
+    def _dims(self, node: Node) -> list[int | None]:
+        """Of every source the dimension that counts heads, -1 if it cannot be divided; None for one without heads."""
+
+        def dim(value: Value | None) -> int | None:
+            if value is None or value.buffer not in self.rows:
+                return None
+            row = self.rows[value.buffer]
+            found = heads_dim(value, row, self.division) if row != PREPARED else None
+            return -1 if found is None else found
+
+        return [dim(value) for value in node.src]
+
+    def _is_cache(self, value: Value | None) -> bool:
+        return value is not None and value.buffer in self.caches and not value.offset and value.is_contiguous
+
+
+class AttentionDivider:
+    """Divides the attention of layers; the parameters are those of `Divider`.
+
+    Which layers are divided is settled once, as their caches lie in one place for all graphs.
+    """
+
+    def __init__(
+        self,
+        divisions: Mapping[str, Division],
+        layer_device: Callable[[str], str],
+        runs: Callable[[Node], bool],
+        weights: WeightParts,
+    ) -> None:
+        self._layer_device = layer_device
+        self._runs = runs
+        self._heads = HeadParts(weights)
+        self._divisions = {
+            layer: division
+            for name, division in divisions.items()
+            for layer, tensor in [attention_tensor(name)]
+            if tensor == ATTENTION_OUTPUT
+        }
+        self._caches: dict[int, set[Buffer]] = {}
+
+    def settle(self, graphs: Sequence[list[Node]], caches: Mapping[int, Sequence[Buffer]]) -> dict[int, str]:
+        """Decides for all graphs to come; returns why layers stay whole that were to be divided.
+
+        caches: of the layers whose caches are on devices.
+        """
+        self._caches = {layer: set(caches.get(layer, ())) for layer in self._divisions}
+        reasons = {layer: "its cache is in host memory" for layer, buffers in self._caches.items() if not buffers}
+        for nodes in graphs:
+            for layer, found in self._found(nodes).items():
+                reason = found.reason or self._missing_kernel(layer, found)
+                if reason:
+                    reasons.setdefault(layer, reason)
+        self._caches = {layer: buffers for layer, buffers in self._caches.items() if layer not in reasons}
+        return reasons
+
+    def cache_parts(self, buffer: Buffer) -> list[tuple[str, Buffer]]:
+        """The parts of a cache with their devices; none of one that stays whole."""
+        is_divided = any(buffer in buffers for buffers in self._caches.values())
+        return self._heads.cache_parts(buffer) if is_divided else []
+
+    def run(self, nodes: list[Node]) -> tuple[list[Node], dict[Node, str]]:
+        """The nodes with attention in parts, and the devices of the new ones."""
+        replaced: dict[Node, list[Node]] = {}
+        devices: dict[Node, str] = {}
+        for layer, found in self._found(nodes).items():
+            if found.reason:
+                raise ValueError(f"attention of layer {layer} was settled to be divided: {found.reason}")
+            for node, made in self._divided(layer, found).items():
+                replaced[node] = list(made)
+                devices |= {n: device for n, device in made.items() if n.kind != "act_prepare"}
+        return [n for node in nodes for n in replaced.get(node, [node])], devices
+
+    def _found(self, nodes: list[Node]) -> dict[int, _Attention]:
+        """Attention of the layers whose caches are known, in a graph."""
+        found = {
+            layer: _Attention(buffers, self._divisions[layer]) for layer, buffers in self._caches.items() if buffers
+        }
+        owners = {buffer: attention for attention in found.values() for buffer in attention.caches}
+        for node in nodes:
+            weight = node.src[0] if node.kind == "mul_mat" else None
+            layer, tensor = attention_tensor(weight.buffer.name if weight is not None else "")
+            starts = found.get(layer) if tensor and tensor != ATTENTION_OUTPUT else None
+            values = [v for v in (node.dst, *node.src) if v is not None]
+            touched = {id(a): a for v in values if (a := owners.get(v.buffer)) is not None}
+            if starts is not None:
+                touched[id(starts)] = starts
+            for attention in touched.values():
+                attention.add(node)
+                if len(touched) > 1:
+                    attention.reason = attention.reason or "another layer reads its cache"
+                if not attention.is_end(node) and not attention.reason:
+                    owners.setdefault(node.dst.buffer, attention)
+        return found
+
+    def _missing_kernel(self, layer: int, found: _Attention) -> str:
+        for made in self._divided(layer, found).values():
+            for node in made:
+                if node.kind != "act_prepare" and not self._runs(node):
+                    return f"no kernel for {node.kind} of a part"
+        return ""
+
+    def _divided(self, layer: int, found: _Attention) -> dict[Node, dict[Node, str]]:
+        """For every node those of the parts, with their devices."""
+        division = self._divisions[layer]
+        own = self._layer_device(f"blk.{layer}.")
+        parts = [(part, PartOfHeads(self._heads, division, part, found.rows)) for part in division.parts]
+        made: dict[Node, dict[Node, str]] = {}
+        for node in found.nodes:
+            if found.is_end(node):
+                products = {part.device: heads.output(node, first=i == 0) for i, (part, heads) in enumerate(parts)}
+                made[node] = _summed(node, products, own)
+            elif found.is_start(node):
+                made[node] = {heads.projection(node): part.device for part, heads in parts}
+            else:
+                made[node] = {heads.node(node): part.device for part, heads in parts}
+        return made
+
+
+def _summed(node: Node, products: Mapping[str, Node], own: str) -> dict[Node, str]:
+    """The products of the parts by device, and the sum of them, which the device of the layer makes."""
+    made = {product: device for device, product in products.items()}
+    # The own part first: those of other devices arrive while it is made.
+    terms = [product.dst for _, product in sorted(products.items(), key=lambda item: item[0] != own)]
+    total = terms[0]
+    for value in terms[1:]:
+        dst = node.dst if value is terms[-1] else like(node.dst)
+        made[Node("add", dst, [total, value])] = own
+        total = dst
+    return made

@@ -163,6 +163,7 @@ def divide_attention(placed: Placed) -> tuple[dict[str, Division], dict[int, str
     """Attention of layers that are on a device, and of the layers where it stays whole the reason."""
     found: dict[str, Division] = {}
     reasons: dict[int, str] = {}
+    owed = dict.fromkeys(placed.shares, 0.0)
     for il, device in enumerate(placed.layers):
         tensors = {t: f"blk.{il}.{t}.weight" for t in (*PROJECTIONS, ATTENTION_OUTPUT)}
         matrices = {t: placed.matrices[name] for t, name in tensors.items() if name in placed.matrices}
@@ -170,7 +171,7 @@ def divide_attention(placed: Placed) -> tuple[dict[str, Division], dict[int, str
             continue
         n_heads = placed.kv_heads[il] if il < len(placed.kv_heads) else 0
         unit = _fewest_heads(matrices, n_heads)
-        parts = _cut(n_heads, unit, placed.shares) if unit and n_heads % unit == 0 else ()
+        parts = _cut(n_heads, unit, placed.shares, owed) if unit and n_heads % unit == 0 else ()
         if not placed.kv_offload:
             reasons[il] = "its cache is in host memory"
         elif any(name.startswith(tuple(f"blk.{il}.{t}" for t in ATTENTION_TENSORS)) for name in placed.overridden):
@@ -185,6 +186,8 @@ def divide_attention(placed: Placed) -> tuple[dict[str, Division], dict[int, str
             reasons[il] = "one device has all of its K/V heads"
         else:
             heads = Division("rows", n_heads, parts)
+            given = {part.device: part.length for part in parts}
+            owed = {d: owed[d] + exact - given.get(d, 0) for d, exact in _exactly(n_heads, placed.shares).items()}
             for t, matrix in matrices.items():
                 axis: Literal["rows", "columns"] = "columns" if t == ATTENTION_OUTPUT else "rows"
                 n = matrix.columns if t == ATTENTION_OUTPUT else matrix.rows
@@ -228,14 +231,24 @@ def divide_output(placed: Placed) -> dict[str, Division]:
     return {name: Division("rows", matrix.rows, parts)} if len(parts) > 1 else {}
 
 
-def _cut(n: int, unit: int, shares: Mapping[str, float]) -> tuple[Part, ...]:
-    """Consecutive parts of n rows or columns in proportion to the shares, of whole units but for the last one."""
-    n_units, total = -(-n // unit), sum(shares.values())
-    wanted = {device: n_units * share / total for device, share in shares.items()}
+def _cut(n: int, unit: int, shares: Mapping[str, float], owed: Mapping[str, float] | None = None) -> tuple[Part, ...]:
+    """Consecutive parts of n rows or columns in proportion to the shares, of whole units but for the last one.
+
+    owed: rows or columns that earlier cuts gave each device too few of.
+    """
+    n_units = -(-n // unit)
+    wanted = _exactly(n_units, shares)
     counts = {device: int(exact) for device, exact in wanted.items()}
+    lacking = {d: wanted[d] - counts[d] + (owed[d] / unit if owed else 0.0) for d in shares if shares[d] > 0}
     # What is left of the units goes to those who lack most.
-    for device in sorted(shares, key=lambda d: counts[d] - wanted[d])[: n_units - sum(counts.values())]:
+    for device in sorted(lacking, key=lacking.__getitem__, reverse=True)[: n_units - sum(counts.values())]:
         counts[device] += 1
     bounds = [0, *(min(n, unit * end) for end in accumulate(counts.values()))]
     pieces = zip(shares, pairwise(bounds), strict=True)
     return tuple(Part(device, start, end - start) for device, (start, end) in pieces if end > start)
+
+
+def _exactly(n: int, shares: Mapping[str, float]) -> dict[str, float]:
+    """What each device should have of n."""
+    total = sum(shares.values())
+    return {device: n * share / total for device, share in shares.items()}

@@ -86,6 +86,23 @@ def test_heads_are_divided_in_proportion() -> None:
         assert "parted" in found(matrices(4, 2, 8, "bf16_r16", "f16", fused=fused), 2, CUDA0=1.0, CUDA1=1.0)
 
 
+def test_heads_that_are_left_go_round() -> None:
+    """What one layer gives too many of, the next ones give less of; GPUs without a share get none."""
+    devices = ("CUDA0", "CUDA1", "CUDA2")
+    for n_kv, shares, sums in ((2, (1.0, 1.0, 1.0), (4, 4, 4)), (8, (2.0, 1.0, 0.0), (32, 16, 0))):
+        layer, model = matrices(8, n_kv, 64, "q8_0", "q8_0"), {}
+        for il in range(6):
+            model |= {name.replace("blk.0", f"blk.{il}"): matrix for name, matrix in layer.items()}
+        where = dict.fromkeys(model, "CUDA0")
+        shared = dict(zip(devices, shares, strict=True))
+        divisions, reasons = divide_attention(Placed(model, where, (), ("CUDA0",) * 6, "CUDA0", shared, (n_kv,) * 6))
+        assert not reasons
+        parts = [part for il in range(6) for part in divisions[f"blk.{il}.attn_k.weight"].parts]
+        assert tuple(sum(part.length // 64 for part in parts if part.device == d) for d in devices) == sums
+        counts = {tuple(part.length for part in divisions[f"blk.{il}.attn_k.weight"].parts) for il in range(6)}
+        assert all(sum(lengths) == 64 * n_kv for lengths in counts)
+
+
 def test_why_attention_stays_whole() -> None:
     model = matrices(8, 2, 128, "q4_K", "q4_K")
     shares = {"CUDA0": 1.0, "CUDA1": 1.0}

@@ -38,7 +38,7 @@ def convert(
         typer.Option(
             "--outtype",
             help="Type of the matrices: f32, f16, bf16, q8_0, or auto (f16 for f16 checkpoints, else bf16). "
-            "MXFP4 experts stay as they are.",
+            "MXFP4 stays as it is, INT4 becomes Q4_0 of the same values.",
         ),
     ] = "auto",
     model_name: Annotated[

@@ -18,7 +18,8 @@ from ikpy.convert.loading import check_loads
 from ikpy.convert.rope import scaling_notes
 from ikpy.convert.tensor_map import OutputTensor, Part, map_tensors, pieces
 from ikpy.convert.tokenizer import tokenizer_keys
-from ikpy.convert.weights import Weights, to_float32
+from ikpy.convert.weights import Weights
+from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError, ResourceError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType as VT
@@ -29,6 +30,7 @@ from ikpy.threads import hardware_threads
 
 OUTPUT_TYPES = ("f32", "f16", "bf16", "q8_0", "auto")
 _FILE_TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+_BLOCK_FILE_TYPES = {"q4_0": "Q4_0", "mxfp4": "MXFP4"}  # of checkpoints with such blocks
 # Read by the loader as f32, or too small for anything else to matter.
 _ALWAYS_F32 = ("norm.weight", ".bias", "ffn_gate_inp.weight", "attn_sinks.weight", "ssm_conv1d.weight")
 _SHOWN = 40
@@ -97,6 +99,7 @@ class Conversion:
             self.notes.append(f"{len(mapped.skipped_layers)} tensors of prediction layers (MTP) are left out")
         if mapped.skipped_parts:
             self.notes.append(f"{len(mapped.skipped_parts)} tensors of other parts are left out (the text model alone)")
+        self.notes += self._integer_notes()
         self.metadata = self._metadata()
         self.path = self.options.outfile or str(self.checkpoint.folder / f"{self.name}-{self.outtype.upper()}.gguf")
         header = self._declared(GGUFWriter(self.path)).plan()[0].header
@@ -129,19 +132,33 @@ class Conversion:
         return _half_type([output for output in outputs if _is_matrix(output)])
 
     def _tensor_type(self, output: OutputTensor) -> str:
-        if output.kind == "mxfp4":
-            return "mxfp4"
+        if output.kind == "mxfp4" or (output.kind == "q4_0" and _is_matrix(output)):
+            return output.kind
         if not _is_matrix(output):
             return "f32"
         if output.shape[-1] % registry.by_name(self.outtype).block_elements:
             return _half_type([output])
         return self.outtype
 
+    def _integer_notes(self) -> list[str]:
+        """Why matrices of integers are written as floats, each reason with an example."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for tensor in self.tensors:
+            integers = [m for m in (self.weights.integers(part.source) for part in tensor.output.parts) if m]
+            if integers and tensor.type != "q4_0":
+                reason = next((m.no_blocks for m in integers if m.no_blocks), "")
+                mixed = "some experts are no INT4" if len(integers) < len(tensor.output.parts) else "no whole rows"
+                found.setdefault((tensor.type, reason or mixed), []).append(tensor.output.name)
+        return [
+            f"{len(names)} tensors of integers are decoded and written as {kind} ({reason}), the first is {names[0]}"
+            for (kind, reason), names in found.items()
+        ]
+
     # metadata
 
     def _metadata(self) -> dict[str, Any]:
         types = {tensor.type for tensor in self.tensors}
-        file_type = "MXFP4" if "mxfp4" in types else _FILE_TYPES[self.outtype]
+        file_type = next((name for t, name in _BLOCK_FILE_TYPES.items() if t in types), _FILE_TYPES[self.outtype])
         arch = self.family.arch
         values: dict[str, Any] = {
             "general.architecture": arch,
@@ -196,11 +213,13 @@ class Conversion:
                 yield from self._encoded_part(tensor, part)
             except MemoryError:
                 raise ResourceError(f"not enough memory to convert tensor '{part.source}' to {tensor.type}") from None
-            self.checkpoint.release(part.source)
+            self.weights.release(part.source)
 
     def _encoded_part(self, tensor: PlannedTensor, part: Part) -> Iterator[np.ndarray]:
         kind = self.weights.kind(part.source)
-        array = self.weights.load(part.source)
+        if kind == "q4_0" != tensor.type:
+            kind = "f32"
+        array = self.weights.load(part.source, kind)
         array = array if part.view is None else part.view(array)
         for rows in pieces(array, _PIECE_ELEMENTS):
             yield encode(rows, kind, tensor.type, tensor.output.change, part.source)
@@ -243,7 +262,7 @@ def _not_finite(name: str) -> FileFormatError:
 
 
 def _half_type(outputs: list[OutputTensor]) -> str:
-    return "f16" if outputs and all(output.kind in ("f16", "mxfp4") for output in outputs) else "bf16"
+    return "f16" if outputs and all(output.kind in ("f16", "mxfp4", "q4_0") for output in outputs) else "bf16"
 
 
 def _is_matrix(output: OutputTensor) -> bool:

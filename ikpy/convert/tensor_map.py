@@ -15,12 +15,13 @@ from ikpy.errors import FileFormatError, UnsupportedError
 _TEXT_PART = re.compile(r"^(model\.)?language_model\.(model\.)?")
 # Images, sound, and tables that are computed anyway.
 _OTHER_PARTS = re.compile(
-    r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|vision_projection|embed_vision"
-    r"|embed_audio)\."
+    r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|vision_projection|mm_projector"
+    r"|embed_vision|embed_audio)\."
     r"|rotary_emb\.inv_freq$|^model\.mtp_|^mtp\."
 )
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?<=experts\.)(\d+)(?=\.)")
+_PROBED = 64
 _SUFFIX = re.compile(r"\.(weight|bias)$")
 
 
@@ -56,7 +57,7 @@ class TensorMap:
 def map_tensors(weights: Weights, family: Family) -> TensorMap:
     """Maps every tensor of a checkpoint; UnsupportedError names one that the family does not know."""
     mapper = _Mapper(weights, family)
-    for name in weights.checkpoint.tensors:
+    for name in weights.names():
         mapper.take(name)
     return mapper.finish()
 
@@ -73,7 +74,7 @@ class _Mapper:
         self.map = TensorMap([])
 
     def take(self, name: str) -> None:
-        if self.weights.is_scale(name) or 0 in self.weights.checkpoint.tensors[name].shape:
+        if 0 in self.weights.stored(name).shape:
             return
         if _OTHER_PARTS.search(name):
             self.map.skipped_parts.append(name)
@@ -133,12 +134,25 @@ class _Mapper:
     def _add(self, target: str, change: Change | None, part: Part) -> None:
         kind = self.weights.kind(part.source)
         self.weights.check_scales(part.source)
+        if kind == "q4_0" and (change or not self._keeps_blocks(part)):
+            kind = "f32"
         output = self.outputs.setdefault(target, OutputTensor(target, change, kind))
         if output.parts and part.expert is None:
             raise FileFormatError(f"tensors '{output.parts[0].source}' and '{part.source}' are both {target}")
         if output.kind != kind:
             output.kind = "f32"  # experts of mixed types
         output.parts.append(part)
+
+    def _keeps_blocks(self, part: Part) -> bool:
+        """Whether a view moves whole rows alone: tried on numbers of columns."""
+        if part.view is None:
+            return True
+        columns = np.arange(_PROBED, dtype=np.uint8)
+        try:
+            seen = part.view(np.broadcast_to(columns, (self.weights.shape(part.source)[0], _PROBED)))
+        except (ValueError, IndexError):
+            return False
+        return seen.shape[-1] == _PROBED and bool((seen == columns).all())
 
     def finish(self) -> TensorMap:
         self._refuse_unknown()

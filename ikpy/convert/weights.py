@@ -1,64 +1,132 @@
-"""The numbers of a checkpoint: plain floats, FP8 with scales, MXFP4 blocks."""
+"""The numbers of a checkpoint: plain floats, FP8 with scales, MXFP4 blocks, packed integers."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ikpy.convert.checkpoint import Checkpoint
+from ikpy.convert.checkpoint import Checkpoint, StoredTensor
+from ikpy.convert.compressed import METHOD, float_blocks, integer_schemes
+from ikpy.convert.packed import COMPANIONS, PACKED, IntegerMatrix, open_matrix
+from ikpy.convert.words import FLOAT_KINDS, to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
 
 MXFP4_BLOCK, MXFP4_BYTES = 32, 17
-# Endings of scale tensors by the name of what they scale, and of scales of activations, which are not used.
+# Endings of scale tensors by the name of what they scale.
 WEIGHT_SCALES = ("_scale_inv", "_scale")
-_KINDS = {"F64": "f32", "F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "f32"}
+# Of activations and caches, which are not used.
+_UNUSED = (
+    ".input_scale",
+    ".input_zero_point",
+    ".output_scale",
+    ".output_zero_point",
+    ".activation_scale",
+    ".k_scale",
+    ".v_scale",
+)
+_KINDS = {**FLOAT_KINDS, "F8_E4M3": "f32"}
 
 
 class Weights:
-    """Tensors by checkpoint name in one of the kinds f32, f16, bf16 (bits as u16) and mxfp4 (GGUF blocks)."""
+    """Tensors by checkpoint name in one of the kinds f32, f16, bf16 (bits as u16), mxfp4 and q4_0 (GGUF blocks).
+
+    A packed matrix goes by the name of what it holds: X.weight, not X.weight_packed.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
+        self._schemes = integer_schemes(self._quantization_config, checkpoint.folder / "config.json")
+        self._integers: dict[str, IntegerMatrix] = {}
 
     @property
     def quantization(self) -> str:
         """Method of a quantized checkpoint, "" for others."""
         return str(self._quantization_config.get("quant_method") or "")
 
-    @property
+    @functools.cached_property
     def _quantization_config(self) -> dict[str, Any]:
-        value = self.checkpoint.config.get("quantization_config") or {}
-        return value if isinstance(value, dict) else {}
+        """Of the checkpoint, or of its language model."""
+        config = self.checkpoint.config
+        inner = config.get("text_config")
+        for values in (config, inner if isinstance(inner, dict) else {}):
+            if isinstance(values.get("quantization_config"), dict):
+                return values["quantization_config"]
+        return {}
 
-    def is_scale(self, name: str) -> bool:
-        """Whether the tensor belongs to another one: FP8 or MXFP4 scales, scales of activations."""
-        if name.endswith("_scales") and f"{name.removesuffix('_scales')}_blocks" in self.checkpoint.tensors:
+    def names(self) -> Iterator[str]:
+        """The tensors of the model in their order. FileFormatError for parts of a packed matrix without the whole."""
+        for name in self.checkpoint.tensors:
+            if name.endswith(PACKED):
+                if name.removesuffix(PACKED) in self.checkpoint.tensors:
+                    raise FileFormatError(f"{self.checkpoint.folder}: '{name}' and the same unpacked are both there")
+                yield name.removesuffix(PACKED)
+            elif not self._is_part(name):
+                yield name
+
+    def _is_part(self, name: str) -> bool:
+        """Whether the tensor belongs to another one: FP8 or MXFP4 scales, scales of activations, parts of integers."""
+        tensors = self.checkpoint.tensors
+        if name.endswith("_scales") and f"{name.removesuffix('_scales')}_blocks" in tensors:
             return True
-        if name.endswith((".input_scale", ".output_scale", ".activation_scale", ".k_scale", ".v_scale")):
+        if name.endswith(_UNUSED):
             return True
-        return any(name.endswith(end) and name.removesuffix(end) in self.checkpoint.tensors for end in WEIGHT_SCALES)
+        whole = next((name.removesuffix(end) for end in (*WEIGHT_SCALES, *COMPANIONS) if name.endswith(end)), "")
+        if self._schemes and whole.endswith(".weight") and not (whole in tensors or whole + PACKED in tensors):
+            raise FileFormatError(f"{tensors[name].path}: tensor '{whole}{PACKED}' of '{name}' is missing")
+        return bool(whole) and (whole in tensors or whole + PACKED in tensors)
+
+    def stored(self, name: str) -> StoredTensor:
+        """The tensor that holds the numbers or integers of a name."""
+        tensors = self.checkpoint.tensors
+        return tensors[name] if name in tensors else tensors[name + PACKED]
+
+    def release(self, name: str) -> None:
+        """Give the pages of a tensor back."""
+        if name in self._integers:
+            self._integers[name].release()
+        else:
+            self.checkpoint.release(name)
 
     def kind(self, name: str) -> str:
-        """Kind of the array that load gives. UnsupportedError for integer tensors of other quantizations."""
-        tensor = self.checkpoint.tensors[name]
+        """Kind of the array that load gives. UnsupportedError for integer tensors of other quantizations.
+
+        Of packed 4 bits the scales are read: q4_0 where the blocks hold the same values, else f32.
+        """
+        tensor = self.stored(name)
         if name.endswith("_blocks") and tensor.dtype == "U8":
             return "mxfp4"
+        integers = self.integers(name)
+        if integers:
+            return "f32" if integers.no_blocks else "q4_0"
         if tensor.dtype not in _KINDS:
             raise UnsupportedError(
                 f"{tensor.path}: tensor '{name}' has type {tensor.dtype} (quantization '{self.quantization}'); f32, "
-                "f16, bf16, FP8 e4m3 and MXFP4 can be converted"
+                "f16, bf16, FP8 e4m3, MXFP4 and integers of compressed-tensors can be converted"
             )
         return _KINDS[tensor.dtype]
 
+    def integers(self, name: str) -> IntegerMatrix | None:
+        """The matrix if it is stored in integers of compressed-tensors; FileFormatError if a part is wrong."""
+        tensor = self.stored(name)
+        if tensor.name == name and (tensor.dtype != "I8" or self.quantization != METHOD):
+            return None
+        if name not in self._integers:
+            self._integers[name] = open_matrix(self.checkpoint, name, self._schemes)
+        return self._integers[name]
+
     def is_fp8(self, name: str) -> bool:
         """Whether the tensor is stored in FP8."""
-        return self.checkpoint.tensors[name].dtype == "F8_E4M3"
+        return self.stored(name).dtype == "F8_E4M3"
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the numbers, slowest dimension first."""
+        integers = self.integers(name)
+        if integers:
+            return integers.rows, integers.columns
         shape = self.checkpoint.tensors[name].shape
         return (*shape[:-2], shape[-2] * MXFP4_BLOCK) if self.kind(name) == "mxfp4" else shape
 
@@ -68,12 +136,17 @@ class Weights:
             self._mxfp4_scales(name)
         elif self.is_fp8(name):
             scale = self._fp8_scale(name)
-            shape, scale_shape = self.checkpoint.tensors[name].shape, self.checkpoint.tensors[scale].shape
-            check_scale_shape(shape, scale_shape, self._block_size(name, scale), name)
+            shape = self.checkpoint.tensors[name].shape
+            check_scale_shape(shape, self._scale_shape(name, scale), self._block_size(name, scale), name)
 
-    def load(self, name: str) -> np.ndarray:
-        """The tensor as its kind says; plain floats are a view of the file."""
-        if self.kind(name) == "mxfp4":
+    def load(self, name: str, kind: str = "") -> np.ndarray:
+        """The tensor as its kind says, or as floats if that is q4_0 and kind f32; plain floats are a view of the
+        file."""
+        kind = kind or self.kind(name)
+        integers = self.integers(name)
+        if integers:
+            return integers.blocks() if kind == "q4_0" else integers.values()
+        if kind == "mxfp4":
             return self._mxfp4(name)
         raw = self.checkpoint.raw(name)
         if self.is_fp8(name):
@@ -89,6 +162,7 @@ class Weights:
             scale = np.exp2(raw_scale.astype(np.float32) - 127)
         else:
             scale = to_float32(raw_scale, self.kind(scale_name))
+        scale = scale.reshape(self._scale_shape(name, scale_name))
         return scale_blocks(values, scale, self._block_size(name, scale_name), name)
 
     def _fp8_scale(self, name: str) -> str:
@@ -100,11 +174,17 @@ class Weights:
     def _block_size(self, name: str, scale_name: str) -> tuple[int, int]:
         """Rows and columns one scale covers: as the configuration says, else whole tensors or rows."""
         rows, columns = (1, *self.checkpoint.tensors[name].shape)[-2:]
-        scale_rows, scale_columns = (1, 1, *self.checkpoint.tensors[scale_name].shape)[-2:]
+        scale_rows, scale_columns = (1, 1, *self._scale_shape(name, scale_name))[-2:]
         if scale_columns == 1 and scale_rows in (1, rows):
             return rows // scale_rows, columns
-        block = self._quantization_config.get("weight_block_size") or (128, 128)
+        usual = next(float_blocks(self._quantization_config), (128, 128))
+        block = self._quantization_config.get("weight_block_size") or usual
         return int(block[0]), int(block[1])
+
+    def _scale_shape(self, name: str, scale_name: str) -> tuple[int, ...]:
+        """Shape of scales; those of rows may come without a second dimension."""
+        shape, scale_shape = self.checkpoint.tensors[name].shape, self.checkpoint.tensors[scale_name].shape
+        return (*scale_shape, 1) if len(shape) == 2 and scale_shape == shape[:1] else scale_shape
 
     def _mxfp4(self, name: str) -> np.ndarray:
         """Blocks u8 [..., rows, n/32 * 17]: scale byte, then 16 bytes with element j low and j + 16 high."""
@@ -161,10 +241,3 @@ def e4m3_values() -> np.ndarray:
     magnitude = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
     magnitude[(code & 127) == 127] = np.nan
     return np.where(code >> 7, -magnitude, magnitude).astype(np.float32)
-
-
-def to_float32(raw: np.ndarray, kind: str) -> np.ndarray:
-    """Stored words of kind f32, f16 or bf16 as float32."""
-    if kind == "bf16":
-        return (raw.astype(np.uint32) << 16).view(np.float32)
-    return raw.astype(np.float32, copy=False)

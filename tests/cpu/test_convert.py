@@ -173,10 +173,10 @@ def test_interrupted_conversion_leaves_the_old_file(error, tmp_path):
 def test_lack_of_memory_names_the_tensor(tmp_path, monkeypatch, capfd):
     load = Weights.load
 
-    def fail(weights, name):
+    def fail(weights, name, kind):
         if name.endswith("layers.1.mlp.up_proj.weight"):
             raise MemoryError
-        return load(weights, name)
+        return load(weights, name, kind)
 
     monkeypatch.setattr(Weights, "load", fail)
     old = tmp_path / "m.gguf"

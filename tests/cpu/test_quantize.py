@@ -269,12 +269,14 @@ def test_any_finite_rows_can_be_encoded(name):
             assert not len(bad), f"{name}, {what}: row, column {bad[0]} of {len(bad)}"
 
 
-def test_values_below_the_smallest_scale_are_zeros():
-    """The inverse of such a scale is infinite."""
-    values = np.array([[1e-40, -1e-39, 0, 1e-45] * 8], np.float32)
-    encoded = encode("q8_0", values)
-    assert not decode("q8_0", encoded, values).any()
-    assert not encoded.any(), f"codes {encoded}"
+@pytest.mark.parametrize(("name", "scales"), [("q8_0", 0), ("q8_KV", 4), ("q8_KV_r8", 4 * 8), ("q8_k_r8", 0)])
+def test_values_below_the_smallest_scale_are_zeros(name, scales):
+    """The inverse of such a scale is infinite. scales: bytes of those in f32, which holds such small ones."""
+    values = np.tile(np.array([1e-40, -1e-39, 0, 1e-45], np.float32), (8, 64))
+    encoded = encode(name, values)
+    assert not decode(name, encoded, values).any()
+    rows = encoded.reshape(8 if name == "q8_KV" else 1, -1)
+    assert not rows[:, scales:].any(), f"levels and sums {rows[:, scales:]}"
 
 
 @pytest.mark.parametrize("name", ["q8_KV", "q8_k_r8"])

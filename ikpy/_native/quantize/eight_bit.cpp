@@ -23,7 +23,7 @@ int32_t encode_levels(const float* x, int64_t n, float inverse, uint8_t* q) {
 // Levels of a whole row for the scale of the largest; returns the scale, and the sum of the levels.
 float encode_row(const float* x, int64_t n, uint8_t* q, int32_t& sum) {
     const float d = largest_magnitude(x, n) / 127.0f;
-    sum = encode_levels(x, n, d > 0 ? 1.0f / d : 0.0f, q);
+    sum = encode_levels(x, n, finite_quotient(1.0f, d), q);
     return d;
 }
 
@@ -69,7 +69,7 @@ void encode_q8_k_interleaved(const Rows& r) {
                 const float* x = r.src + (row + k) * r.ne0 + i;
                 const float largest = largest_magnitude(x, 256);
                 // Not the inverse of the scale: the two may differ in their last bit.
-                encode_levels(x, 256, largest > 0 ? 127.0f / largest : 0.0f, levels + 256 * k);
+                encode_levels(x, 256, finite_quotient(127.0f, largest), levels + 256 * k);
                 put(out + 2 * k, f32_to_f16(largest / 127.0f));
             }
             if constexpr (OFFSET != 0)

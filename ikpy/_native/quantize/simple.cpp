@@ -71,8 +71,7 @@ void encode_q8_0(const Rows& r) {
     for (int64_t i = 0; i < r.n_rows * r.ne0; i += 32) {
         uint8_t* block = r.dst + i / 32 * 34;
         const float* x = r.src + i;  // bytes written could change the members of r
-        const float d = largest_magnitude(x, 32) / 127.0f, quotient = d > 0 ? 1.0f / d : 0.0f;
-        const float inverse = std::isfinite(quotient) ? quotient : 0.0f;  // 1 / 1e-39 is not
+        const float d = largest_magnitude(x, 32) / 127.0f, inverse = finite_quotient(1.0f, d);
         put(block, f32_to_f16(d));
         for (int j = 0; j < 32; j++) block[2 + j] = static_cast<uint8_t>(round_half_away(x[j] * inverse));
     }

@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from ikpy.backends.cuda import devices as cuda_devices
 from ikpy.backends.cuda import setup as cuda_setup
-from ikpy.backends.cuda.emulated import LATE, EmulatedDevice, Turns
+from ikpy.backends.cuda.emulated import LATE, EmulatedDevice, EmulatedStream, Turns
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
@@ -72,3 +74,23 @@ def logits_of(
     parts += [ctx.decode(Batch.single(tokens[i : i + 1], i)) for i in range(n_prompt, len(tokens))]
     lines.append(f"splits {ctx.n_graph_splits}")
     return np.concatenate(parts)
+
+
+def recorded_operations(
+    monkeypatch: pytest.MonkeyPatch, kind: Callable[[Any], str] = lambda launched: str(launched.kernel)
+) -> list[tuple[str, str]]:
+    """What emulated streams are given from now on, in order: device, and "send" or the kind of what is launched."""
+    issued: list[tuple[str, str]] = []
+    send, launch = EmulatedStream.send, EmulatedStream.launch
+
+    def sent(stream: EmulatedStream, *rest: Any) -> None:
+        issued.append((stream.device.name, "send"))
+        send(stream, *rest)
+
+    def launched(stream: EmulatedStream, one: Any) -> None:
+        issued.append((stream.device.name, kind(one)))
+        launch(stream, one)
+
+    monkeypatch.setattr(EmulatedStream, "send", sent)
+    monkeypatch.setattr(EmulatedStream, "launch", launched)
+    return issued

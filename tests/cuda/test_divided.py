@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.random_weights import random_tensor
 from ikpy import default_model_path
-from ikpy.backends.cuda.emulated import EmulatedDevice, EmulatedStream
+from ikpy.backends.cuda.emulated import EmulatedDevice
 from ikpy.backends.cuda.memory import host_bytes
 from ikpy.cli import main
 from ikpy.engine.context import Context
@@ -25,7 +25,7 @@ from ikpy.graph.placement import PlacementParams
 from ikpy.graph.weight_parts import bias_part, columns_part, rows_part, whole_name
 from ikpy.quants import by_name, dequantize
 from tests.cpu.test_adapters import llama
-from tests.cuda.models import emulated, logits_of, zoo
+from tests.cuda.models import emulated, logits_of, recorded_operations, zoo
 from tests.cuda.test_adapters import adapted, logits, written
 from tests.cuda.test_placement_matrix import ZOO, assert_same, tokens_for, worst
 
@@ -213,19 +213,7 @@ def test_plans_count_what_is_uploaded(path: Path, mode: str) -> None:
 
 def test_all_devices_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a network reads leaves for the other devices before its own part is started."""
-    issued: list[tuple[str, str]] = []
-    send, launch = EmulatedStream.send, EmulatedStream.launch
-
-    def sent(stream: EmulatedStream, *rest: Any) -> None:
-        issued.append((stream.device.name, "send"))
-        send(stream, *rest)
-
-    def launched(stream: EmulatedStream, one: Any) -> None:
-        issued.append((stream.device.name, one.kernel))
-        launch(stream, one)
-
-    monkeypatch.setattr(EmulatedStream, "send", sent)
-    monkeypatch.setattr(EmulatedStream, "launch", launched)
+    issued = recorded_operations(monkeypatch)
     with emulated(2):
         logits_of(zoo("qwen3"), tokens_for(n=1), 1, placement=PlacementParams(**GRAPH, tensor_split=(1.0, 1.0)))
     networks = [i for i, (_, kind) in enumerate(issued) if kind in UP_GATE]
@@ -239,21 +227,13 @@ def test_all_devices_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_parts_of_logits_are_made_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the output matrix reads leaves before the first part is started."""
-    issued: list[tuple[str, str]] = []
-    send, launch = EmulatedStream.send, EmulatedStream.launch
 
-    def sent(stream: EmulatedStream, *rest: Any) -> None:
-        issued.append((stream.device.name, "send"))
-        send(stream, *rest)
-
-    def launched(stream: EmulatedStream, one: Any) -> None:
+    def kind(one: Any) -> str:
         weight = one.node.src[0]
         name = whole_name(weight.buffer.name) if weight is not None else ""
-        issued.append((stream.device.name, "output" if name in OUTPUTS else one.kernel))
-        launch(stream, one)
+        return "output" if name in OUTPUTS else str(one.kernel)
 
-    monkeypatch.setattr(EmulatedStream, "send", sent)
-    monkeypatch.setattr(EmulatedStream, "launch", launched)
+    issued = recorded_operations(monkeypatch, kind)
     with emulated(2):
         logits_of(zoo("qwen3"), tokens_for(n=1), 1, placement=PlacementParams(**GRAPH, tensor_split=(1.0, 1.0)))
     products = [i for i, (_, kind) in enumerate(issued) if kind == "output"]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ikpy.backends.cuda.emulated import EmulatedStream
 from ikpy.engine.adapter import LoraAdapter
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
@@ -33,7 +32,7 @@ from tests.cpu.test_arch_qwen3next import qwen3next_grouped, qwen35moe
 from tests.cpu.test_arch_qwen_vl import qwen3vlmoe
 from tests.cpu.test_encoders import MODELS
 from tests.cpu.test_zoo_holdouts import command_r_plus, gemma2_27b, llama4_two_experts, mistral3, phi3_short_context
-from tests.cuda.models import emulated, logits_of, zoo
+from tests.cuda.models import emulated, logits_of, recorded_operations, zoo
 from tests.cuda.test_divided import EXACT
 from tests.cuda.test_placement_matrix import assert_same, tokens_for, worst
 
@@ -166,19 +165,7 @@ def test_forms_of_caches(caches: str, split: str, path: Path) -> None:
 
 def test_heads_are_attended_to_at_the_same_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a layer reads leaves for the other device before its own part is started."""
-    issued: list[tuple[str, str]] = []
-    send, launch = EmulatedStream.send, EmulatedStream.launch
-
-    def sent(stream: EmulatedStream, *rest: Any) -> None:
-        issued.append((stream.device.name, "send"))
-        send(stream, *rest)
-
-    def launched(stream: EmulatedStream, one: Any) -> None:
-        issued.append((stream.device.name, one.kernel))
-        launch(stream, one)
-
-    monkeypatch.setattr(EmulatedStream, "send", sent)
-    monkeypatch.setattr(EmulatedStream, "launch", launched)
+    issued = recorded_operations(monkeypatch)
     with emulated(2):
         logits_of(path, tokens_for(n=1), 1, placement=graph(1.0, 1.0))
     heads = [i for i, (_, kind) in enumerate(issued) if kind == "attention"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def read_model(path: Path) -> SentencePieceModel:
         for number, value in _fields(path.read_bytes()):
             if number == _PIECES and isinstance(value, bytes):
                 piece = dict(_fields(value))
-                texts.append(bytes(piece.get(_TEXT, b"")).decode())  # type: ignore[arg-type]
+                texts.append(_text(piece, _TEXT))
                 scores.append(struct.unpack("<f", piece.get(_SCORE, b"\0\0\0\0"))[0])  # type: ignore[arg-type]
                 types.append(int(piece.get(_TYPE, 1)))
             elif number == _TRAINER and isinstance(value, bytes):
@@ -62,12 +62,20 @@ def _changes(trainer: dict[int, int | bytes], normalizer: dict[int, int | bytes]
     """What a model does to texts that GGUF files of this kind of vocabulary cannot say."""
     found = []
     if normalizer.get(_CHARACTER_MAP):
-        found.append(f"characters are normalised ({bytes(normalizer.get(_RULES, b'')).decode() or 'own rules'})")  # type: ignore[arg-type]
+        found.append(f"characters are normalised ({_text(normalizer, _RULES) or 'own rules'})")
     if normalizer.get(_REMOVE_SPACES, 1):
         found.append("spaces at the ends and doubled ones are removed")
     if trainer.get(_SPACE_AS_SUFFIX, 0):
         found.append("spaces belong to the word in front of them")
     return found
+
+
+def _text(fields: Mapping[int, int | bytes], number: int) -> str:
+    """A text field. ValueError for one that is a number: bytes() would make so many zeros of it."""
+    value = fields.get(number, b"")
+    if isinstance(value, int):
+        raise ValueError(f"field {number} is a number, not a text")
+    return value.decode()
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
 
 from ikpy.convert import Conversion, ConvertOptions
+from ikpy.convert.sentencepiece import read_model
 from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.vocab import Vocab
 from ikpy.vocab.pretokenizers import PRE_TOKENIZERS
@@ -183,3 +184,16 @@ def test_damaged_sentencepiece_model(tmp_path):
     (folder / "tokenizer.model").write_bytes(data[: len(data) // 2 + 3])
     with pytest.raises(FileFormatError, match="not a sentencepiece model"):
         Conversion(folder)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [bytes([0x0A, 6, 0x08, *[0xFF] * 4, 0x07]), bytes([0x0A, 3, 0x0A, 1, 97, 0x1A, 5, 0x08, 5, 0x12, 1, 97])],
+    ids=["piece", "normalizer"],
+)
+def test_numbers_where_a_sentencepiece_model_has_texts(model, tmp_path):
+    """They are refused and not taken for a number of zero bytes, which may be gigabytes."""
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(model)
+    with pytest.raises(FileFormatError, match="not a sentencepiece model"):
+        read_model(path)

@@ -71,14 +71,14 @@ constexpr int step_of() {
 // Whether scales of groups of 16 are ordered by parity, eight even ones first.
 template <class U>
 constexpr bool kByParity = HasRowCodes<U>::value && U::kGroup == 16;
-// Whether groups have an offset of their own.
+// Whether sums of the activations of all groups count, and of any.
 template <class U>
-constexpr bool kOffsets = U::kZero == 0 || step_of<U>() > 0;
-// Whether sums of the activations count.
+constexpr bool kSumsOfAll = !kSignedCodes<U>;
 template <class U>
-constexpr bool kUsesSums = kOffsets<U> || !kSignedCodes<U>;
+constexpr bool kUsesSums = kSumsOfAll<U> || step_of<U>() > 0;
 
-// The scales of a segment, and their products with those of NT tokens.
+// The scales of a segment, and their products with those of NT tokens; by parity four of even groups, then
+// their four odd neighbours.
 template <class U, int NT>
 struct SegmentScales {
     static constexpr int kGroups = kChunk / U::kGroup;  // of a chunk
@@ -87,13 +87,33 @@ struct SegmentScales {
     alignas(32) float products[NT][kSegmentChunks][kGroups];
 };
 
-// The scales of 32 codes, in the lanes of their products. Two loads and a blend, which any unit does, are
-// faster than one and a permutation.
+// Element i of both halves of v in all lanes of its half: with a load one instruction. A broadcast for each
+// half and a blend are three.
+inline __m256 lanes_of_halves(__m256 v, int i) {
+    switch (i) {
+        case 0:
+            return _mm256_permute_ps(v, 0x00);
+        case 1:
+            return _mm256_permute_ps(v, 0x55);
+        case 2:
+            return _mm256_permute_ps(v, 0xAA);
+        default:
+            return _mm256_permute_ps(v, 0xFF);
+    }
+}
+
+// Eight numbers of even and eight of odd groups as lanes_of_halves() wants them.
+inline void store_in_halves(__m256 even, __m256 odd, float* to) {
+    _mm256_store_ps(to, _mm256_permute2f128_ps(even, odd, 0x20));
+    _mm256_store_ps(to + 8, _mm256_permute2f128_ps(even, odd, 0x31));
+}
+
+// The scales of 32 codes, in the lanes of their products.
 template <class U>
 inline __m256 scale_lanes(const float* d, int i) {
     if (U::kGroup == 32) return _mm256_broadcast_ss(d + i);
-    const int even = kByParity<U> ? i : 2 * i, odd = kByParity<U> ? i + 8 : 2 * i + 1;
-    return _mm256_blend_ps(_mm256_broadcast_ss(d + even), _mm256_broadcast_ss(d + odd), 0xF0);
+    if (kByParity<U>) return lanes_of_halves(_mm256_load_ps(d + i / 4 * 8), i % 4);
+    return _mm256_blend_ps(_mm256_broadcast_ss(d + 2 * i), _mm256_broadcast_ss(d + 2 * i + 1), 0xF0);
 }
 
 // Takes codes where only the scales are wanted.
@@ -106,18 +126,22 @@ struct NoCodes {
 template <class U, int NT>
 struct RowSums {
     static constexpr int kTotals = NT == 1 ? 4 : NT == 2 ? 2 : 1;  // that do not wait for each other
-    __m256 total[NT][kTotals], offset[NT];
+    __m256 total[NT][kTotals];
+    __m256 offset[NT];   // what the sums of the activations contribute, by kZero too much of types with such
+    __m256 shifted[NT];  // the part of groups that use the second table, without its step
 
     RowSums() {
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) {
-            offset[t] = _mm256_setzero_ps();
+            offset[t] = shifted[t] = _mm256_setzero_ps();
             for (int i = 0; i < kTotals; ++i) total[t][i] = _mm256_setzero_ps();
         }
     }
     float of(int t) const {
-        const __m256 factor = _mm256_set1_ps(kOffsets<U> ? 1.0f : -static_cast<float>(U::kZero));
-        __m256 v = kUsesSums<U> ? _mm256_fmadd_ps(offset[t], factor, total[t][0]) : total[t][0];
+        const __m256 factor = _mm256_set1_ps(U::kZero == 0 ? 1.0f : -static_cast<float>(U::kZero));
+        __m256 v = kSumsOfAll<U> ? _mm256_fmadd_ps(offset[t], factor, total[t][0]) : total[t][0];
+        if (step_of<U>() > 0)
+            v = _mm256_fmadd_ps(shifted[t], _mm256_set1_ps(static_cast<float>(step_of<U>())), v);
         for (int i = 1; i < kTotals; ++i) v = _mm256_add_ps(v, total[t][i]);
         return sum_of_lanes(v);
     }
@@ -170,37 +194,12 @@ template <class U>
     }
 }
 
-// What the sums of the activations are multiplied with, apart from the factor of the block.
-template <class U>
-[[gnu::always_inline]] inline __m256 sum_factors(const BlockScales& s, int i) {
-    constexpr float kBase = kSignedCodes<U> ? 0.0f : -static_cast<float>(U::kZero);
-    constexpr float kShifted = kBase + static_cast<float>(step_of<U>());
-    if (U::kZero == 0) return s.m[i];
-    if (step_of<U>() == 0) return _mm256_mul_ps(s.d[i], _mm256_set1_ps(kBase));
-    const __m256 shifted = _mm256_castsi256_ps(s.shifted[i]), last = _mm256_set1_ps(kShifted);
-    if (kSignedCodes<U>) return _mm256_and_ps(_mm256_mul_ps(s.d[i], last), shifted);
-    return _mm256_mul_ps(s.d[i], _mm256_blendv_ps(_mm256_set1_ps(kBase), last, shifted));
-}
-
-// Scales of RowCodes, and what the sums of the activations are multiplied with.
-template <class U>
-[[gnu::always_inline]] inline void put_block_scales(const BlockScales& s, float* d, float* m) {
-    const __m256 factor = _mm256_set1_ps(s.factor);
-    const __m256 offset_factor = U::kZero == 0 ? _mm256_set1_ps(s.offset_factor) : factor;
-    for (int i = 0; i < kChunk / U::kGroup / 8; ++i) {
-        _mm256_store_ps(d + 8 * i, _mm256_mul_ps(s.d[i], factor));
-        if (kOffsets<U>) _mm256_store_ps(m + 8 * i, _mm256_mul_ps(sum_factors<U>(s, i), offset_factor));
-    }
-}
-
 // The scales of n_chunks whole chunks.
 template <class U, int NT>
 [[gnu::always_inline]] inline void read_scales(const uint8_t* p, int row, int n_chunks,
                                                SegmentScales<U, NT>* scales) {
     for (int c = 0; c < n_chunks; ++c, p += kChunk / U::kBlock * U::kBlockBytes) {
-        if constexpr (HasRowCodes<U>::value) {
-            put_block_scales<U>(RowCodes<U>::scales(p), scales->d[c], scales->m[c]);
-        } else if constexpr (FillsSink<U>::value) {
+        if constexpr (FillsSink<U>::value) {
             put_chunk<U>(p, NoCodes{}, scales->d[c], scales->m[c]);
         } else {
             Chunk w;  // its codes are not used and never made
@@ -234,13 +233,12 @@ template <class U, int NT>
         const __m256 xs = _mm256_loadu_ps(x.scale);
         for (int g = 0; g < kGroups; g += 8) {
             const __m256i first = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
-            const __m256 s =
-                kGroups == 8 || kByParity<U>
-                    ? xs
-                    : _mm256_permutevar8x32_ps(xs, _mm256_add_epi32(first, _mm256_set1_epi32(g / 2)));
+            const __m256 s = kGroups == 8 ? xs
+                                          : _mm256_permutevar8x32_ps(
+                                                xs, _mm256_add_epi32(first, _mm256_set1_epi32(g / 2)));
             const __m256 d = UnitScales<U>::value ? s : _mm256_mul_ps(_mm256_load_ps(scales->d[c] + g), s);
             if (!UnitScales<U>::value) _mm256_store_ps(scales->products[t][c] + g, d);
-            const __m256 added = kOffsets<U> ? _mm256_mul_ps(_mm256_load_ps(scales->m[c] + g), s) : d;
+            const __m256 added = U::kZero == 0 ? _mm256_mul_ps(_mm256_load_ps(scales->m[c] + g), s) : d;
             if (kUsesSums<U>) *offset = _mm256_fmadd_ps(added, _mm256_loadu_ps(x.sum + g), *offset);
         }
     }
@@ -254,6 +252,45 @@ template <class U, int NT>
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t)
         multiply_scales<U, NT>(columns_of<U>(x.x[t], x.sums[t], at, k), n_chunks, t, scales, &to->offset[t]);
+}
+
+// Scales of eight groups of a block as products with those of token t; adds what the sums of its activations
+// contribute. xs: scales of the activations times the factor of the block, xm: times that of the offsets.
+template <class U, int NT>
+[[gnu::always_inline]] inline __m256 block_products(const BlockScales& s, int i, int t, __m256 xs, __m256 xm,
+                                                    const float* sum, RowSums<U, NT>* to) {
+    const __m256 product = _mm256_mul_ps(s.d[i], xs);
+    if (!kUsesSums<U>) return product;
+    const __m256 sums = _mm256_loadu_ps(sum + 8 * i);
+    const __m256 added = U::kZero == 0 ? _mm256_mul_ps(s.m[i], xm) : product;
+    if (kSumsOfAll<U>) to->offset[t] = _mm256_fmadd_ps(added, sums, to->offset[t]);
+    if (step_of<U>() > 0)
+        to->shifted[t] =
+            _mm256_fmadd_ps(_mm256_and_ps(product, _mm256_castsi256_ps(s.shifted[i])), sums, to->shifted[t]);
+    return product;
+}
+
+// The same of a segment of types with RowCodes, whose scales are never stored.
+template <class U, int NT>
+[[gnu::always_inline]] inline void multiply_block_scales(const uint8_t* p, const RowTokens& x,
+                                                         const ActQ8Layout& at, int64_t k, int n_chunks,
+                                                         SegmentScales<U, NT>* scales, RowSums<U, NT>* to) {
+    for (int c = 0; c < n_chunks; ++c, p += kChunk / U::kBlock * U::kBlockBytes, k += kChunk) {
+        const BlockScales s = RowCodes<U>::scales(p);
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t) {
+            const TokenColumns columns = columns_of<U>(x.x[t], x.sums[t], at, k);
+            const __m256 plain = _mm256_loadu_ps(columns.scale);
+            const __m256 xs = _mm256_mul_ps(plain, _mm256_set1_ps(s.factor));
+            const __m256 xm = _mm256_mul_ps(plain, _mm256_set1_ps(s.offset_factor));
+            const __m256 first = block_products<U, NT>(s, 0, t, xs, xm, columns.sum, to);
+            float* products = scales->products[t][c];
+            if constexpr (U::kGroup == 16)
+                store_in_halves(first, block_products<U, NT>(s, 1, t, xs, xm, columns.sum, to), products);
+            else
+                _mm256_store_ps(products, first);
+        }
+    }
 }
 
 // Where the products of a chunk find their scales.
@@ -280,8 +317,12 @@ template <class U, int NT>
                                                RowSums<U, NT>* to) {
     constexpr int64_t kBytes = kChunk / U::kBlock * U::kBlockBytes;
     SegmentScales<U, NT> scales;
-    if constexpr (!UnitScales<U>::value) read_scales<U, NT>(p, row, n_chunks, &scales);
-    multiply_all_scales<U, NT>(x, at, k, n_chunks, &scales, to);
+    if constexpr (HasRowCodes<U>::value) {
+        multiply_block_scales<U, NT>(p, x, at, k, n_chunks, &scales, to);
+    } else {
+        if constexpr (!UnitScales<U>::value) read_scales<U, NT>(p, row, n_chunks, &scales);
+        multiply_all_scales<U, NT>(x, at, k, n_chunks, &scales, to);
+    }
     for (int c = 0; c < n_chunks; ++c, p += kBytes, k += kChunk) {
         prefetch_weights<kBytes>(p);
         const float* scale[NT];

@@ -6,7 +6,8 @@
 // A word is the scale of a group times that of the activations, which has 8 significant bits, in a unit that
 // is a power of two. Blocks with groups whose scale of the activations is too small for a word to be exact
 // are multiplied with scales in floats: of Gaussian activations 1 in 100 blocks of types that leave one
-// binade below the largest scale, next to none where there are two (Q3_K, IQ2_K) or three (Q2_K).
+// binade below the largest scale, next to none where there are two (Q3_K, IQ2_K) or three (Q2_K); of those of
+// small trained models 9 to 19 in 100 where there are two.
 #pragma once
 #include <cmath>
 
@@ -37,21 +38,20 @@ constexpr int steps() {
     return n;
 }
 
-// Of 256 activations.
-template <class U>
+// Of 256 activations; groups in the order of words: eight even ones, then eight odd ones.
 struct Record {
-    static_assert(U::kGroup == 16 && steps<U>() > 1);
-    alignas(32) float scale[8];                 // of groups of 32, in the unit of words
-    alignas(32) float sum[kChunk / U::kGroup];  // of the groups of U as floats, in the order of its scales
+    alignas(32) int16_t scale[16];  // in the unit of words
+    alignas(32) int16_t sum[16];
     float unit;
-    bool exact;  // whether all scale[] are integers
+    bool exact;  // whether all scales are integers
 };
 
 template <class U>
-void prepare(const uint8_t* x, const ActQ8Layout& at, Record<U>* records) {
+void prepare(const uint8_t* x, const ActQ8Layout& at, Record* records) {
+    static_assert(U::kGroup == 16 && steps<U>() > 1);
     const auto* scale = reinterpret_cast<const float*>(x + at.scale);
-    const auto* sum = reinterpret_cast<const float*>(x + (U::kGroup == 32 ? at.sum32 : at.sum16));
-    for (int64_t c = 0; c < at.n / kChunk; ++c, scale += 8, sum += kChunk / U::kGroup, ++records) {
+    const auto* sum = reinterpret_cast<const float*>(x + at.sum16);
+    for (int64_t c = 0; c < at.n / kChunk; ++c, scale += 8, sum += 16, ++records) {
         float largest = 0.0f;
         for (int g = 0; g < 8; ++g) largest = std::max(largest, scale[g]);
         int exponent;
@@ -59,21 +59,21 @@ void prepare(const uint8_t* x, const ActQ8Layout& at, Record<U>* records) {
         records->unit = std::ldexp(1.0f / (256 * steps<U>()), exponent);
         records->exact = true;
         for (int g = 0; g < 8; ++g) {
-            records->scale[g] = scale[g] / records->unit;
+            const float in_units = scale[g] / records->unit;
             // Also false for those that are not finite.
-            if (!(records->scale[g] == std::rint(records->scale[g]) && records->scale[g] <= 65536.0f))
-                records->exact = false;
+            const bool exact = in_units == std::rint(in_units) && in_units <= 256.0f * steps<U>();
+            records->exact = records->exact && exact;
+            records->scale[g] = records->scale[g + 8] = static_cast<int16_t>(exact ? in_units : 0.0f);
         }
-        for (int g = 0; g < kChunk / U::kGroup; ++g)
-            records->sum[U::kGroup == 32 ? g : g / 2 + g % 2 * 8] = sum[g] * scale[g * U::kGroup / 32];
+        for (int g = 0; g < 16; ++g) records->sum[g / 2 + g % 2 * 8] = static_cast<int16_t>(sum[g]);
     }
 }
 
 // Tokens: their rows and records.
-template <class U>
 struct Tokens {
-    const uint8_t* const* x;
-    const Record<U>* const* records;
+    RowTokens rows;
+    const Record* const* records;
+    bool all_exact;
 
     template <int NT>
     bool exact(int64_t c) const {
@@ -83,176 +83,162 @@ struct Tokens {
     }
 };
 
-// Sums over a row.
+// Sums over a row of the blocks with exact words.
 template <class U, int NT>
 struct Sums {
-    __m256 total[NT][2], offset[NT];
+    __m256 total[NT], offset[NT];  // offset: as in RowSums
 
     Sums() {
 #pragma GCC unroll 8
-        for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = offset[t] = _mm256_setzero_ps();
+        for (int t = 0; t < NT; ++t) total[t] = offset[t] = _mm256_setzero_ps();
     }
     float of(int t) const {
-        return sum_of_lanes(_mm256_add_ps(_mm256_add_ps(total[t][0], total[t][1]), offset[t]));
+        const __m256 factor = _mm256_set1_ps(U::kZero == 0 ? 1.0f : -static_cast<float>(U::kZero));
+        return sum_of_lanes(_mm256_fmadd_ps(offset[t], factor, total[t]));
     }
 };
 
-// Of a segment: words, each twice in a dword, or scales as floats, and the factors of the blocks.
-template <class U, int NT>
+// Words of a segment, each twice in a dword and as lanes_of_halves() wants them, and the units of the sums of
+// their products.
+template <int NT>
 struct Words {
-    alignas(32) int32_t of[NT][kSegmentChunks][kChunk / U::kGroup];
-    float factor[kSegmentChunks];
+    alignas(32) float of[NT][kSegmentChunks][16];
+    float unit[NT][kSegmentChunks];
 };
 
-// The words of 32 codes, in the lanes of their products.
+// What the sums of the activations contribute to a block, in the unit of words and by kZero too much.
 template <class U>
-inline __m256i word_lanes(const int32_t* words, int i) {
-    if (U::kGroup == 32) return _mm256_set1_epi32(words[i]);
-    return _mm256_blend_epi32(_mm256_set1_epi32(words[i]), _mm256_set1_epi32(words[i + 8]), 0xF0);
+[[gnu::always_inline]] inline __m256 offset_of_block(const BlockWords& w, __m256i words,
+                                                     const Record& record) {
+    const __m256i sums = _mm256_load_si256(reinterpret_cast<const __m256i*>(record.sum));
+    const __m256 all = _mm256_cvtepi32_ps(_mm256_madd_epi16(words, sums));
+    if (step_of<U>() == 0) return all;
+    const __m256i shifted = _mm256_madd_epi16(_mm256_and_si256(words, w.shifted), sums);
+    constexpr float kFactor = -static_cast<float>(step_of<U>()) / std::max(U::kZero, 1);
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(shifted), _mm256_set1_ps(kFactor), all);
 }
 
 template <class U, int NT>
-[[gnu::always_inline]] inline void make_words(const uint8_t* p, const Tokens<U>& x, int64_t c0, int n_chunks,
-                                              Words<U, NT>* words, Sums<U, NT>* sums) {
-    const __m256i twice =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13));
+[[gnu::always_inline]] inline void make_words(const uint8_t* p, const Tokens& x, int64_t c0, int n_chunks,
+                                              Words<NT>* words, Sums<U, NT>* sums) {
+    // Unrolled by GCC, every copy would make its constants again.
+#pragma GCC unroll 1
     for (int c = 0; c < n_chunks; ++c, p += U::kBlockBytes) {
-        const BlockScales s = RowCodes<U>::scales(p);
-        const bool exact = x.template exact<NT>(c0 + c);
-        words->factor[c] = s.factor;
+        if (!x.template exact<NT>(c0 + c)) continue;
+        const BlockWords w = RowCodes<U>::words(p);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) {
-            const Record<U>& record = x.records[t][c0 + c];
-            __m256 added = _mm256_setzero_ps();
-#pragma GCC unroll 2
-            for (int i = 0; i < kChunk / U::kGroup / 8; ++i) {
-                const __m256 product = _mm256_mul_ps(s.d[i], _mm256_load_ps(record.scale));
-                const __m256i word = exact ? _mm256_shuffle_epi8(_mm256_cvtps_epi32(product), twice)
-                                           : _mm256_castps_si256(product);
-                _mm256_store_si256(reinterpret_cast<__m256i*>(words->of[t][c] + 8 * i), word);
-                if (kUsesSums<U>)
-                    added = _mm256_fmadd_ps(sum_factors<U>(s, i), _mm256_load_ps(record.sum + 8 * i), added);
-            }
-            const __m256 factor = _mm256_set1_ps(U::kZero == 0 ? s.offset_factor : s.factor);
-            if (kUsesSums<U>) sums->offset[t] = _mm256_fmadd_ps(added, factor, sums->offset[t]);
+            const Record& record = x.records[t][c0 + c];
+            const __m256i scale = _mm256_load_si256(reinterpret_cast<const __m256i*>(record.scale));
+            const __m256i of = _mm256_mullo_epi16(w.d, scale);
+            auto* to = reinterpret_cast<__m256i*>(words->of[t][c]);
+            _mm256_store_si256(to, _mm256_unpacklo_epi16(of, of));
+            _mm256_store_si256(to + 1, _mm256_unpackhi_epi16(of, of));
+            words->unit[t][c] = w.factor * record.unit;
+            const bool own = U::kZero == 0;  // offsets of groups
+            const __m256 offset = offset_of_block<U>(w, own ? _mm256_mullo_epi16(w.m, scale) : of, record);
+            const float unit = own ? w.offset_factor * record.unit : words->unit[t][c];
+            sums->offset[t] = _mm256_fmadd_ps(offset, _mm256_set1_ps(unit), sums->offset[t]);
         }
     }
 }
 
-template <bool Exact>
-struct SumOf {
-    typedef __m256i Type;
-};
-template <>
-struct SumOf<false> {
-    typedef __m256 Type;
-};
-
-// Multiplies 32 codes at a time as they are unpacked. Exact: with words, else with floats; sums: of a block.
-template <class U, int NT, bool Exact>
+// Multiplies 32 codes at a time as they are unpacked; sums: of block `chunk` of a segment.
+template <class U, int NT>
 struct WordSink {
-    typedef typename SumOf<Exact>::Type Sum;
-    static constexpr int kSums = Exact ? 1 : 2;
-    Sum (*sums)[kSums];
+    __m256i* sums;
     const uint8_t* const* x;
-    const Words<U, NT>* words;
+    const Words<NT>* words;
     int64_t k;
     int chunk, element;
 
     WordSink operator+(int n) const { return {sums, x, words, k, chunk, element + n}; }
     [[gnu::always_inline]] void take(c32::Codes32 v) const {
-        const Factors<kSignedCodes<U>> factors(reinterpret_cast<__m256i>(v), true);
-        const int i = element / 32;
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) {
             const __m256i columns = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x[t] + k + element));
-            const __m256i scales = word_lanes<U>(words->of[t][chunk], i);
-            if constexpr (Exact) {
-                Sum& sum = sums[t][0];
-                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(factors.pairs(columns), scales));
-            } else {
-                Sum& sum = sums[t][i % kSums];
-                sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(factors.dot(columns)), _mm256_castsi256_ps(scales),
-                                      sum);
-            }
+            const __m256i pairs = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(v), columns);
+            const __m256i lanes = _mm256_castps_si256(scale_lanes<U>(words->of[t][chunk], element / 32));
+            sums[t] = _mm256_add_epi32(sums[t], _mm256_madd_epi16(pairs, lanes));
         }
     }
 };
 
-inline __m256 as_floats(__m256i v) { return _mm256_cvtepi32_ps(v); }
-inline __m256 as_floats(__m256 v) { return v; }
-
-template <class U, int NT, bool Exact>
-[[gnu::always_inline]] inline void add_block(const uint8_t* p, const Tokens<U>& x, int64_t c0, int c,
-                                             const Words<U, NT>& words, Sums<U, NT>* to) {
-    typedef WordSink<U, NT, Exact> Sink;
-    typename Sink::Sum sums[NT][Sink::kSums];
+template <class U, int NT>
+[[gnu::always_inline]] inline void add_block(const uint8_t* p, const Tokens& x, int64_t c0, int c,
+                                             const Words<NT>& words, Sums<U, NT>* to) {
+    __m256i sums[NT];
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; ++t) sums[t] = _mm256_setzero_si256();
+    RowCodes<U>::codes(p, WordSink<U, NT>{sums, x.rows.x, &words, (c0 + c) * kChunk, c, 0});
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t)
-        for (int i = 0; i < Sink::kSums; ++i) sums[t][i] = typename Sink::Sum{};
-    RowCodes<U>::codes(p, Sink{sums, x.x, &words, (c0 + c) * kChunk, c, 0});
-#pragma GCC unroll 8
-    for (int t = 0; t < NT; ++t) {
-        const __m256 unit = _mm256_set1_ps(words.factor[c] * x.records[t][c0 + c].unit);
-        for (int i = 0; i < Sink::kSums; ++i)
-            to->total[t][i % 2] = _mm256_fmadd_ps(as_floats(sums[t][i]), unit, to->total[t][i % 2]);
-    }
+        to->total[t] =
+            _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[t]), _mm256_set1_ps(words.unit[t][c]), to->total[t]);
+}
+
+// Adds the blocks whose words are not exact with scales in floats. Apart from the others, since a call keeps
+// nothing in registers.
+template <class U, int NT>
+[[gnu::noinline]] void add_in_floats(const uint8_t* p, const ActQ8Layout& at, int64_t n_chunks,
+                                     const Tokens& x, float* out) {
+    RowSums<U, NT> sums;
+    for (int64_t c = 0; c < n_chunks; ++c, p += U::kBlockBytes)
+        if (!x.template exact<NT>(c)) ikpy::add_segment<U, NT>(p, 0, x.rows, at, c * kChunk, 1, &sums);
+    for (int t = 0; t < NT; ++t) out[t * kBlockRows] += sums.of(t);
 }
 
 template <class U, int NT>
-[[gnu::always_inline]] inline void add_segment(const uint8_t* p, const Tokens<U>& x, int64_t c0, int n_chunks,
-                                               Sums<U, NT>* to) {
-    Words<U, NT> words;
-    make_words<U, NT>(p, x, c0, n_chunks, &words, to);
-    for (int c = 0; c < n_chunks; ++c, p += U::kBlockBytes) {
-        prefetch_weights<U::kBlockBytes>(p);
-        if (x.template exact<NT>(c0 + c))
-            add_block<U, NT, true>(p, x, c0, c, words, to);
-        else
-            add_block<U, NT, false>(p, x, c0, c, words, to);
-    }
-}
-
-template <class U, int NT>
-void multiply_row(const uint8_t* row, int64_t n_chunks, const Tokens<U>& x, float* out) {
+[[gnu::always_inline]] inline void multiply_row(const uint8_t* row, const ActQ8Layout& at, int64_t n_chunks,
+                                                const Tokens& x, float* out) {
     Sums<U, NT> sums;
-    const uint8_t* p = row + RowHeader<U>::kBytes;
-    for (int64_t c = 0; c < n_chunks; c += kSegmentChunks)
-        add_segment<U, NT>(p + c * U::kBlockBytes, x, c,
-                           static_cast<int>(std::min<int64_t>(kSegmentChunks, n_chunks - c)), &sums);
-#pragma GCC unroll 8
-    for (int t = 0; t < NT; ++t) {
-        out[t * kBlockRows] = sums.of(t);
-        if constexpr (RowHeader<U>::kBytes > 0) out[t * kBlockRows] *= RowHeader<U>::scale(row, 0);
+    Words<NT> words;
+    const uint8_t* p = row;
+    for (int64_t c0 = 0; c0 < n_chunks; c0 += kSegmentChunks) {
+        const int n = static_cast<int>(std::min<int64_t>(kSegmentChunks, n_chunks - c0));
+        make_words<U, NT>(p, x, c0, n, &words, &sums);
+        for (int c = 0; c < n; ++c, p += U::kBlockBytes) {
+            prefetch_weights<U::kBlockBytes>(p);
+            if (x.template exact<NT>(c0 + c)) add_block<U, NT>(p, x, c0, c, words, &sums);
+        }
     }
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; ++t) out[t * kBlockRows] = sums.of(t);
+    if (!x.all_exact) add_in_floats<U, NT>(row, at, n_chunks, x, out);
 }
 
 template <class U, int NT>
-void multiply(const RowBlock& rows, const Tokens<U>& x, int n_tokens, float* out) {
+void multiply(const RowBlock& rows, const ActQ8Layout& at, const Tokens& x, int n_tokens, float* out) {
     if (n_tokens < NT) {
-        if constexpr (NT > 1) multiply<U, NT - 1>(rows, x, n_tokens, out);
+        if constexpr (NT > 1) multiply<U, NT - 1>(rows, at, x, n_tokens, out);
         return;
     }
     for (int h = 0; h < 2; ++h)
         for (int i = 0; i < rows.n[h]; ++i)
-            multiply_row<U, NT>(rows.row(h, i), rows.n_in / kChunk, x, out + h * kHalfRows + i);
+            multiply_row<U, NT>(rows.row(h, i), at, rows.n_in / kChunk, x, out + h * kHalfRows + i);
 }
 
 template <class U, int MaxTokens>
 void gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
     const ActQ8Layout at(rows.n_in);
-    const Record<U>* records[MaxTokens];
-    for (int t = 0; t < tokens.n; ++t) {
-        auto* to = reinterpret_cast<Record<U>*>(work) + t * (at.n / kChunk);
-        if (tokens.fresh) prepare<U>(tokens.x[t], at, to);
-        records[t] = to;
+    const float* sums[MaxTokens];
+    const Record* records[MaxTokens];
+    auto* next = reinterpret_cast<Record*>(work);
+    bool all_exact = true;
+    for (int t = 0; t < tokens.n; ++t, next += at.n / kChunk) {
+        if (tokens.fresh) prepare<U>(tokens.x[t], at, next);
+        records[t] = next;
+        all_exact =
+            all_exact && std::all_of(next, next + at.n / kChunk, [](const Record& r) { return r.exact; });
     }
-    multiply<U, MaxTokens>(rows, {tokens.x, records}, tokens.n, out);
+    find_sums<U>(tokens, at, reinterpret_cast<uint8_t*>(next), sums);
+    multiply<U, MaxTokens>(rows, at, {{tokens.x, sums}, records, all_exact}, tokens.n, out);
 }
 
 template <class U, int MaxTokens>
 size_t work_bytes(int64_t n_in) {
-    return MaxTokens * static_cast<size_t>(round_up(n_in, kChunk) / kChunk) * sizeof(Record<U>);
+    return MaxTokens * static_cast<size_t>(round_up(n_in, kChunk) / kChunk) * sizeof(Record) +
+           sums_work_bytes<U, MaxTokens>(n_in);
 }
 
 }  // namespace word_scales

@@ -79,6 +79,24 @@ inline Codes32 two_bits(const uint8_t* p, int t) { return field(load(p), 2 * t, 
 // 2-bit fields of elements 32 * i .. + 31 of types that keep four elements 32 columns apart in a byte.
 inline Codes32 two_bit_fields(const uint8_t* qs, int i) { return two_bits(qs + 32 * (i >> 2), i & 3); }
 
+// 3-bit fields of 128 columns, 32 columns apart: of fields 0 and 2, and 1 and 3, one in each nibble. The two
+// lower bits of field f are those of `low`, the third is bit 4 * h + f of `high`.
+struct ThreeBits {
+    Codes32 even, odd;
+};
+struct ThirdBits {
+    uint8_t even[16], odd[16];
+};
+constexpr ThirdBits third_bits() {
+    ThirdBits bits{};
+    for (int v = 0; v < 16; ++v) {
+        bits.even[v] = static_cast<uint8_t>((v & 1) << 2 | (v & 4) << 4);
+        bits.odd[v] = static_cast<uint8_t>((v & 2) << 1 | (v & 8) << 3);
+    }
+    return bits;
+}
+alignas(16) inline constexpr ThirdBits kThirdBits = third_bits();
+
 // Nibbles of elements 32 * i .. + 31 of types that keep two elements 32 columns apart in a byte.
 inline Codes32 nibble_fields(const uint8_t* qs, int i) {
     return field(load(qs + 32 * (i >> 1)), 4 * (i & 1), 15);
@@ -126,6 +144,13 @@ inline Codes32 lookup(const uint8_t* table, Codes32 v) {
     for (int e = 0; e < 32; ++e) r[e] = table[v[e]];
     return r;
 #endif
+}
+
+// Two instructions for the third bits of two fields; to cut out and move every one takes six.
+inline ThreeBits three_bit_fields(Codes32 low, Codes32 high, int h) {
+    const Codes32 third = field(high, 4 * h, 15);
+    return {(low & 0x33) | lookup(kThirdBits.even, third),
+            field(low, 2, 0x33) | lookup(kThirdBits.odd, third)};
 }
 
 // The left half looked up in one table, the right half in another.

@@ -7,6 +7,7 @@
 //   kLargestScale            of types of kernels/gemv_word_scales.hpp: the largest magnitude of scales,
 //                            without their factor
 //   static BlockScales scales(const uint8_t* p)
+//   static BlockWords words(const uint8_t* p)   of the same types
 //   template <class C> static void codes(const uint8_t* p, C to)   of the first table; of types with
 //                            kZero = 128 less 128 where there are no dot products of bytes
 #pragma once
@@ -25,6 +26,14 @@ struct BlockScales {
     __m256i shifted[2];  // all bits of groups that use the second table
     __m256 m[2];         // of types with offsets
     float factor = 1.0f, offset_factor = 1.0f;
+};
+
+// Of groups of 16 with small integers as scales, as words: those of eight even groups, then of odd ones.
+struct BlockWords {
+    __m256i d;
+    __m256i shifted;  // all bits of groups that use the second table
+    __m256i m;        // of types with offsets
+    float factor, offset_factor;
 };
 
 template <class U>
@@ -49,6 +58,11 @@ inline void signed_by_parity(Codes16 s, __m256* out) {
     const __m256i v = _mm256_cvtepi16_epi32(reinterpret_cast<__m128i>(s));
     out[0] = floats(_mm256_srai_epi32(_mm256_slli_epi32(v, 24), 24));
     out[1] = floats(_mm256_srai_epi32(v, 8));
+}
+
+// Bytes of 16 groups, by parity.
+inline __m128i by_parity(__m128i s) {
+    return _mm_shuffle_epi8(s, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
 }
 
 // Numbers in half precision `Stride` bytes apart.
@@ -175,16 +189,55 @@ struct RowCodes<UnpackQ2_K> : row_codes::CodesOfBlock<UnpackQ2_K> {
         s.offset_factor = -load_f16(p + 82);
         return s;
     }
+    static BlockWords words(const uint8_t* p) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        const __m256i v = _mm256_cvtepu8_epi16(row_codes::by_parity(bytes));
+        BlockWords w;
+        w.d = _mm256_and_si256(v, _mm256_set1_epi16(15));
+        w.m = _mm256_srli_epi16(v, 4);
+        w.factor = load_f16(p + 80);
+        w.offset_factor = -load_f16(p + 82);
+        return w;
+    }
 };
 
 template <>
-struct RowCodes<UnpackQ3_K> : row_codes::CodesOfBlock<UnpackQ3_K> {
+struct RowCodes<UnpackQ3_K> {
+    typedef c32::Codes16 Codes16;
     static constexpr int kStep = 0, kLargestScale = 32;
+    static Codes16 scale_codes(const uint8_t* p) {
+        // Nibbles of eight bytes, the low ones first; two bits of four bytes, the lowest first.
+        const __m128i nibbles =
+            _mm_srlv_epi64(_mm_set1_epi64x(load_unaligned<int64_t>(p + 96)), _mm_set_epi64x(4, 0));
+        const __m128i low = _mm_and_si128(nibbles, _mm_set1_epi8(15));
+        const __m128i pairs =
+            _mm_srlv_epi32(_mm_set1_epi32(load_unaligned<int32_t>(p + 104)), _mm_setr_epi32(0, 2, 4, 6));
+        const __m128i high = _mm_slli_epi16(_mm_and_si128(pairs, _mm_set1_epi8(3)), 4);
+        return reinterpret_cast<Codes16>(_mm_or_si128(low, high)) - 32;
+    }
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
-        row_codes::signed_by_parity(UnpackQ3_K::scale_codes(p) - 32, s.d);
+        row_codes::signed_by_parity(scale_codes(p), s.d);
         s.factor = load_f16(p + 108);
         return s;
+    }
+    static BlockWords words(const uint8_t* p) {
+        BlockWords w;
+        w.d = _mm256_cvtepi8_epi16(row_codes::by_parity(reinterpret_cast<__m128i>(scale_codes(p))));
+        w.factor = load_f16(p + 108);
+        return w;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+        const c32::Codes32 third = c32::load(p);
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) {
+            const c32::ThreeBits v = c32::three_bit_fields(c32::load(p + 32 + 32 * h), third, h);
+            c32::store(to + 128 * h, v.even & 7);
+            c32::store(to + 128 * h + 32, v.odd & 7);
+            c32::store(to + 128 * h + 64, c32::field(v.even, 4, 7));
+            c32::store(to + 128 * h + 96, c32::field(v.odd, 4, 7));
+        }
     }
 };
 

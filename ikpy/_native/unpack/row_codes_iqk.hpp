@@ -22,6 +22,13 @@ inline void masks_of_16(int bits, __m256i* out) {
     out[1] = masks(all(bits), _mm256_setr_epi32(2, 8, 32, 128, 512, 2048, 8192, 32768));
 }
 
+// The same of 16 bits as words, those of even bits first.
+inline __m256i word_masks_of_16(int bits) {
+    const __m256i own = _mm256_setr_epi16(1, 4, 16, 64, 256, 1024, 4096, 16384, 2, 8, 32, 128, 512, 2048,
+                                          8192, static_cast<int16_t>(32768));
+    return _mm256_cmpeq_epi16(_mm256_and_si256(_mm256_set1_epi16(static_cast<int16_t>(bits)), own), own);
+}
+
 // Scales of IQ4_K and IQ5_K: 4 low bits at p + 8, 2 high bits at p + 4.
 inline void six_bits(const uint8_t* p, __m256* out) {
     const __m256i low = bytes_as_dwords(p + 8);
@@ -73,10 +80,15 @@ inline void two_bit_codes(const uint8_t* qs, C to) {
 template <class C>
 inline void iq3_codes(const uint8_t* qs, const uint8_t* high, C to) {
     const Codes32 third = c32::load(high);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i)
-        c32::store(to + 32 * i,
-                   c32::lookup(kIq3Low.of, c32::two_bit_fields(qs, i) | c32::moved_bit(third, i, 2)));
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+        const c32::ThreeBits v = c32::three_bit_fields(c32::load(qs + 32 * h), third, h);
+        // Look-ups see four bits and the highest one, which fields of three bits leave free.
+        c32::store(to + 128 * h, c32::lookup(kIq3Low.of, v.even));
+        c32::store(to + 128 * h + 32, c32::lookup(kIq3Low.of, v.odd));
+        c32::store(to + 128 * h + 64, c32::lookup(kIq3Low.of, c32::right(v.even, 4)));
+        c32::store(to + 128 * h + 96, c32::lookup(kIq3Low.of, c32::right(v.odd, 4)));
+    }
 }
 
 // Nibbles of 256 columns and a fifth bit of `high`.
@@ -126,6 +138,16 @@ struct RowCodes<UnpackIQ2_K> {
         s.factor = load_f16(p);
         return s;
     }
+    static BlockWords words(const uint8_t* p) {
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 4));
+        const __m128i both = _mm_unpacklo_epi64(bytes, _mm_srli_epi16(bytes, 4));
+        const __m128i s = _mm_sub_epi8(_mm_and_si128(both, _mm_set1_epi8(15)), _mm_set1_epi8(8));
+        BlockWords w;
+        w.d = _mm256_cvtepi8_epi16(s);
+        w.shifted = row_codes::word_masks_of_16(load_unaligned<uint16_t>(p + 2));
+        w.factor = load_f16(p);
+        return w;
+    }
     template <class C>
     static void codes(const uint8_t* p, C to) {
         row_codes::two_bit_codes(p + 12, to);
@@ -138,15 +160,17 @@ struct RowCodes<UnpackIQ3_K> {
     static BlockScales scales(const uint8_t* p) {
         using namespace row_codes;
         const __m256i twice = _mm256_slli_epi32(bytes_as_dwords(p + 6), 1);
-        const int negative = load_unaligned<uint16_t>(p + 4);
-        __m256i sign[2];
-        masks_of_16(negative, sign);
+        const __m256i negative = all(load_unaligned<uint16_t>(p + 4));
+        const __m256i to_sign[2] = {_mm256_setr_epi32(31, 29, 27, 25, 23, 21, 19, 17),
+                                    _mm256_setr_epi32(30, 28, 26, 24, 22, 20, 18, 16)};
         BlockScales s;
         const __m256i odd[2] = {
             _mm256_or_si256(_mm256_and_si256(twice, all(30)), all(1)),
             _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi32(twice, 4), all(30)), all(1))};
-        for (int i = 0; i < 2; ++i)
-            s.d[i] = floats(_mm256_sub_epi32(_mm256_xor_si256(odd[i], sign[i]), sign[i]));
+        for (int i = 0; i < 2; ++i) {
+            const __m256 sign = _mm256_castsi256_ps(_mm256_sllv_epi32(negative, to_sign[i]));
+            s.d[i] = _mm256_xor_ps(floats(odd[i]), _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
+        }
         masks_of_16(load_unaligned<uint16_t>(p + 2), s.shifted);
         s.factor = load_f16(p);
         return s;

@@ -191,6 +191,26 @@ def test_stop_regenerate_continue_and_edit(page: Page) -> None:
     assert page.texts(".message") == []
 
 
+def test_an_edit_can_be_given_up(page: Page) -> None:
+    page.answer_with("Answer")
+    for text in ("One", "Two"):
+        page.send(text)
+        assert wait_for(page.idle)
+    page.click("Edit")
+    assert page.texts(".message") == []
+    page.find("#input").send_keys(keys.ESCAPE)
+    assert page.texts(".message.user > span") == ["One", "Two"] and page.find("#input").get_attribute("value") == ""
+    page.click("Edit")
+    page.open()
+    assert page.texts(".message.user > span") == ["One", "Two"], "nothing was sent"
+    page.answer_with("Answer")
+    page.click("Edit")
+    page.send(" and a half")
+    assert wait_for(lambda: page.idle() and page.texts(".message .text") == ["Answer"])
+    page.open()
+    assert page.texts(".message.user > span") == ["One and a half"] == page.texts("#chats .title")
+
+
 def test_keyboard(page: Page) -> None:
     page.set(extra=ENDLESS)
     field = page.find("#input")

@@ -16,6 +16,7 @@ let chats = load("chats", []);
 let settings = load("settings", {});
 let current = chats.find(chat => chat.id === load("current", null)) ?? chats[0] ?? null;
 let running = null;
+let edited = null; // the conversation, and its messages from the one that is edited on, which go when it is sent
 const unfolded = new WeakMap(); // messages whose reasoning the user opened or closed
 
 // storage
@@ -27,16 +28,19 @@ function store() {
   try {
     const { key, ...kept } = settings;
     localStorage.setItem("ikpy.settings", JSON.stringify(kept));
-    localStorage.setItem("ikpy.chats", JSON.stringify(chats));
+    localStorage.setItem("ikpy.chats", JSON.stringify(chats.map(whole)));
     localStorage.setItem("ikpy.current", JSON.stringify(current?.id ?? null));
     sessionStorage.setItem("ikpy.key", key || "");
   } catch { /* private windows may forbid storage, and it may be full: the page works without it */ }
 }
-// What another tab has stored, but for the conversation that an answer is written into here.
+function whole(chat) {
+  return chat === edited?.chat ? { ...chat, messages: [...chat.messages, ...edited.rest] } : chat;
+}
+// What another tab has stored, but for the conversation that is edited or answered here.
 function takeStored({ key }) {
   if (key === "ikpy.settings") settings = { ...load("settings", {}), key: settings.key, model: settings.model };
   if (key !== "ikpy.chats") return;
-  const id = current?.id, kept = running && current;
+  const id = current?.id, kept = running || edited ? current : null;
   chats = load("chats", []).map(chat => kept && chat.id === id ? kept : chat);
   if (kept && !chats.includes(kept)) chats.unshift(kept);
   current = chats.find(chat => chat.id === id) ?? null;
@@ -116,11 +120,11 @@ function drawActions(message, i, last) {
 }
 function drawChat(chat) {
   const item = element("li", undefined, chat === current ? "current" : "");
-  const title = button(chat.title, () => { stop(); current = chat; closeMenu(); store(); draw(); $("input").focus(); });
+  const title = button(chat.title, () => { stop(); endEdit(); current = chat; closeMenu(); store(); draw(); $("input").focus(); });
   title.className = "title";
   const remove = button("×", () => {
     const follow = chat === current || atEnd();
-    if (chat === current) { stop(); current = null; }
+    if (chat === current) { stop(); endEdit(); current = null; }
     chats = chats.filter(other => other !== chat);
     store(); draw(follow);
   });
@@ -130,10 +134,19 @@ function drawChat(chat) {
   return item;
 }
 function edit(message, i) {
+  endEdit();
+  edited = { chat: current, rest: messages().splice(i) };
   $("input").value = message.content;
-  messages().length = i;
-  store(); draw(); resize();
+  draw(); resize();
   $("input").focus();
+}
+// Gives up what is edited: the conversation is as it was.
+function endEdit() {
+  if (!edited) return;
+  edited.chat.messages.push(...edited.rest);
+  edited = null;
+  $("input").value = "";
+  resize();
 }
 
 // answers
@@ -165,6 +178,7 @@ function requestBody(more) {
 }
 async function answer(more = false) {
   const chat = current;
+  edited = null;
   if (!more) messages().push({ role: "assistant", content: "" });
   const message = messages().at(-1);
   delete message.error;
@@ -224,6 +238,7 @@ $("form").onsubmit = event => {
     current = { id: Date.now(), title: text.slice(0, 60), messages: [] };
     chats.unshift(current);
   }
+  if (!messages().length) current.title = text.slice(0, 60);
   messages().push({ role: "user", content: text });
   answer();
 };
@@ -240,6 +255,7 @@ function closeMenu() {
 }
 function newChat() {
   stop();
+  endEdit();
   current = null;
   closeMenu();
   store(); draw();
@@ -251,7 +267,10 @@ $("new").onclick = newChat;
 $("menu").onclick = () => document.body.classList.toggle("menu");
 $("page").addEventListener("click", event => { if (event.target !== $("menu")) closeMenu(); });
 document.onkeydown = event => {
-  if (event.key === "Escape" && !$("settings").open) { stop(); closeMenu(); }
+  if (event.key === "Escape" && !$("settings").open) {
+    stop(); closeMenu();
+    if (edited) { endEdit(); draw(); }
+  }
   if (event.altKey && event.key === "n") { event.preventDefault(); newChat(); }
   if (event.altKey && event.key === "s") { event.preventDefault(); openSettings(); }
 };

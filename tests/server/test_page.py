@@ -402,7 +402,12 @@ def test_errors_and_keys(driver: Any) -> None:
         page = new_page(driver, client)
         page.send("Hi")
         assert wait_for(lambda: page.texts(".message.error div:not(.actions):not(.text)") == ["Invalid API Key"])
-        page.set(key="secret", extra=HELLO)
+        page.find("#open").click()
+        assert wait_for(lambda: page.find("#info").text == "Invalid API Key")
+        page.find("[name=key]").send_keys("secret", keys.TAB)
+        assert wait_for(lambda: "1 slots" in page.find("#info").text)
+        page.find("#settings").send_keys(keys.ESCAPE)
+        page.set(extra=HELLO)
         page.click("Regenerate")
         assert wait_for(lambda: page.idle() and page.texts(".message .text") == ["Hello world."])
         stored = driver.execute_script("return JSON.stringify(localStorage)")
@@ -451,7 +456,7 @@ def test_choice_of_a_model(driver: Any, tmp_path: Path) -> None:
 
 def test_nothing_comes_from_elsewhere() -> None:
     with listening("llama-server -m PUPPET -t 1 -c 512 -np 1") as (client, _):
-        for path in ("/", "/page.js", "/page.css", "/markdown.js"):
+        for path in ("/", "/page.js", "/page.css", "/markdown.js", "/clipboard.js"):
             answer = client.get(path)
             assert answer.status_code == 200
             assert "default-src 'self'" in answer.headers["content-security-policy"]

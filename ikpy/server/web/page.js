@@ -308,6 +308,7 @@ $("settings").onchange = event => {
   }
   settings[name] = value;
   store();
+  if (name === "key") showInfo();
 };
 $("defaults").onclick = () => { settings = { key: settings.key, model: settings.model }; store(); openSettings(); };
 function showDefaults(server) {
@@ -331,9 +332,12 @@ async function json(path) {
   if (!response.ok) throw new Error(value.error?.message || "HTTP " + response.status);
   return value;
 }
-async function openSettings() {
+function openSettings() {
   fill();
   if (!$("settings").open) $("settings").showModal();
+  showInfo();
+}
+async function showInfo() {
   $("info").textContent = "";
   try {
     const props = await json("props");

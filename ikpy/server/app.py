@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -46,6 +46,7 @@ PAGE_FILES = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
     "/markdown.js": ("markdown.js", "text/javascript"),
+    "/clipboard.js": ("clipboard.js", "text/javascript"),
 }
 OPEN_PATHS = frozenset({*PAGE_FILES, "/health", "/v1/health", "/models", "/v1/models", "/api/tags", "/api/version"})
 """Paths that need no API key."""
@@ -115,12 +116,14 @@ async def openapi(request: Request) -> Response:
 
 def make_app(front: Front, log: ServerLog) -> ASGIApp:
     """The ASGI application of a server."""
-    app = Starlette(routes=[*routes(), *page_routes(front)], exception_handlers=error_handlers())
+    api = routes()
+    app = Starlette(routes=[*api, *page_routes(front)], exception_handlers=error_handlers())
     app.state.front = front
     app.state.log = log
     if front.settings.static_path:
         app.mount("/", StaticFiles(directory=front.settings.static_path, html=True))
-    return Gate(app, front.keys, log, front.settings.cors, front.settings.api_prefix)
+    beside_files = api if front.settings.static_path else None
+    return Gate(app, front.keys, log, front.settings.cors, front.settings.api_prefix, beside_files)
 
 
 def page_routes(front: Front) -> list[Route]:
@@ -163,17 +166,25 @@ class Gate:
     """In front of the application: API keys, CORS headers, preflight requests, request log.
 
     ``cors``: origins whose pages may use the server (see `is_allowed`); None: all while there are no keys, else none.
-    ``prefix`` is the beginning of all paths (`/llm`).
+    ``prefix`` is the beginning of all paths (`/llm`). ``beside_files``: the routes beside which all other paths lead to
+    files of a page, which need no key, as browsers send none for scripts; None where there are no files.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: KeyRing, log: ServerLog, cors: Collection[str] | None = None, prefix: str = ""
+        self,
+        app: ASGIApp,
+        keys: KeyRing,
+        log: ServerLog,
+        cors: Collection[str] | None = None,
+        prefix: str = "",
+        beside_files: Sequence[Route] | None = None,
     ) -> None:
         self.app = app
         self.keys = keys
         self.log = log
         self.cors = cors
         self.prefix = prefix
+        self.beside_files = beside_files
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request."""
@@ -200,7 +211,7 @@ class Gate:
                 await _preflight(headers.get("access-control-request-headers", "*"))(scope, receive, send_marked)
             elif inner is None:
                 await self._answer_outside(scope["path"])(scope, receive, send_marked)
-            elif known or inner in OPEN_PATHS:
+            elif known or inner in OPEN_PATHS or self._is_file(scope):
                 await self.app({**scope, "root_path": self.prefix, "known_client": known}, receive, send_marked)
             else:
                 body = {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}}
@@ -208,6 +219,13 @@ class Gate:
                 await refused(scope, receive, send_marked)
         finally:
             self._log(scope, status, key, problem)
+
+    def _is_file(self, scope: Scope) -> bool:
+        """Whether a request can get nothing but a file of the page: no route has its path, with whatever method."""
+        if self.beside_files is None or scope["method"] not in ("GET", "HEAD"):
+            return False
+        inner = {**scope, "root_path": self.prefix}
+        return all(route.matches(inner)[0] is Match.NONE for route in self.beside_files)
 
     def _without_prefix(self, path: str) -> str | None:
         """The path as the table of routes has it; None if it does not begin with the prefix."""

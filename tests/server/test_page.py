@@ -54,6 +54,24 @@ print("<script>")
 > quoted
 
 [good](https://example.com) [bad](javascript:alert(1)) <img src=x onerror=alert(1)>"""
+STEPS = """Steps:
+1. Do ***this***:
+
+   ```python
+   a
+
+   b
+   ```
+2. See https://a.example/x.
+| t |
+|---|
+| \\*1\\* |"""
+ANSWER = """const answer = arguments[0], fetch = window.fetch;
+window.fetch = async (path, options) => {
+  if (!path.endsWith("completions")) return fetch(path, options);
+  window.sent = JSON.parse(options.body);
+  return new Response(`data: ${JSON.stringify({choices: [{index: 0, delta: {content: answer}}]})}\\n\\n`);
+};"""
 
 
 class Page:
@@ -86,6 +104,15 @@ class Page:
 
     def send(self, text: str) -> None:
         self.find("#input").send_keys(text, keys.ENTER)
+
+    def answer_with(self, text: str) -> None:
+        """The page gets this answer to all questions, which are in `window.sent`."""
+        self.driver.execute_script(ANSWER, text)
+
+    def click(self, text: str) -> None:
+        """Clicks the first button of messages that is called so."""
+        found = self.driver.find_elements(by.By.CSS_SELECTOR, ".actions button")
+        next(button for button in found if button.text == text).click()
 
     def idle(self) -> bool:
         return self.find("#send").is_displayed()
@@ -157,11 +184,31 @@ def test_stop_regenerate_continue_and_edit(page: Page) -> None:
     time.sleep(0.2)
     assert page.texts(".message .text")[0] == stopped, "nothing comes after a stop"
     page.set(extra=HELLO)
-    next(b for b in page.driver.find_elements(by.By.CSS_SELECTOR, ".actions button") if b.text == "Regenerate").click()
+    page.click("Regenerate")
     assert wait_for(lambda: page.idle() and page.texts(".message .text") == ["Hello world."])
-    next(b for b in page.driver.find_elements(by.By.CSS_SELECTOR, ".actions button") if b.text == "Edit").click()
+    page.click("Edit")
     assert page.find("#input").get_attribute("value") == "Go on"
     assert page.texts(".message") == []
+
+
+def test_an_edit_can_be_given_up(page: Page) -> None:
+    page.answer_with("Answer")
+    for text in ("One", "Two"):
+        page.send(text)
+        assert wait_for(page.idle)
+    page.click("Edit")
+    assert page.texts(".message") == []
+    page.find("#input").send_keys(keys.ESCAPE)
+    assert page.texts(".message.user > span") == ["One", "Two"] and page.find("#input").get_attribute("value") == ""
+    page.click("Edit")
+    page.open()
+    assert page.texts(".message.user > span") == ["One", "Two"], "nothing was sent"
+    page.answer_with("Answer")
+    page.click("Edit")
+    page.send(" and a half")
+    assert wait_for(lambda: page.idle() and page.texts(".message .text") == ["Answer"])
+    page.open()
+    assert page.texts(".message.user > span") == ["One and a half"] == page.texts("#chats .title")
 
 
 def test_keyboard(page: Page) -> None:
@@ -213,6 +260,101 @@ def test_markdown_is_shown_and_never_becomes_html(page: Page) -> None:
     assert page.texts(".text img") == [] and page.texts(".text b") == []
 
 
+def test_lists_hold_code_and_end_before_tables(page: Page) -> None:
+    page.answer_with(STEPS)
+    page.send("How?")
+    assert wait_for(lambda: page.idle() and page.texts(".text ol pre code") == ["a\n\nb"])
+    assert len(page.texts(".text > ol > li")) == 2
+    assert page.texts(".text strong em") == ["this"] and page.texts(".text a") == ["https://a.example/x"]
+    assert page.texts(".text td") == ["*1*"]
+
+
+@pytest.mark.parametrize("line", [">" * 5000, "+ " * 5000 + "a", "> - " * 3000])
+def test_a_model_in_a_loop_does_not_end_the_page(page: Page, line: str) -> None:
+    page.answer_with(line)
+    page.send("Hi")
+    assert wait_for(lambda: page.idle() and page.texts(".message .text") != [])
+    page.open()
+    assert page.texts("#chats .title") == ["Hi"]
+
+
+def test_what_is_open_while_an_answer_comes_is_kept(page: Page) -> None:
+    page.set(extra=ENDLESS)
+    page.send("Go on")
+    assert wait_for(lambda: len("".join(page.texts(".message .text"))) > 50)
+    page.find("#open").click()
+    page.find("#settings").send_keys(keys.ESCAPE)
+    assert wait_for(lambda: not page.find("#settings").is_displayed())
+    assert page.find("#stop").is_displayed(), "Escape closed the settings and nothing else"
+    page.open()
+    assert page.texts(".message.user > span") == ["Go on"]
+    assert len(page.texts(".message .text")[0]) > 50, "a reload keeps what came"
+    assert page.texts(".actions button") == ["Edit", "Regenerate", "Continue", "Copy"]
+
+
+def test_the_end_of_an_answer_does_not_move_the_view(page: Page) -> None:
+    page.set(extra=ENDLESS)
+    page.send("Go on")
+    height = "return document.querySelector('#scroll').scrollHeight - document.querySelector('#scroll').clientHeight"
+    assert wait_for(lambda: page.driver.execute_script(height) > 300)
+    page.driver.execute_script("document.querySelector('#scroll').scrollTop = 10")
+    page.find("#stop").click()
+    assert wait_for(page.idle)
+    assert page.driver.execute_script("return document.querySelector('#scroll').scrollTop") == 10
+
+
+def test_settings_close_with_any_number_and_without_what_is_no_json(page: Page) -> None:
+    page.set(temperature="0.333", min_p="0.001")
+    assert not page.find("#settings").is_displayed()
+    for wrong in ("{bad", "[1]"):
+        page.set(extra=wrong)
+        assert page.find("#settings").is_displayed(), "the field says what is wrong"
+        page.find("#settings").send_keys(keys.ESCAPE)
+        page.set(top_k="3")
+        assert not page.find("#settings").is_displayed(), "what was given up is not checked again"
+    kept = page.driver.execute_script("return JSON.parse(localStorage['ikpy.settings'])")
+    assert kept == {"temperature": "0.333", "min_p": "0.001", "top_k": "3"}
+
+
+def test_tabs_keep_each_others_conversations(page: Page) -> None:
+    first = page.driver.current_window_handle
+    page.driver.switch_to.new_window("tab")
+    second = page.driver.current_window_handle
+    try:
+        page.open()
+        for tab, text in ((first, "One"), (second, "Two"), (first, "Three")):
+            page.driver.switch_to.window(tab)
+            page.set(extra=HELLO)
+            page.find("#new").click()
+            page.send(text)
+            assert wait_for(lambda: page.idle() and page.texts(".message .text") == ["Hello world."])
+        page.open()
+        assert page.texts("#chats .title") == ["Three", "Two", "One"]
+    finally:
+        page.driver.switch_to.window(second)
+        page.driver.close()
+        page.driver.switch_to.window(first)
+
+
+def test_copying_where_the_browser_has_no_clipboard_for_pages(page: Page) -> None:
+    page.driver.execute_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    page.answer_with("copied text")
+    page.send("Hi")
+    assert wait_for(lambda: page.idle() and page.texts(".message .text") == ["copied text"])
+    page.click("Copy")
+    page.find("#input").send_keys(keys.CONTROL, "v")
+    assert page.find("#input").get_attribute("value") == "copied text"
+
+
+def test_questions_without_an_answer_are_sent_as_one(page: Page) -> None:
+    page.answer_with("")
+    for text in ("One", "Two"):
+        page.send(text)
+        assert wait_for(page.idle)
+    sent = page.driver.execute_script("return window.sent.messages")
+    assert sent == [{"role": "user", "content": "One\n\nTwo"}]
+
+
 def test_a_conversation_with_a_model(driver: Any) -> None:
     with listening("llama-server -m MODEL -t 1 -c 2048 -np 2 --alias tiny-mla-moe") as (client, _):
         page = new_page(driver, client)
@@ -260,8 +402,13 @@ def test_errors_and_keys(driver: Any) -> None:
         page = new_page(driver, client)
         page.send("Hi")
         assert wait_for(lambda: page.texts(".message.error div:not(.actions):not(.text)") == ["Invalid API Key"])
-        page.set(key="secret", extra=HELLO)
-        next(b for b in driver.find_elements(by.By.CSS_SELECTOR, ".actions button") if b.text == "Regenerate").click()
+        page.find("#open").click()
+        assert wait_for(lambda: page.find("#info").text == "Invalid API Key")
+        page.find("[name=key]").send_keys("secret", keys.TAB)
+        assert wait_for(lambda: "1 slots" in page.find("#info").text)
+        page.find("#settings").send_keys(keys.ESCAPE)
+        page.set(extra=HELLO)
+        page.click("Regenerate")
         assert wait_for(lambda: page.idle() and page.texts(".message .text") == ["Hello world."])
         stored = driver.execute_script("return JSON.stringify(localStorage)")
         assert "secret" not in stored, "keys stay in the session"
@@ -309,7 +456,7 @@ def test_choice_of_a_model(driver: Any, tmp_path: Path) -> None:
 
 def test_nothing_comes_from_elsewhere() -> None:
     with listening("llama-server -m PUPPET -t 1 -c 512 -np 1") as (client, _):
-        for path in ("/", "/page.js", "/page.css", "/markdown.js"):
+        for path in ("/", "/page.js", "/page.css", "/markdown.js", "/clipboard.js"):
             answer = client.get(path)
             assert answer.status_code == 200
             assert "default-src 'self'" in answer.headers["content-security-policy"]

@@ -1,3 +1,4 @@
+import { copy } from "./clipboard.js";
 import { markdown } from "./markdown.js";
 
 const $ = id => document.getElementById(id);
@@ -15,6 +16,8 @@ let chats = load("chats", []);
 let settings = load("settings", {});
 let current = chats.find(chat => chat.id === load("current", null)) ?? chats[0] ?? null;
 let running = null;
+let edited = null; // the conversation, and its messages from the one that is edited on, which go when it is sent
+const unfolded = new WeakMap(); // messages whose reasoning the user opened or closed
 
 // storage
 
@@ -25,10 +28,23 @@ function store() {
   try {
     const { key, ...kept } = settings;
     localStorage.setItem("ikpy.settings", JSON.stringify(kept));
-    localStorage.setItem("ikpy.chats", JSON.stringify(chats));
+    localStorage.setItem("ikpy.chats", JSON.stringify(chats.map(whole)));
     localStorage.setItem("ikpy.current", JSON.stringify(current?.id ?? null));
     sessionStorage.setItem("ikpy.key", key || "");
   } catch { /* private windows may forbid storage, and it may be full: the page works without it */ }
+}
+function whole(chat) {
+  return chat === edited?.chat ? { ...chat, messages: [...chat.messages, ...edited.rest] } : chat;
+}
+// What another tab has stored, but for the conversation that is edited or answered here.
+function takeStored({ key }) {
+  if (key === "ikpy.settings") settings = { ...load("settings", {}), key: settings.key, model: settings.model };
+  if (key !== "ikpy.chats") return;
+  const id = current?.id, kept = running || edited ? current : null;
+  chats = load("chats", []).map(chat => kept && chat.id === id ? kept : chat);
+  if (kept && !chats.includes(kept)) chats.unshift(kept);
+  current = chats.find(chat => chat.id === id) ?? null;
+  if (running) drawChats(); else draw(atEnd());
 }
 function messages() {
   return current?.messages ?? [];
@@ -48,20 +64,26 @@ function button(text, action) {
   node.onclick = action;
   return node;
 }
-function draw() {
+function draw(follow = true) {
   $("log").replaceChildren(...messages().map((message, i) => drawMessage(message, i)));
-  $("chats").replaceChildren(...chats.map(drawChat));
+  drawChats();
   $("send").hidden = running !== null;
   $("stop").hidden = running === null;
-  toEnd(true);
+  toEnd(follow);
+}
+function drawChats() {
+  $("chats").replaceChildren(...chats.map(drawChat));
 }
 // While an answer comes only its own node is made anew, and the view follows only if it is at the end.
 function drawLast() {
-  const scroll = $("scroll");
-  const atEnd = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 80;
+  const follow = atEnd();
   const i = messages().length - 1;
   $("log").lastElementChild?.replaceWith(drawMessage(messages()[i], i));
-  toEnd(atEnd);
+  toEnd(follow);
+}
+function atEnd() {
+  const scroll = $("scroll");
+  return scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 80;
 }
 function toEnd(wanted) {
   if (wanted) $("scroll").scrollTop = $("scroll").scrollHeight;
@@ -71,8 +93,10 @@ function drawMessage(message, i) {
   const last = i === messages().length - 1;
   if (message.reasoning) {
     const details = element("details");
-    details.append(element("summary", "Reasoning"), element("div", message.reasoning));
-    details.open = !message.content;
+    const summary = element("summary", "Reasoning");
+    summary.onclick = () => unfolded.set(message, !details.open);
+    details.append(summary, element("div", message.reasoning));
+    details.open = unfolded.get(message) ?? !message.content;
     node.append(details);
   }
   if (message.role === "assistant") {
@@ -89,26 +113,40 @@ function drawActions(message, i, last) {
   const actions = element("div", undefined, "actions");
   if (message.role === "assistant") {
     if (last) actions.append(button("Regenerate", () => { messages().pop(); answer(); }));
-    if (last && message.content) actions.append(button("Continue", () => answer(true)));
-    actions.append(button("Copy", () => navigator.clipboard?.writeText(message.content)));
+    if (last && (message.content || message.reasoning)) actions.append(button("Continue", () => answer(true)));
+    actions.append(button("Copy", () => copy(message.content)));
   } else actions.append(button("Edit", () => edit(message, i)));
   return actions;
 }
 function drawChat(chat) {
   const item = element("li", undefined, chat === current ? "current" : "");
-  const title = button(chat.title, () => { stop(); current = chat; closeMenu(); store(); draw(); $("input").focus(); });
+  const title = button(chat.title, () => { stop(); endEdit(); current = chat; closeMenu(); store(); draw(); $("input").focus(); });
   title.className = "title";
-  const remove = button("×", () => { if (chat === current) { stop(); current = null; } chats = chats.filter(other => other !== chat); store(); draw(); });
+  const remove = button("×", () => {
+    const follow = chat === current || atEnd();
+    if (chat === current) { stop(); endEdit(); current = null; }
+    chats = chats.filter(other => other !== chat);
+    store(); draw(follow);
+  });
   remove.className = "remove";
   remove.ariaLabel = "Delete " + chat.title;
   item.append(title, remove);
   return item;
 }
 function edit(message, i) {
+  endEdit();
+  edited = { chat: current, rest: messages().splice(i) };
   $("input").value = message.content;
-  messages().length = i;
-  store(); draw(); resize();
+  draw(); resize();
   $("input").focus();
+}
+// Gives up what is edited: the conversation is as it was.
+function endEdit() {
+  if (!edited) return;
+  edited.chat.messages.push(...edited.rest);
+  edited = null;
+  $("input").value = "";
+  resize();
 }
 
 // answers
@@ -118,31 +156,45 @@ function headers() {
   if (settings.key) out.Authorization = "Bearer " + settings.key;
   return out;
 }
-function requestBody() {
-  const sent = messages().filter(m => m.content).map(({ role, content }) => ({ role, content }));
+// Many templates refuse questions in a row: behind an answer without a word, stopped or failed, the next question joins the
+// one before. Only the message that is continued has its reasoning with it.
+function sentMessages(more) {
+  const sent = [];
+  for (const { role, content } of messages().filter(message => message.content)) {
+    if (sent.at(-1)?.role === role) sent.at(-1).content += "\n\n" + content;
+    else sent.push({ role, content });
+  }
+  const { content, reasoning } = messages().at(-1);
+  if (!more || !reasoning) return sent;
+  return [...(content ? sent.slice(0, -1) : sent), { role: "assistant", content, reasoning_content: reasoning }];
+}
+function requestBody(more) {
+  const sent = sentMessages(more);
   if (settings.system) sent.unshift({ role: "system", content: settings.system });
-  const body = { messages: sent, stream: true, timings_per_token: true };
+  const body = { messages: sent, timings_per_token: true };
   if (settings.model) body.model = settings.model;
   for (const name in FIELDS) if (name in settings) body[name] = Number(settings[name]);
-  return Object.assign(body, settings.extra ? JSON.parse(settings.extra) : {});
+  return { ...body, ...(settings.extra ? JSON.parse(settings.extra) : {}), stream: true };
 }
 async function answer(more = false) {
   const chat = current;
-  let message = messages().at(-1);
+  edited = null;
+  if (!more) messages().push({ role: "assistant", content: "" });
+  const message = messages().at(-1);
+  delete message.error;
   try {
-    const body = requestBody();
-    if (!more) messages().push(message = { role: "assistant", content: "" });
-    delete message.error;
+    const body = requestBody(more);
     running = new AbortController();
-    draw();
+    store(); draw();
     const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal });
     if (!response.ok) throw new Error((await response.json().catch(() => null))?.error?.message || "HTTP " + response.status);
     await read(response.body, message, chat);
   } catch (error) {
     if (error.name !== "AbortError") message.error = String(error.message || error);
   }
+  const follow = atEnd();
   running = null;
-  store(); draw(); showStatus();
+  store(); draw(follow); showStatus();
   $("input").focus();
 }
 async function read(body, message, chat) {
@@ -164,7 +216,7 @@ function take(event, message) {
   if (data === "[DONE]") return;
   const chunk = JSON.parse(data);
   if (chunk.error) throw new Error(chunk.error.message);
-  const delta = chunk.choices?.[0]?.delta || {};
+  const delta = chunk.choices?.find(choice => choice.index === 0)?.delta || {};
   message.content += delta.content || "";
   if (delta.reasoning_content) message.reasoning = (message.reasoning || "") + delta.reasoning_content;
   const t = chunk.timings;
@@ -186,6 +238,7 @@ $("form").onsubmit = event => {
     current = { id: Date.now(), title: text.slice(0, 60), messages: [] };
     chats.unshift(current);
   }
+  if (!messages().length) current.title = text.slice(0, 60);
   messages().push({ role: "user", content: text });
   answer();
 };
@@ -202,6 +255,7 @@ function closeMenu() {
 }
 function newChat() {
   stop();
+  endEdit();
   current = null;
   closeMenu();
   store(); draw();
@@ -213,7 +267,10 @@ $("new").onclick = newChat;
 $("menu").onclick = () => document.body.classList.toggle("menu");
 $("page").addEventListener("click", event => { if (event.target !== $("menu")) closeMenu(); });
 document.onkeydown = event => {
-  if (event.key === "Escape") { stop(); closeMenu(); }
+  if (event.key === "Escape" && !$("settings").open) {
+    stop(); closeMenu();
+    if (edited) { endEdit(); draw(); }
+  }
   if (event.altKey && event.key === "n") { event.preventDefault(); newChat(); }
   if (event.altKey && event.key === "s") { event.preventDefault(); openSettings(); }
 };
@@ -229,15 +286,29 @@ function fill() {
     return node;
   }));
   for (const name of ["system", "extra", "key"]) form.elements[name].value = settings[name] || "";
+  form.elements.extra.setCustomValidity("");
 }
+// What is wrong with other request fields; empty if nothing is.
+function problemOf(text) {
+  try {
+    const value = JSON.parse(text);
+    return value !== null && typeof value === "object" && !Array.isArray(value) ? "" : "This is no JSON object.";
+  } catch (error) { return error.message; }
+}
+// Numbers may lie between the steps of their arrows, so that only this field is checked.
+$("settings").querySelector("form").onsubmit = event => {
+  if (!event.target.elements.extra.reportValidity()) event.preventDefault();
+};
 $("settings").onchange = event => {
   const { name, value } = event.target;
   if (name in FIELDS && value === "") { delete settings[name]; store(); return; }
   if (name === "extra" && value) {
-    try { JSON.parse(value); event.target.setCustomValidity(""); } catch (error) { event.target.setCustomValidity(error.message); event.target.reportValidity(); return; }
+    event.target.setCustomValidity(problemOf(value));
+    if (!event.target.reportValidity()) return;
   }
   settings[name] = value;
   store();
+  if (name === "key") showInfo();
 };
 $("defaults").onclick = () => { settings = { key: settings.key, model: settings.model }; store(); openSettings(); };
 function showDefaults(server) {
@@ -261,9 +332,12 @@ async function json(path) {
   if (!response.ok) throw new Error(value.error?.message || "HTTP " + response.status);
   return value;
 }
-async function openSettings() {
+function openSettings() {
   fill();
   if (!$("settings").open) $("settings").showModal();
+  showInfo();
+}
+async function showInfo() {
   $("info").textContent = "";
   try {
     const props = await json("props");
@@ -283,11 +357,14 @@ async function showModels() {
       $("model").replaceChildren(...names.map(name => { const node = element("option", name); node.value = name; return node; }));
       $("model").value = settings.model;
       $("model").hidden = false;
-      $("model").onchange = () => { settings.model = $("model").value; store(); };
+      $("model").onchange = () => { settings.model = $("model").value; store(); showTitle(); };
     } else delete settings.model;
     $("name").textContent = names.length === 1 ? names[0].split("/").pop() : "ikpy";
-    document.title = "ikpy: " + (settings.model || $("name").textContent);
+    showTitle();
   } catch { /* shown by the status */ }
+}
+function showTitle() {
+  document.title = "ikpy: " + (settings.model || $("name").textContent);
 }
 async function showStatus() {
   try {
@@ -296,6 +373,8 @@ async function showStatus() {
   } catch { $("status").textContent = "the server does not answer"; }
 }
 
+addEventListener("storage", takeStored);
+addEventListener("pagehide", () => { if (running) store(); });
 settings.key = sessionStorage.getItem("ikpy.key") || "";
 draw();
 showModels();

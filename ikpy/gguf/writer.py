@@ -284,7 +284,7 @@ class GGUFWriter:
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise ResourceError(
-                f"{self.path}: needs {needed / 2**20:.1f} MiB of disk space but only {free / 2**20:.1f} MiB are free; "
+                f"{self.path}: needs {_size_text(needed)} of disk space but only {_size_text(free)} are free; "
                 "make room or write elsewhere"
             )
         self._start_shard()
@@ -330,6 +330,10 @@ class GGUFWriter:
         return ResourceError(
             f"{self.path}: cannot write: {error.strerror or error}; check the folder and its free space"
         )
+
+
+def _size_text(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:.1f} KiB"
 
 
 def _publish_all(files: list[AtomicFile]) -> None:

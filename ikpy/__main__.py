@@ -1,13 +1,26 @@
-"""`python -m ikpy`."""
+"""`python -m ikpy`, and the program `ikpy`."""
 
 import sys
 
 from ikpy import lost_interrupts
 
-lost_interrupts.install()
-try:
-    from ikpy.cli import main
-except KeyboardInterrupt:  # later ones are handled there
-    sys.exit(130)
+INTERRUPTED = 130
 
-sys.exit(main())
+
+def main() -> int:
+    """Run the command line; returns the exit status. Its import takes a part of a second, in which Ctrl-C may come."""
+    lost_interrupts.install()
+    try:
+        from ikpy.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # the interpreter wraps what comes while a class is made
+            return INTERRUPTED
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

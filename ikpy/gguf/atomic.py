@@ -70,10 +70,15 @@ class AtomicFile:
 
     def discard(self) -> None:
         """Remove the temporary file, if it is still there."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError):  # an interruption may have come before there was a handle
             self.handle.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.temporary)
+
+    def __del__(self) -> None:
+        # Ctrl-C between the file and the `try` that discards it.
+        if hasattr(self, "temporary"):
+            self.discard()
 
 
 @contextlib.contextmanager

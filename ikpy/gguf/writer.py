@@ -284,7 +284,7 @@ class GGUFWriter:
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise ResourceError(
-                f"{self.path}: needs {needed / 2**20:.1f} MiB of disk space but only {free / 2**20:.1f} MiB are free; "
+                f"{self.path}: needs {_size_text(needed)} of disk space but only {_size_text(free)} are free; "
                 "make room or write elsewhere"
             )
         self._start_shard()
@@ -319,16 +319,27 @@ class GGUFWriter:
             self._end_shard()
 
     def _publish(self) -> None:
-        """Rename the first shard last: a model is loaded through it, so old and new parts are never mixed."""
-        first, *others = self._files
-        if others and os.path.exists(first.target):
-            os.unlink(first.target)
-            sync_folder(os.path.dirname(first.target))
-        for file in others:
-            file.publish()
-        first.publish()
+        """Give the files their names; Ctrl-C in between takes effect behind them, a second one at once."""
+        try:
+            _publish_all(self._files)
+        except KeyboardInterrupt:
+            _publish_all([file for file in self._files if os.path.exists(file.temporary)])
+            raise
 
     def _resource_error(self, error: OSError) -> ResourceError:
         return ResourceError(
             f"{self.path}: cannot write: {error.strerror or error}; check the folder and its free space"
         )
+
+
+def _size_text(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:.1f} KiB"
+
+
+def _publish_all(files: list[AtomicFile]) -> None:
+    """Rename the first shard last: a model is loaded through it, so old and new parts are never mixed."""
+    if len(files) > 1 and os.path.exists(files[0].target):
+        os.unlink(files[0].target)
+        sync_folder(os.path.dirname(files[0].target))
+    for file in (*files[1:], *files[:1]):
+        file.publish()

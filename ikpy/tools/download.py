@@ -37,8 +37,8 @@ def cache_folder() -> Path:
 
 def fetch_url(text: str, token: str | None, log: Log, *, offline: bool = False, to: str | None = None) -> str:
     """Path of the (first) file of the model at a URL, downloaded if it is not in the cache, with all parts of a split
-    model. ``token`` is sent to the Hugging Face hub only. ``offline``: nothing is downloaded. ``to``: path that the
-    file is to have instead of one in the cache; the parts of a split model keep their names.
+    model. ``token`` is sent to the Hugging Face hub (or HF_ENDPOINT) only. ``offline``: nothing is downloaded.
+    ``to``: path that the file is to have instead of one in the cache; the parts of a split model keep their names.
 
     Raises UsageError for a URL that cannot be used or that the server refuses, ResourceError when it cannot be reached.
     """
@@ -59,7 +59,7 @@ def fetch_url(text: str, token: str | None, log: Log, *, offline: bool = False, 
     if offline and missing is not None:
         raise ResourceError(f"--model-url {text}: not in the cache ({missing}) and --offline forbids the download")
     headers = {"Accept-Encoding": "identity"}
-    if token and url.host == HUB:
+    if token and is_hub(url):
         headers["Authorization"] = f"Bearer {token}"
     with httpx.Client(headers=headers, timeout=TIMEOUT_SECONDS, follow_redirects=True) as client:
         for item, target in zip(names, targets, strict=True):
@@ -79,6 +79,15 @@ def parse_url(text: str) -> httpx.URL:
     if url.scheme not in ("http", "https") or not url.host or PurePosixPath(url.path).name in ("", ".", ".."):
         raise UsageError(f"--model-url {text}: expected http://... or https://... with the name of a file")
     return url.copy_with(path=url.path.replace("/blob/", "/resolve/", 1)) if url.host == HUB else url
+
+
+def is_hub(url: httpx.URL) -> bool:
+    """Whether a URL is one of the Hugging Face hub, or of what HF_ENDPOINT names in its place."""
+    import httpx
+    from huggingface_hub import constants
+
+    hub = httpx.URL(constants.ENDPOINT)
+    return url.host == HUB or (url.scheme, url.netloc) == (hub.scheme, hub.netloc)
 
 
 def fetch_file(client: httpx.Client, url: httpx.URL, target: Path, log: Log) -> None:
@@ -123,12 +132,19 @@ class Download:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from the same download; they wait."""
-        with self.part.open("ab") as file:
-            lock_file(file.fileno(), fcntl.LOCK_EX)
-            yield
-        if self.target.exists():
-            self.part.unlink(missing_ok=True)
+        """Keeps other processes from the same download; they wait. A beginning without a byte is not left."""
+        while True:
+            with self.part.open("ab") as file:
+                lock_file(file.fileno(), fcntl.LOCK_EX)
+                if not os.fstat(file.fileno()).st_nlink:  # of a process that had no success: begin with a file in sight
+                    continue
+                try:
+                    yield
+                finally:
+                    if self.target.exists() or not self.part.stat().st_size:
+                        self.part.unlink(missing_ok=True)
+                        self.version.unlink(missing_ok=True)
+                return
 
     def run(self) -> None:
         """Downloads the rest, in several attempts if the connection breaks."""

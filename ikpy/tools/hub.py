@@ -6,11 +6,13 @@ hub cannot be reached.
 
 from __future__ import annotations
 
+import errno
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
-from ikpy.errors import ResourceError, UsageError
+from ikpy.errors import IkpyError, ResourceError, UsageError
 from ikpy.gguf.splits import paths_from_first, shard_paths, split_parts
 
 NO_MODELS = re.compile(r"mmproj|imatrix|(^|/)mtp-", re.IGNORECASE)
@@ -20,14 +22,21 @@ USUAL_QUANTS = ("Q4_K_M", "Q4_K_S", "IQ4_XS", "Q4_0", "Q5_K_M", "Q8_0")
 ANSWER_SECONDS = 5.0
 """The hub's first answer may take so long. It is asked for once: huggingface_hub's own requests for lists and files try
 again for half a minute where nothing answers."""
+PASSING = (408, 425, 429, *range(500, 600))
+"""Answers of a hub that is overloaded or broken for a while."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Where no file is named."""
 
 
 def split_spec(spec: str) -> tuple[str, str | None]:
-    """Repository and quantization of `user/repository[:QUANT]`, also behind the hub's address. Raises UsageError."""
+    """Repository and quantization of `user/repository[:QUANT]`, also behind the hub's address; None for `latest`.
+
+    Raises UsageError.
+    """
     repo, _, quant = HUB_ADDRESS.sub("", spec).rstrip("/").partition(":")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise UsageError(f"-hf {spec}: expected user/repository or user/repository:QUANT")
-    return repo, quant or None
+    return repo, None if quant.lower() in ("", "latest") else quant
 
 
 def choose(files: Sequence[str], quant: str | None, repo: str) -> list[str]:
@@ -77,74 +86,102 @@ def fetch(spec: str, file: str | None, token: str | None, log: Callable[[str], N
     """Path of the (first) file of a model in the local cache, downloaded if it is not there.
 
     ``file``: name of the file in the repository instead of a choice by quantization. ``offline``: the hub is not asked.
-    Raises UsageError when the repository or the file does not exist, ResourceError when the hub cannot be reached and
+    The copy in the cache serves where the hub cannot be reached, is overloaded or broken, and where the cache cannot be
+    written. Raises UsageError when the repository or the file does not exist or the hub refuses it, ResourceError when
     the cache has no copy.
     """
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-    )
-
     repo, quant = split_spec(spec)
-    if offline:
-        return cached(repo, quant, file, OfflineModeIsEnabled("--offline"))
     try:
-        known = HfApi(token=token).model_info(repo, timeout=ANSWER_SECONDS).siblings or []
-        files = [item.rfilename for item in known]
-        names = parts_of(file, files, repo) if file else choose(files, quant, repo)
-        paths = []
+        if offline:
+            raise OfflineError
+        return download(repo, quant, file, token, log)
+    except UsageError:
+        raise
+    except Exception as error:  # which library reaches the network depends on the version of huggingface_hub
+        refused = refusal(repo, file, error)
+        path = None if isinstance(refused, UsageError) else cached(repo, quant, file)
+        if path is None:
+            raise refused or unreachable(repo, quant, file, error) from error
+        return path
+
+
+class OfflineError(Exception):
+    """The command line says that the hub is not to be asked."""
+
+
+def download(repo: str, quant: str | None, file: str | None, token: str | None, log: Callable[[str], None]) -> str:
+    """Path of the (first) file as the hub has it now. Raises UsageError from the choice, and errors of any library."""
+    from huggingface_hub import HfApi, hf_hub_download
+
+    known = HfApi(token=token).model_info(repo, timeout=ANSWER_SECONDS).siblings or []
+    files = [item.rfilename for item in known]
+    names = parts_of(file, files, repo) if file else choose(files, quant, repo)
+    paths = []
+    with warnings.catch_warnings():  # a disk that is too small
+        warnings.showwarning = lambda message, *_, **__: log(f"hub: warning: {message}")
         for name in names:
             log(f"hub: {repo}/{name}")
             paths.append(hf_hub_download(repo, name, token=token))
-        return paths[0]
-    except UsageError:
-        raise
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        return cached(repo, quant, file, error)
-    except EntryNotFoundError:
-        raise UsageError(f"-hf {repo}: the repository has no file {file}") from None
-    except HFValidationError as error:
-        raise UsageError(f"-hf {repo}: {error}") from None
-    except Exception as error:  # which library reaches the network depends on the version of huggingface_hub
-        refused = refusal(repo, error)
-        if refused is not None:
-            raise refused from None
-        return cached(repo, quant, file, error)
+    return paths[0]
 
 
-def refusal(repo: str, error: Exception) -> UsageError | None:
-    """What an answer of the hub means, None if there was no answer."""
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+def refusal(repo: str, file: str | None, error: BaseException) -> IkpyError | None:
+    """What an answer of the hub or an error of the disk means, None if there was neither.
 
+    UsageError for answers that stay as they are, ResourceError for what may pass.
+    """
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__  # the answer after which the cache was looked at
     if isinstance(error, GatedRepoError):
         return UsageError(f"-hf {repo}: access must be granted on the hub first; give the token with --hf-token")
     if isinstance(error, RepositoryNotFoundError):
         return UsageError(f"-hf {repo}: no such repository (a private one needs --hf-token)")
+    if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+        return UsageError(f"-hf {repo}: the repository has no file {file}")
+    if isinstance(error, HFValidationError):
+        return UsageError(f"-hf {repo}: {error}")
     response = getattr(error, "response", None)
     if isinstance(error, HfHubHTTPError) and response is not None:
-        return UsageError(f"-hf {repo}: the hub answered {response.status_code}")
+        status = response.status_code
+        return (ResourceError if status in PASSING else UsageError)(f"-hf {repo}: the hub answered {status}")
+    if isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
+        from huggingface_hub import constants
+
+        place = error.filename or constants.HF_HUB_CACHE
+        return ResourceError(f"-hf {repo}: cannot write {place}: {error.strerror}; HF_HOME names another place")
     return None
 
 
-def cached(repo: str, quant: str | None, file: str | None, error: Exception) -> str:
-    """The file in the local cache, for when the hub cannot be reached. Raises ResourceError."""
-    from huggingface_hub import constants, snapshot_download
+def cached(repo: str, quant: str | None, file: str | None) -> str | None:
+    """The (first) file in the local cache, None if the cache lacks it or one of its parts."""
+    from huggingface_hub import snapshot_download
 
     try:
         folder = Path(snapshot_download(repo, local_files_only=True, allow_patterns=["*.gguf"]))
         files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
         names = parts_of(file, files, repo) if file else choose(files, quant, repo)
-        if all((folder / name).exists() for name in names):
-            return str(folder / names[0])
-    except Exception as other:
-        error.__context__ = other
-    asked = "is not asked (--offline)" if str(error) == "--offline" else "cannot be reached"
+    except Exception:
+        return None
+    return str(folder / names[0]) if all((folder / name).exists() for name in names) else None
+
+
+def unreachable(repo: str, quant: str | None, file: str | None, error: Exception) -> ResourceError:
+    """What to say when nothing answered and the cache has no copy."""
+    from huggingface_hub import constants
+
+    asked = "is not asked (--offline)" if isinstance(error, OfflineError) else "cannot be reached"
     wanted = file or (f"{repo}:{quant}" if quant else repo)
-    raise ResourceError(
+    return ResourceError(
         f"-hf {repo}: the hub at {constants.ENDPOINT} {asked} and {wanted} is not in the cache "
         f"{constants.HF_HUB_CACHE}; go online once, bring the cache of another machine (HF_HOME says where it is), "
         "or download the file elsewhere and give it with -m"
-    ) from error
+    )

@@ -93,17 +93,12 @@ class Run:
                 self._chunk(chunk)
                 progress.report(time.perf_counter() - start)
                 self._print_ppl()
+            print(file=self.out, flush=True)
+            self._finish()
+            self._save_last()
         except KeyboardInterrupt:
             self._save_interrupted()
             raise
-        print(file=self.out, flush=True)
-        self._finish()
-        try:
-            self.save()
-        except ResourceError as error:
-            if not self._last_saved:
-                raise
-            raise ResourceError(f"{error}; {self._kept()}") from error
         return self.losses
 
     # text
@@ -205,6 +200,14 @@ class Run:
         self._last_saved = chunks if path == settings.output else self._last_saved
         if settings.verbosity > 0:
             self.log(f"\nsave_imatrix: stored collected data after {chunks} chunks in {path}")
+
+    def _save_last(self) -> None:
+        try:
+            self.save()
+        except ResourceError as error:
+            if not self._last_saved:
+                raise
+            raise ResourceError(f"{error}; {self._kept()}") from error
 
     def _kept(self) -> str:
         return f"{self.settings.output} holds the data of {self._last_saved} calls"

@@ -297,7 +297,9 @@ class Quantizer:
             raise
         except KeyboardInterrupt:
             hint = " before anything was written"
-            if output.n_done_bytes:
+            if output.is_published:
+                hint = f" behind the last byte: {self.output} is complete"
+            elif output.n_done_bytes:
                 output.keep()
                 hint = f"; run the same command again to go on, or delete {output.paths[0]}"
             else:

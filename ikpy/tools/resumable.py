@@ -94,6 +94,7 @@ class ResumableOutput:
         self._journal: BinaryIO | None = None
         self._next_sync = 0.0
         self._is_complete = False
+        self.is_published = False
 
     @property
     def paths(self) -> list[str]:
@@ -239,26 +240,36 @@ class ResumableOutput:
     # end
 
     def publish(self) -> None:
-        """Give the complete files their names, the first one last: a split model is loaded through it."""
+        """Give the complete files their names; Ctrl-C in between takes effect behind them, a second one at once."""
         try:
             if not self._is_complete:
                 self._check_complete()
                 self._record({"complete": True})
-            first, *others = self._parts
-            if any(os.path.exists(part.path) for part in others) and os.path.exists(first.target):
-                os.unlink(first.target)
-                sync_folder(os.path.dirname(first.target))
-            for part in (*others, first):
-                if os.path.exists(part.path):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.chmod(part.path, stat.S_IMODE(os.stat(part.target).st_mode))
-                    os.replace(part.path, part.target)
-            sync_folder(os.path.dirname(first.target))
-            os.unlink(self.journal_path)
+            try:
+                self._rename()
+            except KeyboardInterrupt:
+                self._rename()
+                raise
         except OSError as error:
             raise self._problem(error) from error
         finally:
             self._close()
+
+    def _rename(self) -> None:
+        """Rename the first file last: a split model is loaded through it. Goes on where it was interrupted."""
+        first, *others = self._parts
+        if any(os.path.exists(part.path) for part in others) and os.path.exists(first.target):
+            os.unlink(first.target)
+            sync_folder(os.path.dirname(first.target))
+        for part in (*others, first):
+            if os.path.exists(part.path):
+                with contextlib.suppress(FileNotFoundError):
+                    os.chmod(part.path, stat.S_IMODE(os.stat(part.target).st_mode))
+                os.replace(part.path, part.target)
+        sync_folder(os.path.dirname(first.target))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.journal_path)
+        self.is_published = True
 
     def _check_complete(self) -> None:
         for index, part in enumerate(self._parts):

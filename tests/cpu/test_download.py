@@ -203,6 +203,20 @@ def test_what_cannot_be_downloaded(server: Files, tmp_path: Path) -> None:
     assert str(page) == "https://huggingface.co/a/b/resolve/main/c.gguf"
 
 
+def test_what_never_began_leaves_no_file(server: Files, tmp_path: Path) -> None:
+    """Neither in the cache nor beside the file that -m names; the next try works."""
+    target = tmp_path / "own" / "model.gguf"
+    url = f"{server.address}/m/model.gguf"
+    for data in (None, b"<html>no model</html>"):
+        server.files = {"/m/model.gguf": data} if data else {}
+        with pytest.raises(UsageError):
+            fetch_url(url, None, lambda line: None, to=str(target))
+        assert files_of(target.parent) == []
+    server.files["/m/model.gguf"] = DATA
+    assert Path(fetch_url(url, None, lambda line: None, to=str(target))).read_bytes() == DATA
+    assert files_of(target.parent) == ["model.gguf"]
+
+
 def test_a_program_with_a_url(server: Files, tmp_path: Path) -> None:
     server.files["/m/tiny.gguf"] = BUNDLED.read_bytes()
 

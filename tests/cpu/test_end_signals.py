@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -86,6 +87,25 @@ def test_the_status_is_that_of_the_signal_wherever_it_arrives(tmp_path: Path) ->
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     result = subprocess.run([sys.executable, "-m", "program"], env=environment, check=False, timeout=60)
     assert result.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("module", ["typer", "ikpy.errors"])
+def test_ctrl_c_while_the_program_starts(module: str) -> None:
+    """The installed program imports much before it handles anything: that ended in a traceback."""
+    entry = re.search(r'^ikpy = "(.+):(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert entry is not None
+    program = (
+        "import signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        f"from {entry[1]} import {entry[2]}\n"
+        f"sys.exit({entry[2]}())\n"
+    )
+    line, environment = [sys.executable, "-c", program, "info"], {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(line, env=environment, check=False, timeout=60, capture_output=True, text=True)
+    assert (result.returncode, result.stderr.strip()) == (130, "")
 
 
 def test_other_threads_set_no_signals() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -286,3 +288,58 @@ def test_links_and_permissions_are_kept(tmp_path):
     assert link.is_symlink()
     assert target.stat().st_mode & 0o777 == 0o600
     GGUFFile.open(target).close()
+
+
+@pytest.mark.parametrize("place", ["fdopen", "__init__"])
+def test_ctrl_c_while_a_file_is_begun_leaves_nothing(tmp_path, monkeypatch, place):
+    """Between the file and what discards it."""
+
+    def interrupted(*arguments, **_):
+        if place == "__init__":
+            begin(*arguments)
+        raise KeyboardInterrupt
+
+    begin = atomic.AtomicFile.__init__
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(*((atomic.os, place) if place == "fdopen" else (atomic.AtomicFile, place)), interrupted)
+        atomic.write_whole(tmp_path / "a", b"x")
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_ctrl_c_between_the_renames_of_a_split_model(tmp_path, monkeypatch, nth, behind):
+    """Neither is the old model gone without the new one nor are their parts mixed: the renames are finished."""
+    path, rename, calls = tmp_path / "m.gguf", os.replace, []
+
+    def write(seed):
+        with GGUFWriter(path, split_max_tensors=2) as writer:
+            for name, data in _fill(writer, seed=seed).items():
+                writer.write(name, data)
+        return [part.read_bytes() for part in sorted(tmp_path.iterdir())]
+
+    def interrupted(source, target):
+        calls.append(target)
+        if behind:
+            rename(source, target)
+        if len(calls) == nth:
+            raise KeyboardInterrupt
+        if not behind:
+            rename(source, target)
+
+    new = write(2)
+    assert write(1) != new and len(new) == 3
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(atomic.os, "replace", interrupted)
+        write(2)
+    assert [part.read_bytes() for part in sorted(tmp_path.iterdir())] == new
+
+
+def test_little_room_is_told_in_kibibytes(tmp_path, monkeypatch):
+    """`needs 0.0 MiB but only 0.0 MiB are free` said nothing."""
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("ikpy.gguf.writer.shutil.disk_usage", lambda _: usage._replace(free=100))
+    with pytest.raises(ResourceError, match=r"needs 0\.\d KiB of disk space but only 0\.1 KiB are free"):
+        _write(tmp_path / "m.gguf")
+    assert list(tmp_path.iterdir()) == []

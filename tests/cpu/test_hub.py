@@ -28,7 +28,8 @@ NOBODY = "http://127.0.0.1:9"
 
 
 class FakeHub(ThreadingHTTPServer):
-    """Repositories as dictionaries of files; ``cut`` names files whose first transfer breaks off in the middle."""
+    """Repositories as dictionaries of files; ``cut`` names files whose first transfer breaks off in the middle,
+    ``statuses`` has answers in place of those to paths that begin so."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -36,6 +37,8 @@ class FakeHub(ThreadingHTTPServer):
         self.cut: set[str] = set()
         self.ranges: list[str] = []
         self.sent: list[str] = []
+        self.statuses: dict[str, int] = {}
+        self.tokens: set[str | None] = set()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -54,6 +57,11 @@ class Handler(BaseHTTPRequestHandler):
         hub = self.server
         assert isinstance(hub, FakeHub)
         path = self.path.partition("?")[0]
+        hub.tokens.add(self.headers.get("Authorization"))
+        for start, status in hub.statuses.items():
+            if path.startswith(start):
+                self.respond(status, b"{}", {}, body)
+                return
         if path.startswith("/api/models/"):
             repo = "/".join(path.split("/")[3:5])
             if repo not in hub.files:
@@ -261,6 +269,60 @@ def test_without_a_network_nothing_is_tried_again(tmp_path: Path) -> None:
         assert "HF_HOME" in line and "give it with -m" in line
 
 
+LIST, FILE = "/api/models/me/tiny", "/me/tiny/resolve"
+"""What the hub is asked for: the files of a repository, one of them."""
+
+
+@pytest.mark.parametrize(
+    ("place", "status"), [(LIST, 401), (LIST, 404), (LIST, 429), (LIST, 503), (FILE, 403), (FILE, 404), (FILE, 429)]
+)
+def test_answers_of_the_hub_are_named(tmp_path: Path, hub: FakeHub, place: str, status: int) -> None:
+    """Those to the question for a file were said to be none at all."""
+    hub.files["me/tiny"] = {"tiny-F16.gguf": b"GGUF"}
+    hub.statuses[place] = status
+    model = "me/tiny:F16", None, False
+    lines = fetched(tmp_path, address_of(hub), model)
+    assert lines[-1].endswith(f"Error: -hf me/tiny: the hub answered {status}")
+    hub.statuses.clear()
+    paths = fetched(tmp_path, address_of(hub), model)
+    hub.statuses[LIST] = status
+    again = fetched(tmp_path, address_of(hub), model)
+    assert (again == paths) == (status in (429, 503)), "a hub that is overloaded or broken leaves the cached copy"
+
+
+def test_a_disk_that_cannot_be_written_is_named(tmp_path: Path, hub: FakeHub) -> None:
+    """It was said that the hub cannot be reached."""
+    hub.files["me/tiny"] = {"tiny-F16.gguf": b"GGUF" * 100_000}
+    model = "me/tiny:F16", None, False
+    (tmp_path / "hf").write_text("a file in place of the cache")
+    lines = fetched(tmp_path, address_of(hub), model)
+    assert lines[-1].startswith(f"ResourceError: -hf me/tiny: cannot write {tmp_path}/hf"), lines
+    assert "HF_HOME names another place" in lines[-1]
+    (tmp_path / "hf").unlink()
+    limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))\n"
+    result = run(tmp_path, address_of(hub), ["-c", limited + FETCH, json.dumps([model])])
+    assert "cannot write" in result.stdout and "File too large" in result.stdout, result.stdout + result.stderr[-500:]
+
+
+def test_a_disk_without_room_is_warned_of_in_a_line(tmp_path: Path, hub: FakeHub) -> None:
+    hub.files["me/tiny"] = {"tiny-F16.gguf": b"GGUF"}
+    full = "import shutil; usage = shutil.disk_usage\nshutil.disk_usage = lambda path: usage(path)._replace(free=1)\n"
+    line = ["-c", full + FETCH.replace("lambda _: None", "print"), json.dumps([("me/tiny", None, False)])]
+    result = run(tmp_path, address_of(hub), line)
+    assert "\nhub: warning: Not enough free disk space" in result.stdout
+    assert result.stderr == ""
+
+
+def test_the_token_is_sent_to_the_hub_of_the_environment(tmp_path: Path, hub: FakeHub) -> None:
+    """With -m as well, where the file is asked for without huggingface_hub."""
+    hub.files["me/tiny"] = {"tiny-F16.gguf": BUNDLED.read_bytes()}
+    line = ["-hf", "me/tiny", "-hff", "tiny-F16.gguf", "-m", str(tmp_path / "tiny.gguf"), "--hf-token", "secret"]
+    result = write_token(tmp_path, address_of(hub), *line)
+    assert result.returncode == 0, result.stderr[-800:]
+    assert hub.tokens == {"Bearer secret"}
+
+
 def test_errors_are_one_line(tmp_path: Path, hub: FakeHub) -> None:
     unreachable = last_line(write_token(tmp_path, NOBODY, "-hf", "me/tiny"))
     assert f"error: -hf me/tiny: the hub at {NOBODY} cannot be reached" in unreachable
@@ -293,6 +355,7 @@ def test_a_missing_part_is_named() -> None:
 @pytest.mark.parametrize("address", ["", "hf.co/", "https://huggingface.co/", "http://hf.co/", "huggingface.co/"])
 def test_repositories_are_named_with_or_without_the_address(address: str) -> None:
     assert split_spec(f"{address}me/a.b-c:Q4_0") == ("me/a.b-c", "Q4_0")
+    assert split_spec(f"{address}me/a:latest") == ("me/a", None)
     assert split_spec(f"{address}me/a") == split_spec(f"{address}me/a/") == ("me/a", None)
     with pytest.raises(UsageError, match="expected user/repository"):
         split_spec(f"{address}me")

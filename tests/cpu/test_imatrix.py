@@ -397,6 +397,25 @@ def test_legacy_files_keep_what_going_on_needs(tmp_path, capfd, monkeypatch):
         np.testing.assert_allclose(x.sums, y.sums, rtol=1e-5, err_msg=x.name)
 
 
+@pytest.mark.parametrize("name", ["x.dat", "x.gguf"])
+def test_ctrl_c_in_the_last_save_loses_nothing(short_text, tmp_path, capfd, monkeypatch, name):
+    """All chunks are done; with `-ofreq 0` nothing of them was on the disk."""
+    kinds, output = [], tmp_path / name
+
+    def interrupted(self, *arguments):
+        kinds.append(arguments)
+        if len(kinds) == 1:
+            raise KeyboardInterrupt
+        save(self, *arguments)
+
+    save = imatrix.Run.save
+    monkeypatch.setattr(imatrix.Run, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(["-m", MODEL, "-f", str(short_text), "-o", str(output), "-c", "256", "-t", "2", "-ofreq", "0"])
+    assert "nothing is left to go on with" in capfd.readouterr().err
+    assert len(read_file(output).records) > 10
+
+
 def test_killed_while_saving_often(short_text, tmp_path):
     """A file that exists is always a whole one."""
     output = tmp_path / "x.dat"

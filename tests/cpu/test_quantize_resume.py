@@ -229,6 +229,32 @@ def test_interrupted_run_without_data_leaves_nothing(tmp_path, monkeypatch, capf
     assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
 
 
+@pytest.mark.parametrize("nth", [1, 2])
+def test_ctrl_c_between_the_renames_of_shards(tmp_path, monkeypatch, capfd, nth):
+    """The renames are finished first: the old model was gone, and the new one without its first part."""
+    source = write_model(tmp_path / "model", shards=2)
+    line, rename, calls = ["--keep-split", source, str(tmp_path / "out")], os.replace, []
+
+    def interrupt(path, target):
+        rename(path, target)
+        calls.append(target)
+        if len(calls) == nth:
+            raise KeyboardInterrupt
+
+    def parts():
+        return [path.read_bytes() for path in sorted(tmp_path.glob("out*"))]
+
+    assert run([*line, "q4_0", "1"]) == 0
+    new = parts()
+    assert run([*line, "q8_0", "1"]) == 0
+    assert len(new) == 2 and parts() != new
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", interrupt)
+        run([*line, "q4_0", "1"])
+    assert parts() == new and leftovers(tmp_path) == []
+    assert "is complete" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("prefix", ("o" * 205, "模" * 70), ids=("ascii", "three bytes a character"))
 def test_long_names_of_shards(tmp_path, prefix):
     """Temporary names are longer than a name may be: they are cut, and still one of each file's own."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from ikpy.cli.params import CommonParams
 
@@ -22,6 +23,11 @@ def print_log(params: CommonParams, lines: Iterable[str]) -> None:
         for line in lines:
             print(line.encode("utf-8", "replace").decode("utf-8"), file=sys.stderr)
         sys.stderr.flush()
+
+
+def log_stream(params: CommonParams) -> TextIO:
+    """Where tools that print their own log lines write them: standard error, or nowhere with --log-disable."""
+    return io.StringIO() if params.log.disable else sys.stderr
 
 
 class ProgressDots:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
 from ikpy.cli.checks import need_folder, need_output
-from ikpy.cli.logs import print_log
+from ikpy.cli.logs import log_stream, print_log
 from ikpy.cli.needs import chooses, scores_text
 from ikpy.cli.params import CommonParams, PerplexityOptions
 from ikpy.cli.parser import MODES
@@ -156,12 +156,12 @@ def run_perplexity(session: Session, context: TimedContext, plan: Plan) -> Perpl
     if options.stride > 0:
         return tool.strided_perplexity(
             context, session.vocab, text, plan, options.stride,
-            n_chunks=n_chunks, output_type=options.output_type, n_threads=threads,
+            n_chunks=n_chunks, output_type=options.output_type, n_threads=threads, log=log_stream(params),
         )  # fmt: skip
     if not options.logits_file:
         return tool.perplexity(
             context, session.vocab, text, plan,
-            n_chunks=n_chunks, output_type=options.output_type, n_threads=threads,
+            n_chunks=n_chunks, output_type=options.output_type, n_threads=threads, log=log_stream(params),
         )  # fmt: skip
     session.log([f"perplexity: saving all logits to {options.logits_file}"])
     n_vocab = session.model.hparams.n_vocab
@@ -169,6 +169,7 @@ def run_perplexity(session: Session, context: TimedContext, plan: Plan) -> Perpl
         return tool.perplexity(
             context, session.vocab, text, plan,
             n_chunks=n_chunks, output_type=options.output_type, n_threads=threads, base_writer=writer.start,
+            log=log_stream(params),
         )  # fmt: skip
 
 
@@ -182,7 +183,7 @@ def run_kl_divergence(session: Session, context: TimedContext, plan: Plan) -> No
     n_vocab = session.model.hparams.n_vocab
     kl_divergence(
         context, session.vocab, n_vocab, base, plan.n_batch,
-        n_chunks=params.prompt.chunks, n_threads=params.n_threads_batch,
+        n_chunks=params.prompt.chunks, n_threads=params.n_threads_batch, log=log_stream(params),
     )  # fmt: skip
 
 
@@ -192,13 +193,13 @@ def run_choices(session: Session, context: TimedContext, plan: Plan) -> None:
 
     params = session.params
     options, text, vocab = params.perplexity, params.prompt.text, session.vocab
-    threads = params.n_threads_batch
+    threads, log = params.n_threads_batch, log_stream(params)
     if options.hellaswag:
         n = options.hellaswag_tasks
-        tool.hellaswag(context, vocab, text, n_tasks=n, n_seq_max=plan.n_seq, n_threads=threads)
+        tool.hellaswag(context, vocab, text, n_tasks=n, n_seq_max=plan.n_seq, n_threads=threads, log=log)
     elif options.winogrande:
         n = options.winogrande_tasks
-        tool.winogrande(context, vocab, text, n_tasks=n, n_seq_max=plan.n_seq, n_threads=threads)
+        tool.winogrande(context, vocab, text, n_tasks=n, n_seq_max=plan.n_seq, n_threads=threads, log=log)
     else:
         assert params.prompt.binary_file is not None
         data = Path(params.prompt.binary_file).read_bytes()

@@ -55,12 +55,6 @@ class Cells(CellTable):
         bit = sequence_bit(seq_id)
         return np.flatnonzero(((self.seq & bit) != 0) & ((self.seq & ~bit) != 0))
 
-    def keep(self, seq_id: int) -> None:
-        """Empties every cell that does not belong to the sequence; the others belong to it alone."""
-        kept = self.matching(seq_id, -1, -1)
-        self.empty(np.flatnonzero(~kept))
-        self.seq[kept] = sequence_bit(seq_id)
-
     def move(self, match: np.ndarray, moved: np.ndarray) -> None:
         """Gives the matching cells new positions; those below 0 are emptied."""
         cells = np.flatnonzero(match)
@@ -139,10 +133,6 @@ class WindowCells(Cells, WindowTable):
     def share(self, src: int, dst: int, p0: int, p1: int) -> None:
         super().share(src, dst, p0, p1)
         self.lost[dst] = max(self.lost[dst], self.lost[src])
-
-    def keep(self, seq_id: int) -> None:
-        super().keep(seq_id)
-        self.lost[np.arange(MAX_SEQUENCES) != seq_id] = 0  # they are empty
 
     def note_move(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Keeps `lost` in step with a move of the positions p0..p1.

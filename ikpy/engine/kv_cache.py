@@ -14,7 +14,7 @@ from ikpy._native.batches import Batch
 from ikpy._native.tables import CellTables, Taken
 from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, PlannedCells, WindowCells, whole_from
 from ikpy.engine.recurrent import RecurrentStates, pieces_by_state
-from ikpy.errors import ResourceError, UsageError
+from ikpy.errors import ResourceError
 from ikpy.gguf.huge_pages import zeroed_bytes
 from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
 from ikpy.machine_memory import check_memory
@@ -268,15 +268,6 @@ class KVCache:
         if self.recurrent:
             self.recurrent.copy(src, dst, self.seq_pos_max(dst) + 1)
 
-    def seq_keep(self, seq_id: int) -> None:
-        """Empties every cell that does not belong to the sequence; the others belong to it alone."""
-        for cells in self.cells.values():
-            cells.keep(seq_id)
-        self.tables.forget()
-        if self.recurrent:
-            for other in set(range(self.recurrent.n_sequences)) - {seq_id}:
-                self.recurrent.removed(other, 0, 0)
-
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Moves positions by delta; cells that fall below 0 are emptied. Keys are re-rotated by the next decode."""
         self._check_shift()
@@ -285,17 +276,6 @@ class KVCache:
             cells.move(match, cells.pos[match] + np.int32(delta))
         for window in self.windows.values():
             window.note_move(seq_id, p0, p1, delta)
-        self.tables.forget()
-
-    def seq_div(self, seq_id: int, p0: int, p1: int, divisor: int) -> None:
-        """Divides positions (integer division)."""
-        self._check_shift()
-        if divisor < 1:
-            raise UsageError(f"positions cannot be divided by {divisor}")
-        if self.windows:
-            raise ResourceError("positions in a cache of window size cannot be divided; use --swa-full")
-        match = self.full.matching(seq_id, p0, p1)
-        self.full.move(match, self.pos[match] // np.int32(divisor))
         self.tables.forget()
 
     def _check_shift(self) -> None:

@@ -193,7 +193,10 @@ def _wrong_magic(start: bytes) -> tuple[str, str]:
 
 def _refuse_version(version: int, path: str) -> NoReturn:
     if version and version & 0xFFFF == 0:
-        raise UnsupportedError(f"{path}: big-endian GGUF files are not supported; convert it to little endian")
+        raise UnsupportedError(
+            f"{path}: big-endian GGUF files are not supported; gguf-convert-endian FILE little (Python package gguf) "
+            "converts it in place"
+        )
     if version == 1:
         raise UnsupportedError(f"{path}: GGUF version 1 is no longer supported; convert the model again")
     known = " and ".join(str(v) for v in READ_VERSIONS)

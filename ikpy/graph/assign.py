@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ikpy.graph.adapters import adapted_tensor
+from ikpy.graph.division import TIED_OUTPUT
 from ikpy.graph.ir import F32, Buffer, Node, Value, contiguous_strides, like
 from ikpy.graph.placement import CPU, EXPERT_MATMUL, FUSED_EXPERTS, FUSED_MATMUL, MATMUL, Placement
 
@@ -19,7 +20,6 @@ REPLICATED = {"act_prepare", "rope_table", "kq_mask", "attention_temperature", "
 EXPERT_KINDS = {"mul_mat_id": EXPERT_MATMUL, "mul_mat_id_up_gate": FUSED_EXPERTS}
 MATMUL_KINDS = {"mul_mat": MATMUL, "mul_mat_up_gate": FUSED_MATMUL, **EXPERT_KINDS}
 FUSED_KINDS = ("mul_mat_up_gate", "mul_mat_id_up_gate")
-TIED_OUTPUT = "token_embd.weight"
 OUTPUT = "output.weight"
 
 

@@ -20,7 +20,8 @@ from ikpy.quants.registry import TensorType
 
 NETWORKS = ("", "_shexp", "_exps")
 """Endings of the names of dense networks, shared experts and routed ones."""
-OUTPUTS = ("output.weight", "token_embd.weight")
+TIED_OUTPUT = "token_embd.weight"
+OUTPUTS = ("output.weight", TIED_OUTPUT)
 """Names of the output matrix: the first one that a file has."""
 ATTENTION_OUTPUT = "attn_output"
 PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_gate")
@@ -219,9 +220,14 @@ def whole_notes(reasons: Mapping[int, str]) -> list[str]:
     return [f"attention of {n} layer{'s' if n > 1 else ''} stays whole: {reason}" for reason, n in counts.items()]
 
 
+def output_name(matrices: Collection[str]) -> str:
+    """Name of the output matrix among those that a model multiplies with; "" without one."""
+    return next((name for name in OUTPUTS if name in matrices), "")
+
+
 def divide_output(placed: Placed) -> dict[str, Division]:
     """The output matrix, if it is on a device; whole if a rule took it."""
-    name = next((name for name in OUTPUTS if name in placed.matrices), "")
+    name = output_name(placed.matrices)
     if placed.output not in placed.shares or not placed.holds(name):
         return {}
     matrix = placed.matrices[name]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from ikpy.errors import UsageError
-from ikpy.graph.division import Division, Matrix, Placed, divide
+from ikpy.graph.division import TIED_OUTPUT, Division, Matrix, Placed, divide, output_name
 from ikpy.quants.name_pattern import compile_pattern
 
 CPU = "CPU"
@@ -106,6 +106,7 @@ class Placement:
 
     overridden: tensors that a rule took, with the device it names. divisions: tensors of which several devices hold a
     part; tensors has the device of their layer. notes: how -ncmoe was shared over devices, how much is divided.
+    tied: whether the device of the output has the token embeddings as well, which are whole in host memory.
     """
 
     tensors: dict[str, str]
@@ -117,6 +118,7 @@ class Placement:
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     divisions: dict[str, Division] = field(default_factory=dict)
+    tied: bool = False
 
     @property
     def n_offloaded(self) -> int:
@@ -139,8 +141,7 @@ class Placement:
     def bytes_per_device(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Bytes of tensors on each device that holds any, the CPU first."""
         totals: dict[str, int] = {}
-        for name, device in self.tensors.items():
-            # A tied output matrix is whole in host memory, for the embeddings.
+        for name, device in (*self.tensors.items(), *([(TIED_OUTPUT, self.output)] if self.tied else [])):
             division = self.divisions.get(name) if device != CPU else None
             for holder, nbytes in (division.nbytes(sizes[name]) if division else {device: sizes[name]}).items():
                 totals[holder] = totals.get(holder, 0) + nbytes
@@ -177,7 +178,8 @@ def place(
         placed = Placed(matrices, tensors, overridden, layers, output, shares, kv_heads, params.kv_offload)
         divisions, divided = divide(placed)
         notes += [f"llm_load_tensors: {note}" for note in divided]
-    return Placement(tensors, layers, caches, output, overridden, written, warnings, notes, divisions)
+    tied = output != CPU and output_name(matrices or ()) == TIED_OUTPUT and TIED_OUTPUT not in overridden
+    return Placement(tensors, layers, caches, output, overridden, written, warnings, notes, divisions, tied)
 
 
 def layer_warning(split_mode: str) -> str:

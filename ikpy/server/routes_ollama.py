@@ -13,7 +13,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ikpy.quants.registry import all_ftypes
+from ikpy.errors import FileFormatError
+from ikpy.gguf.metadata import scalar_or
+from ikpy.quants.registry import ftype_by_id
 from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.output import ChatMessage, OutputFormat
 from ikpy.server.chat.request import model_of, read_chat
@@ -335,7 +337,10 @@ def details(front: Front) -> dict[str, Any]:
 
 def file_type(metadata: Mapping[str, Any]) -> str:
     """Name of the file type (`Q4_K_M`), "unknown" if the file says none."""
-    return next((row.name for row in all_ftypes() if row.id == metadata.get("general.file_type")), "unknown")
+    try:
+        return ftype_by_id(scalar_or(metadata, "general.file_type", -1)).name
+    except FileFormatError:
+        return "unknown"
 
 
 def model_entry(front: Front) -> dict[str, Any]:

@@ -432,6 +432,7 @@ def test_text_of_perplexity():
     result = ikpy_program("perplexity", "--chunks", "1", "-c", "64", "--log-disable")
     assert result.returncode == 0
     assert result.stdout.startswith("[1]")
+    assert all(line.startswith("no ") and ": using the bundled " in line for line in result.stderr.splitlines())
     assert "no text given with -f: using the bundled demo text" in result.stderr
     for arguments in (("-m", "model.gguf"), ("-p", ""), ("--hellaswag",)):
         result = ikpy_program("perplexity", "--log-disable", *arguments)

@@ -249,14 +249,10 @@ def test_cache_operations() -> None:
     assert (kv.seq_pos_min(0), kv.seq_pos_max(0)) == (0, 39)
     assert (kv.seq_pos_min(3), kv.seq_pos_max(3)) == (10, 19)
     assert kv.used_cells == 35
-    kv.seq_div(3, -1, -1, 2)
-    assert (kv.seq_pos_min(3), kv.seq_pos_max(3)) == (5, 9)
-    with pytest.raises(UsageError, match="positions cannot be divided by 0"):
-        kv.seq_div(3, -1, -1, 0)
-    kv.seq_keep(3)
+    kv.seq_rm(0)
     assert kv.used_cells == 10
-    kv.seq_add(3, -1, -1, -6)
-    assert kv.used_cells == 8  # positions -1 fell out
+    kv.seq_add(3, -1, -1, -12)
+    assert kv.used_cells == 8  # positions -2 and -1 fell out
     kv.seq_rm(-1)
     assert kv.used_cells == 0
     assert kv.seq_pos_max(0) == -1

@@ -277,8 +277,8 @@ def test_emptied_sequences_lack_nothing() -> None:
     cells = WindowCells(64, "sliding", 8)
     cells.fill(range(10), range(40, 50), [1] * 10)
     cells.lost[:3] = 40, 60, 70
-    cells.keep(0)
-    assert cells.lost.tolist() == [40] + [0] * 63 and cells.used == 10
+    cells.remove(1, -1, -1)
+    assert cells.lost.tolist() == [40, 0, 70] + [0] * 61 and cells.used == 10
 
 
 def test_a_restored_window_knows_its_gap() -> None:
@@ -434,7 +434,6 @@ def change_something(cache: KVCache, rng: np.random.Generator) -> None:
         (2, lambda: cache.seq_rm(-1, 2 * n, -1)),
         (5, lambda: cache.seq_cp(a, b, -1, n)),
         (5, lambda: cache.seq_add(a, n, -1, -n)),
-        (1, lambda: cache.seq_keep(a)),
         (1, cache.clear),
     ]
     odds = np.array([weight for weight, _ in changes], float)

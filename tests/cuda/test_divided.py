@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from ikpy.graph.placement import PlacementParams
 from ikpy.graph.weight_parts import bias_part, columns_part, rows_part, whole_name
 from ikpy.quants import by_name, dequantize
 from tests.cpu.test_adapters import llama
-from tests.cuda.models import emulated, logits_of, recorded_operations, zoo
+from tests.cuda.models import MIB, emulated, logits_of, recorded_operations, zoo
 from tests.cuda.test_adapters import adapted, logits, written
 from tests.cuda.test_placement_matrix import ZOO, assert_same, tokens_for, worst
 
@@ -276,3 +277,25 @@ def test_networks_with_adapters_stay_whole(tmp_path: Path) -> None:
         ours = logits(adapted(model, adapters, PlacementParams(**GRAPH)))
     assert not any(v is not None and v.buffer.gather for n in kernels.launched for v in n.src)
     assert np.abs(ours - wanted).max() < 1e-3 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("n_gpu_layers", (99, 2))
+@pytest.mark.parametrize("mode", ("none", "layer", "graph"))
+@pytest.mark.parametrize("name", ("llama-ropefreqs", "qwen3", "qwen3moe"))
+def test_the_log_has_what_is_uploaded(name: str, mode: str, n_gpu_layers: int) -> None:
+    """The bytes per buffer are those of all that the graphs read there, of tied output matrices (0.25 MiB here) too."""
+    log: list[str] = []
+    params = ModelParams(placement=PlacementParams(split_mode=mode, n_gpu_layers=n_gpu_layers))
+    with emulated(2):
+        model = Model.load(zoo(name), params, log=log.append)
+        context = Context(model, ContextParams(n_ctx=64, n_ubatch=16), log=log.append)
+        assert context.devices is not None
+        uploaded = {d: sum(b.nbytes for b in need.weights.values()) for d, need in context.devices.needs.items()}
+        planned = memory_report(context).devices
+    assert model.placement.tied == (name != "qwen3moe" and n_gpu_layers == 99)
+    found = re.findall(r"^llm_load_tensors: +(CUDA\d) buffer size = +([\d.]+) MiB$", "\n".join(log), re.MULTILINE)
+    logged = {device: float(size) for device, size in found}
+    for device, nbytes in uploaded.items():
+        # Norms of the heads lie on all devices that share them.
+        assert logged.get(device, 0) == pytest.approx(nbytes / MIB, abs=0.01)
+        assert 0 <= planned[device]["mapped"] - nbytes < 256 * len(context.devices.needs[device].weights)

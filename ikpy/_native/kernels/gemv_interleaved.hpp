@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/byte_dots.hpp"
+#include "kernels/gemv_interleaved_words.hpp"
 #include "kernels/interleaved_scales.hpp"
 #include "kernels/simd_f32.hpp"
 #include "kernels/weight_prefetch.hpp"
@@ -182,11 +183,30 @@ struct RowGroups {
     SideBySide side_by_side() const { return {kCount, bytes}; }
 };
 
+// Asks for the parts of a block that come later in the rows of a vector.
+template <class U, int Parts>
+class PartsAhead {
+  public:
+    PartsAhead(const SideBySide& side_by_side, int64_t offset)
+        : far_(side_by_side.skip(offset, kPrefetch.into_l2)),
+          near_(side_by_side.skip(offset, kPrefetch.into_l1)) {}
+    [[gnu::always_inline]] void ask_for(const Quads<U::kRows>& quads, int part) const {
+        constexpr int kBytes = U::kBlockBytes / Parts;
+        for (int q = 0; q < kQuads; q += U::kRows / 4) {
+            prefetch_weights_into_l2<kBytes>(quads.block[q] + part * kBytes + far_);
+            prefetch_weights_into_l1<kBytes>(quads.block[q] + part * kBytes + near_);
+        }
+    }
+
+  private:
+    const int64_t far_, near_;
+};
+
 // Adds the products of one block of the rows of a vector to total[t].
 template <class U, int NT>
 inline void add_block(const RowGroups<U::kRows>& groups, const uint8_t* const* x, const ActQ8Layout& at,
                       int64_t k, simd::V* total) {
-    constexpr int R = U::kRows, kParts = U::kBlock / 32, kPartBytes = U::kBlockBytes / kParts;
+    constexpr int R = U::kRows, kParts = U::kBlock / 32;
     constexpr int kScales = U::kBlock / U::kGroup * kHalfRows;
     const int64_t offset = k / U::kBlock * U::kBlockBytes;
     alignas(64) float d[kScales], m[U::kZero == 0 ? kScales : 1];
@@ -195,16 +215,16 @@ inline void add_block(const RowGroups<U::kRows>& groups, const uint8_t* const* x
         quads.block[q] = groups.first[4 * q / R] + offset;
         quads.place[q] = groups.place + q % (R / 4);
     }
+    const PartsAhead<U, kParts> ahead(groups.side_by_side(), offset);
+    if constexpr (row_words::kHas<U>) {
+        for (int ib = 0; ib < kParts; ++ib) ahead.ask_for(quads, ib);
+        row_words::add_block<U, NT>(quads, x, at, k, total);
+        return;
+    }
     block_scales<U>(quads, d, m);
     const StepRows<U> steps(quads);
-    const SideBySide side_by_side = groups.side_by_side();
-    const int64_t far = side_by_side.skip(offset, kPrefetch.into_l2),
-                  near = side_by_side.skip(offset, kPrefetch.into_l1);
     for (int ib = 0; ib < kParts; ++ib) {
-        for (int q = 0; q < kQuads; q += R / 4) {
-            prefetch_weights_into_l2<kPartBytes>(quads.block[q] + ib * kPartBytes + far);
-            prefetch_weights_into_l1<kPartBytes>(quads.block[q] + ib * kPartBytes + near);
-        }
+        ahead.ask_for(quads, ib);
         const int scales = ib * kScales / kParts;
         add_columns<U, NT>(quads, steps, ib, d + scales, m + (U::kZero == 0 ? scales : 0), x, at, k + 32 * ib,
                            total);

@@ -36,6 +36,11 @@ inline Lanes select_by_bit(Lanes v, int n, Lanes yes, Lanes no) {
         _mm512_test_epi8_mask(reinterpret_cast<__m512i>(v), _mm512_set1_epi8(static_cast<char>(1 << n)));
     return reinterpret_cast<Lanes>(
         _mm512_mask_mov_epi8(reinterpret_cast<__m512i>(no), set, reinterpret_cast<__m512i>(yes)));
+#elif defined(__AVX2__)
+    // Blends look at the top bit only.
+    return reinterpret_cast<Lanes>(_mm256_blendv_epi8(reinterpret_cast<__m256i>(no),
+                                                      reinterpret_cast<__m256i>(yes),
+                                                      reinterpret_cast<__m256i>(shift_left(v, 7 - n))));
 #else
     const uint8_t bit = static_cast<uint8_t>(1 << n);
     return (v & bit) != 0 ? yes : no;

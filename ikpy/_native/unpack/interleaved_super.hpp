@@ -2,6 +2,7 @@
 // quant-formats.md#interleaved-k-quants, quant-formats.md#interleaved-non-linear-types.
 #pragma once
 #include "kernels/byte_dots.hpp"
+#include "kernels/gemv_interleaved_words.hpp"
 #include "unpack/interleaved.hpp"
 
 namespace ikpy {
@@ -30,6 +31,12 @@ struct UnpackQ2_K_R4 : IntegerScales {
         interleaved::scaled<16>(factors, scale, 4, d);
         interleaved::scaled<16>(-interleaved::halves(p + 8), min, 4, m);
     }
+    static Lanes word_scales(const Quads<4>& q, int part) {
+        return interleaved::low_nibbles(q.bytes(16 + 16 * part));
+    }
+    static Lanes word_offsets(const Quads<4>& q, int part) {
+        return interleaved::high_nibbles(q.bytes(16 + 16 * part));
+    }
 };
 
 struct UnpackQ3_K_R4 : IntegerScales {
@@ -54,6 +61,7 @@ struct UnpackQ3_K_R4 : IntegerScales {
     static auto scale_integers(const S& source, int part) {
         return interleaved::six_bit_scales(source, 24, 8, part);
     }
+    static Lanes word_scales(const Quads<4>& q, int part) { return scale_integers(q, part); }
 };
 
 #if defined(IKPY_BYTE_DOTS)
@@ -141,6 +149,7 @@ struct UnpackQ6_K_R4 : IntegerScales {
     static void scales(const uint8_t* p, int, const At& d, const At&) {
         interleaved::scaled<16>(interleaved::halves(p), reinterpret_cast<const int8_t*>(p + 8), 4, d);
     }
+    static Lanes word_scales(const Quads<4>& q, int part) { return q.bytes(8 + 16 * part); }
 };
 
 // non-linear levels
@@ -235,7 +244,10 @@ struct UnpackIQ2_K_R4 : IntegerScales, StepsOfExtraBits<5> {
     static void codes(const Quads<4>& q, int ib, Out& out) {
         const ShiftedHalves shifted(q, 8, kStep);
         interleaved::p4(q, 48 + 32 * ib, [&](int column, Lanes v) {
-            out.put(column, interleaved::lookup(kIq2Codes, v), [&] { return shifted.of(ib, column); });
+            if constexpr (row_words::WantsFactors<Out>::value)
+                out.put_factors(column, interleaved::lookup(kIq2Low.of, v));
+            else
+                out.put(column, interleaved::lookup(kIq2Codes, v), [&] { return shifted.of(ib, column); });
         });
     }
     template <class At>
@@ -246,6 +258,7 @@ struct UnpackIQ2_K_R4 : IntegerScales, StepsOfExtraBits<5> {
     static auto scale_integers(const S& source, int part) {
         return interleaved::nibbles(source, 16, part) - 8;
     }
+    static Lanes word_scales(const Quads<4>& q, int part) { return scale_integers(q, part); }
 };
 
 struct UnpackIQ3_K_R4 : IntegerScales, StepsOfExtraBits<4> {
@@ -257,7 +270,11 @@ struct UnpackIQ3_K_R4 : IntegerScales, StepsOfExtraBits<4> {
         const Lanes high = q.bytes(312 + 16 * ib);
         interleaved::p4(q, 56 + 32 * ib, [&](int column, Lanes v) {
             const Lanes level = v | interleaved::moved(high, column / 4, 2, 4);
-            out.put(column, interleaved::lookup(kIq3Codes, level), [&] { return shifted.of(ib, column); });
+            if constexpr (row_words::WantsFactors<Out>::value)
+                out.put_factors(column, interleaved::lookup(kIq3Low.of, level));
+            else
+                out.put(column, interleaved::lookup(kIq3Codes, level),
+                        [&] { return shifted.of(ib, column); });
         });
     }
     template <class At>
@@ -274,6 +291,18 @@ struct UnpackIQ3_K_R4 : IntegerScales, StepsOfExtraBits<4> {
         }
         interleaved::scaled<16>(interleaved::halves(p), s, 4, d);
     }
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    static Lanes word_scales(const Quads<4>& q, int part) {
+        const Lanes odd = interleaved::nibbles(q, 24, part) * 2 + 1;
+        // Eight bytes of signs twice: bit 2 * part of those of the first two groups, then the next one.
+        const __m256i signs = _mm256_shuffle_epi32(reinterpret_cast<__m256i>(q.bytes(16)), 0x44);
+        const __m256i bit =
+            _mm256_slli_epi16(_mm256_setr_epi64x(kOnes, 2 * kOnes, kOnes, 2 * kOnes), 2 * part);
+        const __m256i negative = _mm256_cmpeq_epi8(_mm256_and_si256(signs, bit), bit);
+        return (odd ^ reinterpret_cast<Lanes>(negative)) - reinterpret_cast<Lanes>(negative);
+    }
+    static constexpr int64_t kOnes = 0x0101010101010101;
+#endif
 };
 
 struct UnpackIQ4_K_R4 : IntegerScales, StepsOfExtraBits<4> {
@@ -282,7 +311,10 @@ struct UnpackIQ4_K_R4 : IntegerScales, StepsOfExtraBits<4> {
     static void codes(const Quads<4>& q, int ib, Out& out) {
         const ShiftedHalves shifted(q, 8, kStep);
         interleaved::n4(q, 64 + 64 * ib, [&](int column, Lanes v) {
-            out.put(column, interleaved::lookup(kIq4Codes, v), [&] { return shifted.of(ib, column); });
+            if constexpr (row_words::WantsFactors<Out>::value)
+                out.put_factors(column, interleaved::lookup(kIq4Signed.of, v));
+            else
+                out.put(column, interleaved::lookup(kIq4Codes, v), [&] { return shifted.of(ib, column); });
         });
     }
     template <class At>
@@ -293,6 +325,7 @@ struct UnpackIQ4_K_R4 : IntegerScales, StepsOfExtraBits<4> {
     static auto scale_integers(const S& source, int part) {
         return interleaved::six_bit_scales(source, 32, 16, part);
     }
+    static Lanes word_scales(const Quads<4>& q, int part) { return scale_integers(q, part); }
 };
 
 // 32 columns of five-bit levels: nibbles at qs, fifth bits at qh; `shift` is added to the codes of a column.
@@ -301,8 +334,13 @@ inline void iq5_codes(const Q& q, int qs, int qh, Out& out, F shift) {
     const Lanes high = q.bytes(qh);
     interleaved::n4(q, qs, [&](int column, Lanes v) {
         const int bit = interleaved::kIQ5_KBits.of[column / 4];
-        const Lanes a = interleaved::lookup(kIq5Codes, v), b = interleaved::lookup(kIq5Codes + 16, v);
-        out.put(column, interleaved::select_by_bit(high, bit, b, a), [&] { return shift(column); });
+        const uint8_t* table = row_words::WantsFactors<Out>::value ? kIq5Signed.of : kIq5Codes;
+        const Lanes a = interleaved::lookup(table, v), b = interleaved::lookup(table + 16, v);
+        const Lanes level = interleaved::select_by_bit(high, bit, b, a);
+        if constexpr (row_words::WantsFactors<Out>::value)
+            out.put_factors(column, level);
+        else
+            out.put(column, level, [&] { return shift(column); });
     });
 }
 
@@ -321,6 +359,7 @@ struct UnpackIQ5_K_R4 : IntegerScales, StepsOfExtraBits<2> {
     static auto scale_integers(const S& source, int part) {
         return interleaved::six_bit_scales(source, 32, 16, part);
     }
+    static Lanes word_scales(const Quads<4>& q, int part) { return scale_integers(q, part); }
 };
 
 // Odd scales: bit 0 of the byte selects the table.

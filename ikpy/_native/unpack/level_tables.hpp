@@ -30,6 +30,18 @@ alignas(64) inline constexpr uint8_t kIq6Codes[128] = {
     124, 127, 129, 132, 135, 138, 141, 143, 146, 149, 152, 156, 159, 162, 165, 169, 173, 176, 180,
     184, 188, 192, 197, 201, 206, 211, 216, 221, 227, 232, 238, 244, 250};
 
+// Levels of the first table as signed bytes.
+struct SignedLevels {
+    uint8_t of[32];
+};
+constexpr SignedLevels signed_levels(const uint8_t* codes, int n) {
+    SignedLevels levels{};
+    for (int i = 0; i < n; ++i) levels.of[i] = static_cast<uint8_t>(codes[i] ^ 128);
+    return levels;
+}
+alignas(32) inline constexpr SignedLevels kIq4Signed = signed_levels(kIq4Codes, 16);
+alignas(32) inline constexpr SignedLevels kIq5Signed = signed_levels(kIq5Codes, 32);
+
 // Types whose codes are the levels.
 alignas(16) inline constexpr uint8_t kPlainLevels[16] = {0, 1, 2,  3,  4,  5,  6,  7,
                                                          8, 9, 10, 11, 12, 13, 14, 15};

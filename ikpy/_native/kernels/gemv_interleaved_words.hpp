@@ -3,8 +3,8 @@
 // one conversion, and no scale becomes a float. What zero and the second table have too much is a product of
 // the same words with the sums of the activations.
 //
-// Zen 3, 1e9 weights/s of one core before and now: Q2_K_R4 24.4, 32.3, Q3_K_R4 21.5, 24.7, Q6_K_R4 20.9, 23.0,
-// IQ2_K_R4 19.4, 27.3, IQ3_K_R4 15.4, 20.8, IQ4_K_R4 15.9, 20.2, IQ5_K_R4 12.5, 16.5.
+// Zen 3, 1e9 weights/s of one core before and now: Q2_K_R4 24.4, 32.3, Q3_K_R4 21.5, 24.7,
+// Q6_K_R4 20.9, 23.0, IQ2_K_R4 19.4, 27.3, IQ3_K_R4 15.4, 20.8, IQ4_K_R4 15.9, 20.2, IQ5_K_R4 12.5, 16.5.
 #pragma once
 #include <type_traits>
 #include <utility>
@@ -224,6 +224,8 @@ constexpr bool kHas = HasWordScales<U>::value;
 
 template <class U>
 constexpr bool kHas = false;
+template <class U, int NT>
+void add_block(const Quads<U::kRows>&, const uint8_t* const*, const ActQ8Layout&, int64_t, simd::V*);
 
 #endif
 

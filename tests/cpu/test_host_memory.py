@@ -10,6 +10,7 @@ import pytest
 
 import ikpy
 from ikpy import machine_memory
+from ikpy.engine import memory
 from ikpy.engine.memory import MemoryReport
 from ikpy.engine.model import Model
 from ikpy.engine.params import ModelParams
@@ -84,8 +85,9 @@ def test_models_larger_than_the_machine_are_refused_at_once(
         Model.load(path, params)
 
 
-def test_a_plan_says_what_does_not_fit() -> None:
-    machine = machine_memory.machine_memory(swap=False)
+def test_a_plan_says_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = 24 << 30  # that of a virtual machine changes
+    monkeypatch.setattr(memory, "machine_memory", lambda **_: machine)
     report = MemoryReport(free={"CUDA0": 100 << 20, "CUDA1": 100 << 20})
     report.add("CUDA0", "mapped", 100 << 20)
     report.add("CUDA1", "mapped", 100 << 20)

@@ -96,33 +96,18 @@ class GroupDots {
 
 #else
 
-// Codes that span less than 128 are multiplied as code - kLow, and as many pairs of products are added up in
-// 16 bits as cannot exceed them (activations are at most 127). Others become signed values and are multiplied
-// as |w| * sign(x, w), exact as in Factors.
 template <class U, int NT>
 class GroupDots {
-    static constexpr int G = U::kGroup, kGroups = 32 / G, kPuts = G / 4;
-    static constexpr int kLow = CodeRange<U>::kLow, kSpan = CodeRange<U>::kHigh - kLow;
-    static constexpr bool kSigned = kSpan > 127;
-    static constexpr int kPairs = kSigned ? 1 : std::min(kPuts, exact_pairs(kSpan));
+    static constexpr int G = U::kGroup, kGroups = 32 / G;
+    typedef PairSums<U, NT> Pairs;
 
   public:
-    GroupDots(const StepRows<U>&, int, const uint8_t* const* x, int64_t k, int64_t) : x_(x), k_(k) {}
+    GroupDots(const StepRows<U>&, int, const uint8_t* const* x, int64_t k, int64_t) : pairs_(x, k) {}
     void put(int column, Lanes v) {
-        const int g = column / G, n = n_[g]++;
-        Lanes w = v - static_cast<uint8_t>(kSigned ? 128 : kLow);
-        const auto codes = reinterpret_cast<__m256i>(w);
-        const __m256i magnitude = kSigned ? _mm256_abs_epi8(codes) : codes;
-#pragma GCC unroll 16
-        for (int t = 0; t < NT; ++t) {
-            __m256i four = _mm256_set1_epi32(load_unaligned<int32_t>(x_[t] + k_ + column));
-            if (kSigned) four = _mm256_sign_epi8(four, codes);
-            const __m256i pairs = _mm256_maddubs_epi16(magnitude, four);
-            pairs_[t][g] = n % kPairs ? _mm256_add_epi16(pairs_[t][g], pairs) : pairs;
-            if ((n + 1) % kPairs && n + 1 < kPuts) continue;
-            const __m256i dot = _mm256_madd_epi16(pairs_[t][g], _mm256_set1_epi16(1));
-            dot_[t][g] = n < kPairs ? dot : _mm256_add_epi32(dot_[t][g], dot);
-        }
+        pairs_.add(column, Pairs::factors(v), [&](int t, int g, int n, __m256i pairs) {
+            const __m256i dot = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+            dot_[t][g] = n < Pairs::kPairs ? dot : _mm256_add_epi32(dot_[t][g], dot);
+        });
     }
     template <class F>
     void put(int column, Lanes v, F step) {
@@ -130,17 +115,16 @@ class GroupDots {
     }
     // Of the codes around their zero; sums: the sums of the token's groups.
     simd::V sum(int t, int g, const uint8_t* sums) const {
+        constexpr int kLow = CodeRange<U>::kLow;
         const __m256 dot = _mm256_cvtepi32_ps(dot_[t][g]);
-        if (kSigned || U::kZero == kLow) return dot;
+        if (Pairs::kSigned || U::kZero == kLow) return dot;
         return simd::fma(simd::set1(load_unaligned<float>(sums + 4 * g)),
                          simd::set1(static_cast<float>(kLow - U::kZero)), dot);
     }
 
   private:
-    const uint8_t* const* x_;
-    int64_t k_;
-    int n_[kGroups] = {};
-    __m256i pairs_[NT][kGroups], dot_[NT][kGroups];
+    Pairs pairs_;
+    __m256i dot_[NT][kGroups];
 };
 
 #endif

@@ -14,6 +14,50 @@
 #include "kernels/simd_f32.hpp"
 
 namespace ikpy {
+
+#if defined(__AVX2__) && !defined(IKPY_BYTE_DOTS)
+
+// Products of 32 columns of a vector of rows with NT tokens, as many added up in 16 bits as cannot exceed
+// them (activations are at most 127). Factors are codes that span less than 128 less the lowest, others as
+// signed values, multiplied as |w| * sign(x, w), exact as in Factors of gemv_int8_avx2.hpp.
+template <class U, int NT>
+class PairSums {
+    static constexpr int G = U::kGroup, kPuts = G / 4;
+    static constexpr int kLow = CodeRange<U>::kLow, kSpan = CodeRange<U>::kHigh - kLow;
+
+  public:
+    static constexpr bool kSigned = kSpan > 127;
+    static constexpr int kPairs = kSigned ? 1 : std::min(kPuts, exact_pairs(kSpan));
+
+    PairSums(const uint8_t* const* x, int64_t k) : x_(x), k_(k) {}
+
+    static Lanes factors(Lanes codes) { return codes - static_cast<uint8_t>(kSigned ? 128 : kLow); }
+
+    // Four columns; calls done(t, g, n, pairs) for sums of group g that are complete, n put before these.
+    template <class F>
+    [[gnu::always_inline]] void add(int column, Lanes v, F done) {
+        const int g = column / G, n = n_[g]++;
+        const auto codes = reinterpret_cast<__m256i>(v);
+        const __m256i magnitude = kSigned ? _mm256_abs_epi8(codes) : codes;
+#pragma GCC unroll 16
+        for (int t = 0; t < NT; ++t) {
+            __m256i four = _mm256_set1_epi32(load_unaligned<int32_t>(x_[t] + k_ + column));
+            if (kSigned) four = _mm256_sign_epi8(four, codes);
+            const __m256i pairs = _mm256_maddubs_epi16(magnitude, four);
+            sum_[t][g] = n % kPairs ? _mm256_add_epi16(sum_[t][g], pairs) : pairs;
+            if ((n + 1) % kPairs == 0 || n + 1 == kPuts) done(t, g, n, sum_[t][g]);
+        }
+    }
+
+  private:
+    const uint8_t* const* x_;
+    int64_t k_;
+    int n_[32 / G] = {};
+    __m256i sum_[NT][32 / G];
+};
+
+#endif
+
 namespace row_words {
 
 // Says to unpackers that codes of a level table are wanted as they are multiplied: less the lowest level, or
@@ -29,15 +73,6 @@ template <class U, class = void>
 struct HasWordScales : std::false_type {};
 template <class U>
 struct HasWordScales<U, std::void_t<decltype(U::word_scales(std::declval<Quads<4>>(), 0))>> : std::true_type {
-};
-
-template <class U, class = void>
-struct StepOfTable {
-    static constexpr int kStep = 0;
-};
-template <class U>
-struct StepOfTable<U, std::void_t<decltype(U::kStep)>> {
-    static constexpr int kStep = U::kStep;
 };
 
 // Orders of bytes, four of a row of four groups each, as upper bytes of words: of one group twice or of two
@@ -65,50 +100,35 @@ inline __m256i words_of(Lanes bytes, int h, int kind) {
 // Takes codes of 32 columns as an unpacker finds them: adds their products times the words of their groups.
 template <class U, int NT>
 class WordDots {
-    static constexpr int kPuts = 4, kLow = CodeRange<U>::kLow, kSpan = CodeRange<U>::kHigh - kLow;
-    static constexpr int kPairs = kSpan > 127 ? 1 : std::min(kPuts, exact_pairs(kSpan));
+    typedef PairSums<U, NT> Pairs;
 
   public:
-    static constexpr bool kSigned = kSpan > 127, kFactors = true;
+    static constexpr bool kSigned = Pairs::kSigned, kFactors = true;
 
     // words: of the two groups; x: the tokens, of which column k is the first.
-    WordDots(const __m256i* words, const uint8_t* const* x, int64_t k) : words_(words), x_(x), k_(k) {}
+    WordDots(const __m256i* words, const uint8_t* const* x, int64_t k) : words_(words), pairs_(x, k) {}
 
-    void put(int column, Lanes v) {
-        if (U::kZero > 0) v -= static_cast<uint8_t>(kSigned ? 128 : kLow);
-        put_factors(column, v);
-    }
+    void put(int column, Lanes v) { put_factors(column, U::kZero > 0 ? Pairs::factors(v) : v); }
     // The second table counts in the products with the sums of the activations.
     template <class F>
     void put(int column, Lanes v, F) {
         put(column, v);
     }
     void put_factors(int column, Lanes v) {
-        const int g = column / 16, n = n_[g]++;
-        const auto codes = reinterpret_cast<__m256i>(v);
-        const __m256i magnitude = kSigned ? _mm256_abs_epi8(codes) : codes;
-        const bool complete = (n + 1) % kPairs == 0 || n + 1 == kPuts, first = complete && !started_;
-        started_ = started_ || complete;
-#pragma GCC unroll 16
-        for (int t = 0; t < NT; ++t) {
-            __m256i four = _mm256_set1_epi32(load_unaligned<int32_t>(x_[t] + k_ + column));
-            if (kSigned) four = _mm256_sign_epi8(four, codes);
-            const __m256i pairs = _mm256_maddubs_epi16(magnitude, four);
-            pairs_[t][g] = n % kPairs ? _mm256_add_epi16(pairs_[t][g], pairs) : pairs;
-            if (!complete) continue;
-            const __m256i dot = _mm256_madd_epi16(pairs_[t][g], words_[g]);
+        const bool first = !started_;
+        pairs_.add(column, v, [&](int t, int g, int, __m256i pairs) {
+            const __m256i dot = _mm256_madd_epi16(pairs, words_[g]);
             sum_[t] = first ? dot : _mm256_add_epi32(sum_[t], dot);
-        }
+            started_ = true;
+        });
     }
     __m256i sum(int t) const { return sum_[t]; }
 
   private:
     const __m256i* words_;
-    const uint8_t* const* x_;
-    int64_t k_;
-    int n_[2] = {};
+    Pairs pairs_;
     bool started_ = false;
-    __m256i pairs_[NT][2], sum_[NT];
+    __m256i sum_[NT];
 };
 
 // Sums of a token's 16 groups of 256 columns as words.
@@ -128,7 +148,7 @@ inline __m256 halves_of_rows(const Quads<4>& quads, int offset) {
 // Sums over a block of the rows of a vector, without the numbers of the rows.
 template <class U, int NT>
 class BlockSums {
-    static constexpr int kStep = StepOfTable<U>::kStep;
+    static constexpr int kStep = StepOf<U>::kStep;
     static constexpr int kBase = WordDots<U, NT>::kSigned ? 0 : CodeRange<U>::kLow - U::kZero;
 
   public:

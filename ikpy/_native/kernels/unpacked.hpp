@@ -66,6 +66,15 @@ struct RowHeader<U, std::void_t<decltype(U::kHeaderBytes)>> {
 };
 
 template <class U, class = void>
+struct StepOf {
+    static constexpr int kStep = 0;
+};
+template <class U>
+struct StepOf<U, std::void_t<decltype(U::kStep)>> {
+    static constexpr int kStep = U::kStep;
+};
+
+template <class U, class = void>
 struct CodeRange {
     static constexpr int kLow = 0, kHigh = U::kZero == 128 ? 255 : 127;
 };
@@ -155,15 +164,6 @@ inline Codes512 load_chunk(const Chunk& c) {
     r.shifted = 0;
     return r;
 }
-
-template <class U, class = void>
-struct StepOf {
-    static constexpr int kStep = 0;
-};
-template <class U>
-struct StepOf<U, std::void_t<decltype(U::kStep)>> {
-    static constexpr int kStep = U::kStep;
-};
 
 template <class U>
 inline __m512i centred_codes(__m512i q) {

@@ -31,6 +31,7 @@ constexpr size_t sums_work_bytes(int64_t) {
 
 constexpr int kGemvTokens = 4;
 constexpr int kGemvTokensOfBytes = 6;  // codes of whole bytes need next to no unpacking
+constexpr int kAmdTokensOfBytes = 0;
 constexpr int kGemvTokensOfUnscaledBytes = kGemvTokensOfBytes;
 
 // Lane index of the group a dword of codes 64 * i .. 64 * i + 63 belongs to.
@@ -124,6 +125,7 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const RowTokens& tokens, 
 
 constexpr int kGemvTokens = 1;
 constexpr int kGemvTokensOfBytes = 1;
+constexpr int kAmdTokensOfBytes = 0;
 constexpr int kGemvTokensOfUnscaledBytes = 1;
 
 template <class U, int NT>

@@ -1,8 +1,6 @@
 // Few tokens times IQ1_BN, on CPUs with byte permutations: trits are multiplied without being unpacked.
 //
-// Trit e of byte b is 3 * (b * 3^e mod 256) / 256 = F[e + 1] - 3 * F[e] with F[e] = b * 3^e / 256, all
-// divisions rounded down. So the products of the trits with activations y[e] are the sum over e = 1 .. 5 of
-// F[e] * (y[e - 1] - 3 * y[e]), y[5] = 0: a word product for F, and one with factors that are prepared once
+// kernels/trit_words.hpp has the words: a word product for F, and one with factors that are prepared once
 // per token.
 //
 // 256 weights are 60 bytes in words of two vectors: 26 vector instructions, 13 cycles if two start per
@@ -11,38 +9,19 @@
 #include "kernels/byte_permutes.hpp"
 #include "kernels/lane_sums.hpp"
 #include "kernels/token_records.hpp"
+#include "kernels/trit_words.hpp"
 #include "kernels/weight_prefetch.hpp"
-#include "unpack/small_blocks.hpp"
 
 #if defined(__AVX512VNNI__)
 
 namespace ikpy {
 namespace trits {
 
-constexpr int kPowers = 5, kBlocks = 4, kBlockBytes = UnpackIQ1_BN::kBlockBytes;
-
-// What is kept of 256 activations. Vector h: words of the bytes of 128 columns, 8 (with a spare one) for each
-// 32 columns; the byte that two of these share comes twice.
+// What is kept of 256 activations. Vector h: words of the bytes of 128 columns.
 struct Record {
     alignas(64) int16_t factor[2][kPowers][32];
     alignas(64) int32_t start[2][16];  // minus the sum of 32 activations in the first of their four lanes
     alignas(64) float scale[2][16];
-};
-
-// Which bytes make up word w of a vector.
-struct Word {
-    int block, group;  // of 64 columns; pair of 16-groups
-    int slot;          // 0 .. 5: own bytes, 6: trits of the shared one, 7: spare
-    explicit constexpr Word(int w) : block(w / 16), group(w / 8 & 1), slot(w & 7) {}
-    constexpr int byte() const {
-        return kBlockBytes * block + (slot < 6 ? 6 * group + slot : kBlockBytes - 1);
-    }
-    // Column of the trit that has the power e, -1 if there is none.
-    constexpr int column(int e) const {
-        const int first = 64 * block + 32 * group, shared = 4 - e - 2 * group;
-        if (slot < 6 && e >= 0 && e < kPowers) return first + slot / 3 * 16 + slot % 3 * 5 + 4 - e;
-        return slot == 6 && (shared == 0 || shared == 1) ? first + 16 * shared + 15 : -1;
-    }
 };
 
 struct Tables {

@@ -18,6 +18,7 @@
 #include "kernels/bf16_quads.hpp"
 #include "kernels/gemv_interleaved.hpp"
 #include "kernels/interleaved_quads.hpp"
+#include "kernels/weight_prefetch.hpp"
 
 namespace ikpy {
 
@@ -35,15 +36,43 @@ struct PanelRows {
     }
 };
 
+// Where 256 columns of a half come in groups of rows that are read side by side.
+struct PanelPlace {
+    SideBySide groups;
+    int64_t offset;  // of the columns in a group
+};
+
+// Up to this many bytes are asked for at once, in one burst of lines before a block is unpacked; on AVX2 what
+// a block of any size needs later is asked for part by part, so that memory is read while few tokens are
+// multiplied. Zen 3, weights in memory, products of 1, 4 and 8 tokens in the time that bursts took: Q4_K_R4
+// 0.75, 0.81 and 0.87, IQ4_K_R4 0.87, 0.95 and 0.94, Q4_0_R8 0.90, 0.95 and 0.96.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+constexpr int kBurstBlock = 0;
+template <class U>
+inline void prefetch_part(const Quads<U::kRows>& quads, int part, int64_t far) {
+    constexpr int kBytes = U::kBlockBytes / (U::kBlock / 32);
+    for (int q = 0; q < kQuads; q += U::kRows / 4)
+        for (int64_t line = 0; line < kBytes; line += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(quads.block[q] + part * kBytes + line + far),
+                         _MM_HINT_T1);
+}
+#else
+constexpr int kBurstBlock = kChunk - 1;
+template <class U>
+inline void prefetch_part(const Quads<U::kRows>&, int, int64_t) {}
+#endif
+
 // Unpacks up to 256 columns of a half; groups beyond n get zero scales.
 template <class U>
-void pack_interleaved(const uint8_t* const* groups, int64_t n, uint8_t* codes, float* d, float* m) {
+void pack_interleaved(const uint8_t* const* groups, const PanelPlace& place, int64_t n, uint8_t* codes,
+                      float* d, float* m) {
     constexpr int R = U::kRows, kGroups = U::kBlock / U::kGroup;
     const int n_blocks = static_cast<int>(std::min<int64_t>(n, kChunk) / U::kBlock);
     for (int b = 0; b < n_blocks; ++b) {
-        if constexpr (U::kBlock < kChunk)  // longer bursts than a small block slow larger ones down
+        if constexpr (U::kBlock <= kBurstBlock)
             for (int i = 0; i < kHalfRows / R; ++i)
                 prefetch_weights<U::kBlockBytes>(groups[i] + b * U::kBlockBytes);
+        const int64_t far = place.groups.skip(place.offset + b * U::kBlockBytes, kPrefetch.into_l2);
         for (int q0 = 0; q0 < kHalfRows / 4; q0 += kQuads) {
             Quads<R> quads;
             for (int q = 0; q < kQuads; ++q) {
@@ -53,6 +82,7 @@ void pack_interleaved(const uint8_t* const* groups, int64_t n, uint8_t* codes, f
                 U::scales(quads.block[q], quads.place[q], d + at, m + at);
             }
             for (int ib = 0; ib < U::kBlock / 32; ++ib) {
+                prefetch_part<U>(quads, ib, far);
                 PanelRows<U> rows{codes + (b * U::kBlock + 32 * ib) * kHalfRows + 16 * q0};
                 U::codes(quads, ib, rows);
             }
@@ -74,14 +104,15 @@ Int8Panel interleaved_panel(const RowBlock& rows, int h0, int h1, int64_t k0, in
     p.codes = work;
     p.d = reinterpret_cast<float*>(work + p.n * kBlockRows);
     p.m = p.d + 2 * p.half_scales(U::kGroup);
+    const SideBySide side_by_side((h1 - h0) * kHalfRows / U::kRows, U::kRows * rows.stride);
     for (int64_t k = 0; k < p.n; k += kChunk) {
         for (int h = h0; h < h1; ++h) {
             const uint8_t* groups[kHalfRows / U::kRows];
+            const PanelPlace place{side_by_side, (k0 + k) / U::kBlock * U::kBlockBytes};
             for (int i = 0; i < kHalfRows / U::kRows; ++i)
-                groups[i] = rows.group(h, i * U::kRows, U::kRows) + RowHeader<U>::kBytes +
-                            (k0 + k) / U::kBlock * U::kBlockBytes;
+                groups[i] = rows.group(h, i * U::kRows, U::kRows) + RowHeader<U>::kBytes + place.offset;
             const int64_t scales = (h - h0) * p.half_scales(U::kGroup) + k / U::kGroup * kHalfRows;
-            pack_interleaved<U>(groups, rows.n_in - k0 - k,
+            pack_interleaved<U>(groups, place, rows.n_in - k0 - k,
                                 p.codes + (h - h0) * p.half_codes() + k * kHalfRows, p.d + scales,
                                 p.m + scales);
         }
@@ -94,16 +125,19 @@ Int8Panel whole_interleaved_panel(const RowBlock& rows, int64_t k0, int64_t n, u
     return interleaved_panel<U>(rows, 0, rows.halves(), k0, n, work);
 }
 
+constexpr int kWordTokens = 4;  // of most types
+
 // Up to this many tokens those products are the faster ones. On AVX2 codes of few bits gain most from panels,
-// whose products have more registers for sums in 16 bits; with a scale for every 16 columns, less: IQ2_K_R4
-// of 6 tokens takes 1.15 times as long with panels, as long of 8. On AVX-512 sums of 12 tokens fit into the
-// registers; where codes are looked up in two tables, have no scales or two sums of six bits, panels pay
+// whose products have more registers for sums in 16 bits. Words leave the registers with more tokens than
+// WordTokens: with five IQ4_K_R4 took 1.4 times as long as with panels. On AVX-512 sums of 12 tokens fit into
+// the registers; where codes are looked up in two tables, have no scales or two sums of six bits, panels pay
 // earlier.
-template <class U>
+template <class U, int WordTokens>
 constexpr int interleaved_tokens() {
 #if defined(__AVX2__) && !defined(IKPY_BYTE_DOTS)
     constexpr int kSpan = PanelCodes<U>::kSpan;
-    return kSpan > 127 ? kInterleavedTokens : U::kGroup == 16 ? 7 : kSpan > 31 ? 4 : 2;
+    if (row_words::kHas<U>) return WordTokens;
+    return kSpan > 127 ? kInterleavedTokens : kSpan > 31 ? 4 : 2;
 #elif defined(__AVX512VNNI__)
     constexpr bool kTwoSums = U::kGroup == 16;
     if (UnitScales<U>::value) return 5;
@@ -116,7 +150,7 @@ constexpr int interleaved_tokens() {
 
 // Few tokens: products straight from the unpacked codes where the tier has them, else small panels, so that
 // reading memory and multiplying overlap.
-template <class U>
+template <class U, int WordTokens = kWordTokens>
 void interleaved_gemv(const RowBlock& rows, const TokenSet& tokens, float* out,
                       [[maybe_unused]] uint8_t* work) {
     const ActQ8Layout layout(rows.n_in);
@@ -124,7 +158,7 @@ void interleaved_gemv(const RowBlock& rows, const TokenSet& tokens, float* out,
     for (int h = 0; h < n_halves; ++h) {
         float* sums = out + h * kHalfRows;
 #if defined(__AVX2__)
-        interleaved_dots<U, interleaved_tokens<U>()>(rows, h, tokens.x, tokens.n, layout, sums);
+        interleaved_dots<U, interleaved_tokens<U, WordTokens>()>(rows, h, tokens.x, tokens.n, layout, sums);
 #else
         const Int8GemmFn multiply = int8_gemm_of<U>();
         for (int64_t k0 = 0; k0 < layout.n; k0 += kChunk)
@@ -163,12 +197,13 @@ constexpr int64_t interleaved_expert_tokens() {
     return U::kBlockBytes >= U::kRows * U::kBlock ? 20 : kTileMinExpertTokens;
 }
 
-template <class U>
+// WordTokens: up to this many tokens those of gemv_interleaved_words.hpp were measured to be the faster ones.
+template <class U, int WordTokens = kWordTokens>
 constexpr WeightKernels interleaved_kernels() {
     return with_many_tokens<U>({U::kType,
                                 kActQ8,
-                                interleaved_tokens<U>(),
-                                interleaved_gemv<U>,
+                                interleaved_tokens<U, WordTokens>(),
+                                interleaved_gemv<U, WordTokens>,
                                 panel_products_of<U, InterleavedPanel>(),
                                 int8_panel_bytes<U>,
                                 {interleaved_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes,

@@ -24,7 +24,11 @@ const WeightKernels* unpacking_kernels(int type) {
 bool has_unpacker(int type) { return unpacking_kernels(type) != nullptr; }
 
 WeightKernels weight_kernels(int type) {
-    if (const WeightKernels* k = unpacking_kernels(type)) return *k;
+    if (const WeightKernels* k = unpacking_kernels(type)) {
+        WeightKernels kernels = *k;
+        if (kernels.amd_gemv_tokens > 0 && is_for_amd()) kernels.gemv_tokens = kernels.amd_gemv_tokens;
+        return kernels;
+    }
     if (const WeightKernels* k = decoded_weight_kernels(type)) return *k;
     throw std::invalid_argument("no matrix product for tensor type " + std::to_string(type));
 }

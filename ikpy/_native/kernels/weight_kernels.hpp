@@ -124,6 +124,8 @@ struct WeightKernels {
     void (*share)(const uint8_t* x, int64_t n_in, int64_t n_rows, int64_t first, int64_t last,
                   uint8_t* to) = nullptr;
     int64_t (*shared_bytes)(int64_t n_in) = nullptr;
+    // gemv_tokens of AMD's CPUs; 0: the same.
+    int amd_gemv_tokens = 0;
 };
 
 // Types without an unpacker go through f32. Throws std::invalid_argument for types that cannot be decoded.

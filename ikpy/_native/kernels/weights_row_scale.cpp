@@ -12,7 +12,7 @@ const WeightKernels* row_scale_weight_kernels(int type) {
                                                quant_kernels<UnpackIQ4_KS>(),
                                                quant_kernels<UnpackIQ5_KS, gemv_tokens<UnpackIQ5_KS, 6>()>(),
                                                quant_kernels<UnpackIQ4_KSS>(),
-                                               quant_kernels<UnpackIQ2_KL>(),
+                                               quant_kernels<UnpackIQ2_KL, gemv_tokens<UnpackIQ2_KL>(), 0>(),
                                                quant_kernels<UnpackQ8_KV, kGemvTokensOfUnscaledBytes>()};
 #if defined(__AVX512VNNI__)
     static constexpr WeightKernels kPairs = points::kernels<points::IQ2_KL, UnpackIQ2_KL, 9>();

@@ -3,6 +3,7 @@
 #include "ikpy/ops.hpp"
 #include "kernels/gemv_four_rows.hpp"
 #include "kernels/gemv_trits.hpp"
+#include "kernels/gemv_trits_avx2.hpp"
 #include "kernels/quant_product.hpp"
 #include "unpack/small_blocks.hpp"
 
@@ -28,6 +29,11 @@ const WeightKernels* small_block_weight_kernels(int type) {
 #if defined(__AVX512VNNI__)
     static constexpr WeightKernels kTrits = record_kernels<trits::Product>();
     if (type == kTrits.type && has_byte_permutes()) return &kTrits;
+#endif
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    static constexpr WeightKernels kWords =
+        record_kernels<trits::Product, four_rows::gemv<UnpackIQ1_BN, 5>>(trit_kernels<UnpackIQ1_BN, 5>());
+    if (type == kWords.type) return &kWords;
 #endif
     for (const WeightKernels& k : kTable)
         if (k.type == type) return &k;

@@ -234,7 +234,9 @@ struct UnpackQ6_K {
     template <class C>
     static void block(const uint8_t* p, C codes, float* d, float*) {
         c32::scaled16(load_f16(p + 208), load_unaligned<c32::Codes16>(p + 192), d);
+#pragma GCC unroll 2
         for (int h = 0; h < 2; ++h)
+#pragma GCC unroll 4
             for (int t = 0; t < 4; ++t)
                 c32::store(codes + 128 * h + 32 * t,
                            c32::field(c32::load(p + 64 * h + 32 * (t & 1)), 4 * (t >> 1), 15) |

@@ -349,7 +349,8 @@ class CommonParams:
 
     def device_params(self) -> DeviceParams:
         """How devices are used."""
-        from ikpy.graph.placement import DeviceParams, offload_policy
+        from ikpy.graph.offload_policy import offload_policy
+        from ikpy.graph.placement import DeviceParams
 
         model = self.model
         return DeviceParams(

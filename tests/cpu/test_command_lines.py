@@ -99,6 +99,7 @@ def known_options() -> set[str]:
         *quantize_arguments.VALUE_OPTIONS,
         *tokenize.FLAGS,
         *tokenize.VALUE_OPTIONS,
+        *re.findall(r"--[a-z-]+", cuda.USAGE),
     }
     for app in (convert.app, gguf.app):
         command = typer.main.get_command(app)
@@ -109,7 +110,6 @@ def known_options() -> set[str]:
 
 ABOUT_SCRIPTS = ("performance", "performance-avx2", "performance-kernels", "quants", "cuda-kernels")
 EXPLAINED = {
-    "gpu.md": {"--arch"},
     "gpu-testing.md": {"--budget", "--no-cone", "--sections"},
     "bench.md": {"--peer-bin"},
 }

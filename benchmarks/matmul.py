@@ -19,22 +19,11 @@ import time
 import numpy as np
 import psutil
 
-from benchmarks.matmul_plans import Program
+from benchmarks.matmul_plans import FAST_TYPES, Program
 from benchmarks.random_weights import random_tensor
 from ikpy._native import core, tier
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name
-
-TYPES = (
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_0", "Q8_0", "IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K", "F32", "F16", "BF16"),
-    *("IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ4_KSS", "IQ2_KL", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT", "Q8_KV"),
-    *("MXFP4", "Q1_0_G128", "IQ1_BN", "IQ2_BN", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
-    *("Q4_0_R8", "Q5_0_R4", "Q6_0_R4", "Q8_0_R8", "IQ4_NL_R4", "IQ4_XS_R8", "MXFP4_R8", "Q8_KV_R8", "Q8_K_R8"),
-    *("Q8_K_R16", "Q2_K_R4", "Q3_K_R4", "Q4_K_R4", "Q5_K_R4", "Q6_K_R4", "IQ2_K_R4", "IQ3_K_R4", "IQ4_K_R4"),
-    *("IQ5_K_R4", "IQ4_KS_R4", "IQ5_KS_R4", "IQ1_S_R4", "IQ1_M_R4", "IQ2_XXS_R4", "IQ2_XS_R4", "IQ2_S_R4"),
-    *("IQ3_XXS_R4", "IQ3_S_R4", "IQ2_BN_R4", "BF16_R16", "Q4_0_4x4", "Q4_0_4x8", "Q4_0_8x8", "TQ1_0", "TQ2_0"),
-)
 
 
 def weights(name: str, k: int, n: int, *, bf16_values: bool = False) -> np.ndarray:
@@ -106,7 +95,7 @@ def cached_rate(name: str, seconds: float) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=("prompt", "generate", "cached"))
-    parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--types", default=",".join(FAST_TYPES))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=512, help="of prompt")
     parser.add_argument("--seconds", type=float, default=1.0, help="per type")

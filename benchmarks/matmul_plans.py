@@ -8,11 +8,13 @@ import numpy as np
 
 from ikpy._native import core
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
-from ikpy.quants import by_name
+from ikpy.quants import by_name, registry
 
 F32 = by_name("F32").id
 F16 = by_name("F16").id
 I32 = 26
+# Names (in capitals) of the types that are multiplied without decoding rows first.
+FAST_TYPES = tuple(row.name.upper() for row in registry.all_types() if core.has_unpacker(row.id))
 
 
 class Program:

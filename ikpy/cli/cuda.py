@@ -16,6 +16,7 @@ USAGE = """usage: ikpy cuda info
 info   show the devices and what the CUDA backend needs
 build  compile the kernels into the user cache, for the devices found unless --arch names architectures (compute_80,
        compute_75: PTX, which drivers compile for devices that this nvcc does not know);
+       --jobs N compiles N files at a time (default: one per core), --force also those that are in the cache,
        --usage prints registers, shared memory and spills of every kernel, --no-spills makes a spill an error
 tune   time products of every family of weight types on the devices found: int8, bf16 and, on sm_90, wgmma kernels;
        models that are loaded later use what was fastest

@@ -6,7 +6,7 @@ path ("context.n_ctx"). Sampling fields carry the names of the request fields of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ikpy.engine.prefix import PROMPT_TAIL
@@ -349,7 +349,8 @@ class CommonParams:
 
     def device_params(self) -> DeviceParams:
         """How devices are used."""
-        from ikpy.graph.placement import DeviceParams, offload_policy
+        from ikpy.graph.offload_policy import offload_policy
+        from ikpy.graph.placement import DeviceParams
 
         model = self.model
         return DeviceParams(
@@ -364,43 +365,15 @@ class CommonParams:
         )
 
     def context_params(self, **changes: Any) -> ContextParams:
-        """Context parameters of the engine; `changes` replaces single fields (n_ctx=..., n_seq_max=...)."""
+        """Context parameters of the engine, which have the values of fields of the same name; `changes` replaces single
+        ones (n_ctx=..., n_seq_max=...)."""
         from ikpy.engine.params import ContextParams
 
         context = self.context
-        values: dict[str, Any] = {
-            "n_ctx": context.n_ctx,
-            "n_batch": context.n_batch,
-            "n_ubatch": context.n_ubatch,
-            "n_seq_max": context.n_parallel,
-            "n_threads": self.n_threads,
-            "n_threads_batch": self.n_threads_batch,
-            "flash_attn": context.flash_attn,
-            "mla": context.mla,
-            "attn_max_batch": context.attn_max_batch,
-            "type_k": context.type_k,
-            "type_v": context.type_v,
-            "type_k_first": context.type_k_first,
-            "type_k_last": context.type_k_last,
-            "type_v_first": context.type_v_first,
-            "type_v_last": context.type_v_last,
-            "type_indexer": context.type_indexer,
-            "sparse_top_k": context.sparse_top_k,
-            "k_hadamard": context.k_hadamard,
-            "v_hadamard": context.v_hadamard,
-            "swa_full": context.swa_full,
-            "rope_freq_base": context.rope_freq_base,
-            "rope_freq_scale": context.rope_freq_scale,
-            "rope_scaling": context.rope_scaling,
-            "yarn_ext_factor": context.yarn_ext_factor,
-            "yarn_attn_factor": context.yarn_attn_factor,
-            "yarn_beta_fast": context.yarn_beta_fast,
-            "yarn_beta_slow": context.yarn_beta_slow,
-            "yarn_orig_ctx": context.yarn_orig_ctx,
-            "smart_expert_reduction": context.smart_expert_reduction,
-            "grouped_experts": context.grouped_experts,
-            "embeddings": context.embeddings,
-        }
+        shared = {each.name for each in fields(ContextParams)} & vars(context).keys()
+        values: dict[str, Any] = {name: getattr(context, name) for name in shared}
+        values["n_seq_max"] = context.n_parallel
+        values["n_threads"], values["n_threads_batch"] = self.n_threads, self.n_threads_batch
         if context.attention is not None:
             values["causal"] = context.attention == "causal"
         return ContextParams(**(values | changes))

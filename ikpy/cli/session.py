@@ -181,7 +181,7 @@ def show_file(params: CommonParams, file: GGUFFile, path: str) -> Vocab:
     Raises:
         IkpyError: architecture or vocabulary is not supported.
     """
-    from ikpy.graph.placement import policy_lines
+    from ikpy.graph.offload_policy import policy_lines
     from ikpy.tools import model_logs
 
     print_log(params, model_logs.loader_lines(file, path, dump=not params.log.minilog))

@@ -25,6 +25,19 @@ class GrammarError(UsageError):
         super().__init__(message if len(message) <= LONGEST_MESSAGE else f"{message[:half]} ... {message[-half:]}")
 
 
+def literal(text: str) -> str:
+    """GBNF literal of ``text``."""
+    escaped = []
+    for char in text:
+        if char in '"\\':
+            escaped.append("\\" + char)
+        elif ord(char) < 0x20 or ord(char) == 0x7F:
+            escaped.append(f"\\x{ord(char):02X}")
+        else:
+            escaped.append(char)
+    return f'"{"".join(escaped)}"'
+
+
 @dataclass(frozen=True)
 class Literal:
     """Fixed text."""

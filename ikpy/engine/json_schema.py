@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError
+from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError, literal
 from ikpy.engine.named_patterns import usable, with_patterns
 from ikpy.engine.pattern_search import search_gbnf
 from ikpy.engine.schema_bounds import integer_gbnf, number_gbnf
@@ -38,19 +38,6 @@ LONGEST_PLACE = 100
 def schema_to_gbnf(schema: Schema) -> str:
     """GBNF text for ``schema``; raises GrammarError listing what cannot be converted, NoValueError if no value fits."""
     return _Converter(schema).convert()
-
-
-def literal(text: str) -> str:
-    """GBNF literal of ``text``."""
-    escaped = []
-    for char in text:
-        if char in '"\\':
-            escaped.append("\\" + char)
-        elif ord(char) < 0x20 or ord(char) == 0x7F:
-            escaped.append(f"\\x{ord(char):02X}")
-        else:
-            escaped.append(char)
-    return f'"{"".join(escaped)}"'
 
 
 def _inside(where: str, name: Any) -> str:
@@ -242,7 +229,7 @@ class _Converter:
                     return self.alternatives(part[key], where)
             return self.expression(part, where)
         try:
-            options = Conjunction(self.resolved, lambda part: self.look_at(part, where)).of(parts)
+            options = Conjunction(self.resolved, self.look_at).of(parts)
         except ValueError as error:
             return self.fail(f"{where}: {error}")
         options = [o for o in options if "enum" not in o or self.allowed(o["enum"], o)]
@@ -257,7 +244,7 @@ class _Converter:
             raise ValueError(f"$ref {json.dumps(target)} points nowhere")
         return schema
 
-    def look_at(self, schema: Any, where: str) -> None:
+    def look_at(self, schema: Any) -> None:
         """Counts a schema; ValueError for one that no keywords can be read from."""
         self.count_part()
         if not isinstance(schema, dict | bool):
@@ -334,7 +321,7 @@ class _Converter:
         if named:
             self.use("char")
             place = _inside(where, "other")
-            name = rf'"\"" ({other_names(named, literal, lambda body: self.add(place, body))}) "\"" {space}'
+            name = rf'"\"" ({other_names(named, lambda body: self.add(place, body))}) "\"" {space}'
         return f'{name} ":" {space} {rule}'
 
     def array(self, schema: dict[str, Any], where: str) -> str:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ikpy.engine.gbnf import literal
+
 MOST_PREFIXES = 1000
 """Beginnings of names that are told apart; each is a rule or two."""
 LONGEST_PREFIXES = (32, 16, 8, 4, 2, 1)
@@ -15,16 +17,16 @@ _Trie = dict[str | None, Any]
 """What may follow: JSON text of the next character -> trie; None: a name ends here (False) or is longer (True)."""
 
 
-def other_names(names: Iterable[str], literal: Callable[[str], str], add: Callable[[str], str]) -> str:
+def other_names(names: Iterable[str], add: Callable[[str], str]) -> str:
     """Body between the quotes of a JSON string that is none of ``names``; uses the rule ``char``.
 
-    ``literal`` makes a GBNF literal, ``add`` a rule. Left out as well: strings that begin as a name does and go on with
-    an escape of four digits, which may be the same character, and those that begin with the same 32 characters as a
-    longer name (fewer, if there are many names).
+    ``add`` makes a rule. Left out as well: strings that begin as a name does and go on with an escape of four digits,
+    which may be the same character, and those that begin with the same 32 characters as a longer name (fewer, if there
+    are many names).
     """
     root = _trie(names)
-    found = f"{_leaving(root, literal, add)} char*"
-    inside = _inside(root, literal, add)
+    found = f"{_leaving(root, add)} char*"
+    inside = _inside(root, add)
     return f"{found} | {inside}" if inside else found
 
 
@@ -42,7 +44,7 @@ def _trie(names: Iterable[str]) -> _Trie:
     return root
 
 
-def _leaving(node: _Trie, literal: Callable[[str], str], add: Callable[[str], str]) -> str:
+def _leaving(node: _Trie, add: Callable[[str], str]) -> str:
     """Rule of the texts behind a beginning of names up to the first character with which they are no names."""
     following = [char for char in node if char is not None]
     single = "".join(_class_char(char) for char in following if len(char) == 1)
@@ -50,15 +52,15 @@ def _leaving(node: _Trie, literal: Callable[[str], str], add: Callable[[str], st
     options = [f'[^"\\\\\\x7F\\x00-\\x1F{single}]', *([f"[\\\\] [{escapes}]"] if escapes else [])]
     for char in following:
         if not node[char].get(None):
-            options.append(f"{literal(char)} {_leaving(node[char], literal, add)}")
+            options.append(f"{literal(char)} {_leaving(node[char], add)}")
     return add(" | ".join(options))
 
 
-def _inside(node: _Trie, literal: Callable[[str], str], add: Callable[[str], str]) -> str:
+def _inside(node: _Trie, add: Callable[[str], str]) -> str:
     """Rule of the texts behind a beginning of names that end inside of names; empty if there are none."""
     options = [] if None in node else ['""']
     for char, child in node.items():
-        if char is not None and (rest := _inside(child, literal, add)):
+        if char is not None and (rest := _inside(child, add)):
             options.append(f"{literal(char)} {rest}")
     return add(" | ".join(options)) if options else ""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+from ikpy.engine.gbnf import literal
+
 Ranges = list[tuple[int, int]]
 
 _CLASSES = {"d": "09", "w": "azAZ09__", "s": "  \t\t\n\n\r\r"}
@@ -197,5 +199,4 @@ def _class_char(code: int) -> str:
 
 
 def _json_literal(char: str) -> str:
-    text = json.dumps(char, ensure_ascii=False)[1:-1]
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return literal(json.dumps(char, ensure_ascii=False)[1:-1])

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from ikpy.graph.adapters import adapted_tensor
 from ikpy.graph.division import TIED_OUTPUT
 from ikpy.graph.ir import F32, Buffer, Node, Value, contiguous_strides, like
-from ikpy.graph.placement import CPU, EXPERT_MATMUL, FUSED_EXPERTS, FUSED_MATMUL, MATMUL, Placement
+from ikpy.graph.offload_policy import EXPERT_MATMUL, FUSED_EXPERTS, FUSED_MATMUL, MATMUL
+from ikpy.graph.placement import CPU, Placement
 
 REPLICATED = {"act_prepare", "rope_table", "kq_mask", "attention_temperature", "moe_group"}
 EXPERT_KINDS = {"mul_mat_id": EXPERT_MATMUL, "mul_mat_id_up_gate": FUSED_EXPERTS}

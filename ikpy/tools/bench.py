@@ -254,7 +254,8 @@ class Engine:
 
     def device_params(self) -> DeviceParams:
         """How devices are used."""
-        from ikpy.graph.placement import DeviceParams, offload_policy
+        from ikpy.graph.offload_policy import offload_policy
+        from ikpy.graph.placement import DeviceParams
 
         cuda = dict(entry.split("=", 1) for entry in self.params.cuda_params.split(",") if "=" in entry)
         batch, bf16 = cuda.get("offload-batch-size", "32"), cuda.get("bf16-batch-size", "")

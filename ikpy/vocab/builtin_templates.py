@@ -1,4 +1,4 @@
-"""Built-in chat templates, by the names ``--chat-template`` takes, and their detection in a template text."""
+"""Built-in chat templates, by the names that ``--chat-template`` takes."""
 
 from __future__ import annotations
 
@@ -263,66 +263,3 @@ BUILTIN_TEMPLATES: dict[str, str] = {
         generation="<|response|>",
     ).source(),
 }
-
-# Texts that must all occur, in the order in which formats are tried; [INST] formats are told apart below.
-_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("chatml", ("<|im_start|>",)),
-    ("[INST]", ("[INST]",)),
-    ("chatglm3", ("[gMASK]sop",)),
-    ("chatglm4", ("[gMASK]<sop>",)),
-    ("phi3", ("<|assistant|>", "<|end|>")),
-    ("falcon3", ("<|assistant|>", "<|user|>")),
-    ("zephyr", ("<|user|>", "<|endoftext|>")),
-    ("monarch", ("bos_token + message['role']",)),
-    ("gemma", ("<start_of_turn>",)),
-    ("orion", ("'\\n\\nAssistant: ' + eos_token",)),
-    ("openchat", ("GPT4 Correct ",)),
-    ("vicuna-orca", ("USER: ", "ASSISTANT: ", "SYSTEM: ")),
-    ("vicuna", ("USER: ", "ASSISTANT: ")),
-    ("deepseek", ("### Instruction:", "<|EOT|>")),
-    ("command-r", ("<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>")),
-    ("llama3", ("<|start_header_id|>", "<|end_header_id|>")),
-    ("minicpm", ("<用户>",)),
-    ("deepseek2", ("'Assistant: ' + message['content'] + eos_token",)),
-    ("deepseek3", ("<｜Assistant｜>", "<｜User｜>", END_OF_SENTENCE)),
-    ("exaone3", ("[|system|]", "[|assistant|]", "[|endofturn|]")),
-    ("rwkv-world", ("rwkv-world",)),
-    ("granite", ("<|start_of_role|>",)),
-    (
-        "gigachat",
-        ("message['role'] + additional_special_tokens[0] + message['content'] + additional_special_tokens[1]",),
-    ),
-    ("megrez", ("<|role_start|>",)),
-    ("bailing2", ("<role>ASSISTANT</role>", "<role>HUMAN</role>", "<|role_end|>")),
-    ("bailing-think", ("<role>ASSISTANT</role>", "HUMAN", "<think>")),
-    ("bailing", ("<role>ASSISTANT</role>", "HUMAN")),
-    ("llama4", ("<|header_start|>", "<|header_end|>")),
-    ("dots1", ("<|endofuserprompt|>",)),
-    ("hunyuan-moe", ("<|startoftext|>", "<|extra_4|>")),
-    ("kimi-k2", ("<|im_assistant|>assistant<|im_middle|>",)),
-    ("grok-2", ("Human: ", "Assistant: ", "<|separator|>")),
-    ("gpt-oss", ("<|start|>", "<|channel|>")),
-    ("seed_oss", ("<seed:bos>",)),
-)
-
-
-def detect_format(source: str) -> str | None:
-    """Name of the format a template text looks like, or None."""
-    for name, signs in _SIGNS:
-        if all(sign in source for sign in signs):
-            return _instruction_format(source) if name == "[INST]" else name
-    return None
-
-
-def _instruction_format(source: str) -> str:
-    if "[SYSTEM_PROMPT]" in source:
-        return "mistral-v7"
-    if "' [INST] ' + system_message" in source or "[AVAILABLE_TOOLS]" in source:
-        if " [INST]" in source:
-            return "mistral-v1"
-        return "mistral-v3-tekken" if '"[INST]"' in source else "mistral-v3"
-    if "content.strip()" in source:
-        return "llama2-sys-strip"
-    if "bos_token + '[INST]" in source:
-        return "llama2-sys-bos"
-    return "llama2-sys" if "<<SYS>>" in source else "llama2"

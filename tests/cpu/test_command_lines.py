@@ -14,7 +14,9 @@ from ikpy.cli.bench_command import parse_bench
 from ikpy.cli.bench_options import BY_NAME
 from ikpy.cli.options import TOOLS, by_name
 from ikpy.cli.parser import Parser, parse
+from ikpy.convert.families import FAMILIES
 from ikpy.errors import UsageError
+from ikpy.models import ARCHITECTURES
 from tests.command_lines import invocations, joined_lines
 from tests.shared import ROOT, SHARED
 
@@ -97,6 +99,7 @@ def known_options() -> set[str]:
         *quantize_arguments.VALUE_OPTIONS,
         *tokenize.FLAGS,
         *tokenize.VALUE_OPTIONS,
+        *re.findall(r"--[a-z-]+", cuda.USAGE),
     }
     for app in (convert.app, gguf.app):
         command = typer.main.get_command(app)
@@ -107,7 +110,6 @@ def known_options() -> set[str]:
 
 ABOUT_SCRIPTS = ("performance", "performance-avx2", "performance-kernels", "quants", "cuda-kernels")
 EXPLAINED = {
-    "gpu.md": {"--arch"},
     "gpu-testing.md": {"--budget", "--no-cone", "--sections"},
     "bench.md": {"--peer-bin"},
 }
@@ -129,6 +131,29 @@ def test_documented_options_exist(page: Path) -> None:
             if not OTHER_PROGRAMS.search(line if is_code else code):
                 unknown |= {name for name in re.findall(r"(?<![\w-])--[a-z][\w.-]*\w(?![\w-])", code)} - known_options()
     assert not unknown - EXPLAINED.get(page.name, set())
+
+
+@cache
+def documented_words() -> set[str]:
+    """What looks like an option anywhere on the pages."""
+    return {name for page in PAGES for name in re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", page.read_text())}
+
+
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, *(f"gguf {name}" for name in ("split", "merge", "hash", "dump", "set"))]
+)
+def test_options_are_documented(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the help of a command names stands on a page as well."""
+    assert main([*command.split(), "--help"]) == 0
+    shown = set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w", capsys.readouterr().out))
+    assert not shown - documented_words()
+
+
+def test_architectures_and_families_are_documented() -> None:
+    """Each has a row in the table of its page."""
+    for page, names in (("models", ARCHITECTURES), ("convert", FAMILIES)):
+        rows = [line for line in (ROOT / "docs" / f"{page}.md").read_text().splitlines() if line.startswith("| `")]
+        assert not names.keys() - {name for row in rows for name in re.findall(r"`([\w.-]+)`", row)}
 
 
 def script_source(path: Path) -> str:

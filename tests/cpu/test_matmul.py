@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.matmul_plans import Program
+from benchmarks.matmul_plans import FAST_TYPES, Program
 from benchmarks.random_weights import random_tensor
 from ikpy._native import core
 from ikpy.graph.elementwise import UNARY_KINDS
@@ -20,24 +20,9 @@ from ikpy.quants import by_name, dequantize
 from tests.expected_products import assert_close, effective
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
-BLOCK32_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_0", "Q8_0", "IQ4_NL", "MXFP4", "Q8_KV")
-BLOCK64_TYPES = ("IQ1_BN", "IQ2_BN", "Q1_0_G128")
-BLOCK256_TYPES = (
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K"),
-    *("IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ4_KSS", "IQ2_KL", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT"),
-    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0"),
-)
-SHORT_INTERLEAVED_TYPES = (
-    *("Q4_0_R8", "Q5_0_R4", "Q6_0_R4", "Q8_0_R8", "IQ4_NL_R4", "MXFP4_R8", "Q8_KV_R8", "IQ2_BN_R4", "Q4_0_4x4"),
-    *("IQ1_S_R4", "IQ1_M_R4", "Q4_0_4x8", "Q4_0_8x8"),
-)
-INTERLEAVED_TYPES = (
-    *SHORT_INTERLEAVED_TYPES,
-    *("Q2_K_R4", "Q3_K_R4", "Q4_K_R4", "Q5_K_R4", "Q6_K_R4", "IQ4_XS_R8", "IQ2_K_R4", "IQ3_K_R4", "IQ4_K_R4"),
-    *("IQ5_K_R4", "IQ4_KS_R4", "IQ5_KS_R4", "Q8_K_R8", "Q8_K_R16", "BF16_R16"),
-    *("IQ2_XXS_R4", "IQ2_XS_R4", "IQ2_S_R4", "IQ3_XXS_R4", "IQ3_S_R4"),
-)
-FAST_TYPES = FLOAT_TYPES + BLOCK32_TYPES + BLOCK64_TYPES + BLOCK256_TYPES + INTERLEAVED_TYPES
+BLOCK_TYPES = tuple(name for name in FAST_TYPES if name not in FLOAT_TYPES)
+# Rows of these may end inside the 256 columns that are unpacked at a time.
+SHORT_TYPES = tuple(name for name in BLOCK_TYPES if 32 <= by_name(name).block_elements < 256)
 DECODED_TYPES = ("Q8_K",)
 
 # Rounding of f32 sums relative to sum |w| |x|; integer dot products are exact.
@@ -121,7 +106,7 @@ def test_row_counts(name: str, n: int) -> None:
             assert_close(y, w, effective(x, name), EXACT, f"{name}, {n} rows, {threads} threads")
 
 
-@pytest.mark.parametrize("name", BLOCK32_TYPES + BLOCK64_TYPES + SHORT_INTERLEAVED_TYPES)
+@pytest.mark.parametrize("name", SHORT_TYPES)
 @pytest.mark.parametrize("columns", (32, 96, 224, 288, 1120, 4128))
 def test_rows_that_end_inside_a_chunk(name: str, columns: int) -> None:
     k, n = columns // 32 * by_name(name).block_elements, rows_of(name, 37)
@@ -211,7 +196,7 @@ def test_sums_at_their_bounds_are_exact(name: str) -> None:
         assert np.array_equal(dense(name, data, k, n, x[:tokens]), x[:tokens] @ w.T), f"{name}, {tokens} tokens"
 
 
-@pytest.mark.parametrize("name", BLOCK32_TYPES + BLOCK64_TYPES + BLOCK256_TYPES + INTERLEAVED_TYPES)
+@pytest.mark.parametrize("name", BLOCK_TYPES)
 def test_sums_of_extreme_codes_stay_in_range(name: str) -> None:
     """Nearly all weights of a group at one end of its range, all activations at one end of theirs."""
     k, n = 512, 32
@@ -229,7 +214,7 @@ def test_sums_of_extreme_codes_stay_in_range(name: str) -> None:
             assert_close(y, w, effective(x, name), bound, f"{name}, {tokens} tokens, {sign}")
 
 
-@pytest.mark.parametrize("name", BLOCK32_TYPES + BLOCK64_TYPES + BLOCK256_TYPES + INTERLEAVED_TYPES)
+@pytest.mark.parametrize("name", BLOCK_TYPES)
 def test_extreme_activations_that_follow_the_codes(name: str) -> None:
     """Activations at the ends of their range, with signs that drive the sums of one row as far as they go.
 

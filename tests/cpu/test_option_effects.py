@@ -14,7 +14,7 @@ from ikpy.cli.bench_command import parse_bench
 from ikpy.cli.bench_options import ROWS as BENCH_ROWS
 from ikpy.cli.needs import NEEDS, UNUSED_IN_MODES
 from ikpy.cli.options import TOOLS, Effect, Option, all_options, by_name
-from ikpy.cli.params import CommonParams
+from ikpy.cli.params import CommonParams, ContextOptions
 from ikpy.cli.parser import parse
 from ikpy.cli.values import to_text
 from ikpy.engine.context import Context
@@ -31,6 +31,8 @@ from ikpy.tools.sweep_bench import SweepSettings
 from tests.shared import DATA, ROOT
 
 PACKAGE = ROOT / "ikpy"
+HANDED_ON = {each.name for each in fields(ContextOptions)} & {each.name for each in fields(ContextParams)}
+"""Fields of the command line that the engine gets by their names; that it reads its own is looked at below."""
 
 
 @cache
@@ -80,6 +82,8 @@ def is_read(dest: str) -> bool:
     section, _, name = dest.rpartition(".")
     if section == "sampling":  # the sampler and the server have it as `params`, `base` or `s`
         return bool({f"{base}.{name}" for base in ("params", "self", "s", "sampling")} & read_fields())
+    if section == "context" and name in HANDED_ON:
+        return True
     return f"{section}.{name}" in read_fields() or f".{name}" in read_fields()
 
 

@@ -7,15 +7,14 @@ import pytest
 from ikpy.engine.model import open_model
 from ikpy.engine.params import ModelParams
 from ikpy.errors import UsageError
+from ikpy.graph.offload_policy import offload_policy, policy_lines
 from ikpy.graph.placement import (
     CPU,
     Device,
     PlacementParams,
     cpu_expert_layers,
-    offload_policy,
     place,
     placement_lines,
-    policy_lines,
 )
 from ikpy.quants.name_pattern import compile_pattern
 

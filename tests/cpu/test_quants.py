@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 
 import gguf
 import numpy as np
@@ -41,6 +42,15 @@ PACKINGS = sorted((a, b) for a, b in PERMUTATIONS if registry.by_name(b).interle
 def recorded(plain, packed):
     """Whether bytes of both types were recorded from the same floats (bf16_r16 was truncated from f32)."""
     return {plain.lower(), packed.lower()} <= set(GOLDEN_TYPES) and packed != "bf16_r16"
+
+
+def test_numbers_and_names_belong_to_one_type():
+    rows, file_types = registry.all_types(), registry.all_ftypes()
+    for keys in ([r.id for r in rows], [r.name.lower() for r in rows], [f.name.lower() for f in file_types]):
+        assert not [key for key, n in Counter(keys).items() if n > 1]
+    assert [row.id for row in rows] == sorted(row.id for row in rows)
+    assert [row.id for row in file_types] == sorted(row.id for row in file_types)
+    assert {row.base_type for row in file_types} <= {row.name for row in rows}
 
 
 def test_table_matches_format_description():

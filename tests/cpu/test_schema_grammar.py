@@ -8,7 +8,7 @@ import pytest
 
 from ikpy.engine.gbnf import GrammarError
 from ikpy.engine.grammar import json_schema_grammar
-from ikpy.engine.json_schema import literal, schema_to_gbnf
+from ikpy.engine.json_schema import schema_to_gbnf
 from ikpy.engine.schema_names import LONGEST_PREFIXES, MOST_PREFIXES, other_names
 from tests.cpu.test_grammar import TEXTS, accepts
 
@@ -124,7 +124,7 @@ def test_schemas_that_are_refused(schema: dict, message: str) -> None:
 def test_names_of_further_properties_stay_bounded() -> None:
     for names in ([f"property number {i}" for i in range(5000)], ["x" * 3000, "x" * 40]):
         rules: list[str] = []
-        other_names(names, literal, lambda body, rules=rules: rules.append(body) or "r")
+        other_names(names, lambda body, rules=rules: rules.append(body) or "r")
         assert len(rules) <= 2 * (MOST_PREFIXES + 1)
     schema = {"properties": {"x" * 40: {"type": "null"}}, "additionalProperties": {"type": "string"}}
     grammar = json_schema_grammar(schema, TEXTS)

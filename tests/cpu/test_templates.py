@@ -8,7 +8,7 @@ import json
 import pytest
 
 from ikpy.errors import FileFormatError, UsageError
-from ikpy.vocab import BUILTIN_TEMPLATES, ChatTemplate, detect_format
+from ikpy.vocab import BUILTIN_TEMPLATES, ChatTemplate
 from tests.cpu.vocab_data import metadata_of, tiny
 from tests.shared import DATA
 
@@ -148,9 +148,7 @@ def test_bailing2_without_system_text():
 def test_recorded_prompt(case):
     source = RECORDED["sources"][case["model"]]
     bos = "<|begin_of_text|>"
-    template = ChatTemplate(
-        source if case["jinja"] else BUILTIN_TEMPLATES[detect_format(source)], bos, "<|end_of_text|>"
-    )
+    template = ChatTemplate(source if case["jinja"] else BUILTIN_TEMPLATES["phi3"], bos, "<|end_of_text|>")
     request = case["request"]
     prompt = template.render(
         request["messages"],
@@ -259,39 +257,6 @@ def test_unknown_name():
         ChatTemplate.from_argument("zzz")
     assert ChatTemplate.from_argument("chatml").source == BUILTIN_TEMPLATES["chatml"]
     assert ChatTemplate.from_argument("{{ 1 }}").render([]) == "1"
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("<|im_start|> [INST]", "chatml"),
-        ("[INST] [SYSTEM_PROMPT]", "mistral-v7"),
-        ("{{ ' [INST] ' + system_message }}", "mistral-v1"),
-        ('[AVAILABLE_TOOLS] "[INST]"', "mistral-v3-tekken"),
-        ("[AVAILABLE_TOOLS]'[INST]'", "mistral-v3"),
-        ("'[INST]' content.strip() <<SYS>>", "llama2-sys-strip"),
-        ("bos_token + '[INST] ' <<SYS>>", "llama2-sys-bos"),
-        ("'[INST]' <<SYS>>", "llama2-sys"),
-        ("'[INST]'", "llama2"),
-        ("<|assistant|> <|end|> <|user|>", "phi3"),
-        ("<|assistant|> <|user|>", "falcon3"),
-        ("<|user|> <|endoftext|>", "zephyr"),
-        ("<start_of_turn>", "gemma"),
-        ("USER: ASSISTANT: ", "vicuna"),
-        ("SYSTEM: USER: ASSISTANT: ", "vicuna-orca"),
-        ("<｜Assistant｜><｜User｜>" + EOS, "deepseek3"),
-        ("<role>ASSISTANT</role> 'HUMAN'", "bailing"),
-        ('<role>ASSISTANT</role> "HUMAN" <think>', "bailing-think"),
-        ("<role>ASSISTANT</role><role>HUMAN</role><|role_end|>", "bailing2"),
-        ("<|endofuserprompt|>", "dots1"),
-        ("<|start|><|channel|>", "gpt-oss"),
-        ("<seed:bos>", "seed_oss"),
-        ("nothing known", None),
-    ],
-)
-def test_detection(source, name):
-    assert detect_format(source) == name
-    assert name is None or name in BUILTIN_TEMPLATES
 
 
 @pytest.mark.parametrize("calls", [[], None])

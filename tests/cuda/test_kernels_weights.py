@@ -11,7 +11,7 @@ from benchmarks.random_weights import random_tensor
 from ikpy.backends.cuda import emulator, launch
 from ikpy.backends.cuda.launch import products
 from ikpy.graph.ir import F16, F32
-from ikpy.quants import by_name, dequantize
+from ikpy.quants import by_name, dequantize, registry
 from tests.cuda.programs import Program
 from tests.expected_products import assert_close, effective
 
@@ -31,6 +31,11 @@ def packed(type_name: str, shape: tuple[int, int], seed: int) -> np.ndarray:
 
 def values(data: np.ndarray, type_name: str, shape: tuple[int, ...]) -> np.ndarray:
     return dequantize(data.reshape(-1).view(np.uint8), type_name, shape, compute_scale=True)
+
+
+def test_every_stored_type_has_kernels() -> None:
+    stored = {row.name for row in registry.all_types() if row.is_quantized and not row.activation_only}
+    assert stored - {"i2_s"} == set(QUANTIZED)
 
 
 @pytest.mark.parametrize("type_name", QUANTIZED)

@@ -16,7 +16,7 @@ from ikpy.backends.cuda import emulator
 from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.arguments import pack
 from ikpy.backends.cuda.emulated import EmulatedDevice
-from ikpy.backends.cuda.launch import Launch, flash_shared_bytes, limits, lower, supports
+from ikpy.backends.cuda.launch import Launch, flash_shared_bytes, kernel_file, limits, lower, supports
 from ikpy.backends.cuda.launch.base import ACT_Q8
 from ikpy.graph.ir import F32, Buffer, Node, Value, contiguous_strides
 from ikpy.quants import registry
@@ -116,6 +116,16 @@ def number(expression: str, text: str) -> int:
     return value(ast.parse(expression.strip(), mode="eval").body)
 
 
+def test_kernels_are_looked_for_in_the_file_that_has_them() -> None:
+    """Those that no macro names; the others are looked at below."""
+    seen = 0
+    for source in emulator.sources():
+        for kernel in re.findall(r"IKPY_KERNEL\s+(?:__launch_bounds__\([^)]*\)\s*)?([a-z]\w+)\(", source.read_text()):
+            assert kernel_file(kernel) == source.stem, kernel
+            seen += 1
+    assert seen > 25
+
+
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="a C++ compiler is needed")
 def test_kernels_are_compiled_for_the_threads_they_are_launched_with() -> None:
     compiler, seen = os.environ.get("CXX", "g++"), set()
@@ -125,6 +135,7 @@ def test_kernels_are_compiled_for_the_threads_they_are_launched_with() -> None:
         text = subprocess.run([*command, "-x", "c++", str(source)], capture_output=True, text=True, check=True).stdout
         for bound, kernel in re.findall(r"BOUNDS\[([^,\]]*)[^\]]*\]\s*(\w+)\s*\(", text):
             assert limits.block_threads(kernel) <= number(bound, text), kernel
+            assert kernel_file(kernel) == source.stem, kernel
             seen.add(kernel.partition("_")[0])
     assert {"matvec1", "matmul", "wgmma", "gemm", "flash64"} <= seen
 

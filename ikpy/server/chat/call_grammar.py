@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ikpy.engine.gbnf import GrammarError
-from ikpy.engine.json_schema import literal, schema_to_gbnf
+from ikpy.engine.gbnf import GrammarError, literal
+from ikpy.engine.json_schema import schema_to_gbnf
 from ikpy.server.errors import bad_request
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from ikpy.engine import strict_json
-from ikpy.engine.json_schema import NoValueError, literal
+from ikpy.engine.gbnf import literal
+from ikpy.engine.json_schema import NoValueError
 from ikpy.engine.schema_counts import Items, Pairs
 from ikpy.engine.schema_merge import allows_nothing
 from ikpy.engine.schema_references import resolve

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ikpy.engine.json_schema import literal
+from ikpy.engine.gbnf import literal
 from ikpy.server.chat.tagged_values import (
     Schemas,
     listed,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ikpy.engine.json_schema import NoValueError, literal
+from ikpy.engine.gbnf import literal
+from ikpy.engine.json_schema import NoValueError
 from ikpy.engine.schema_merge import allows_nothing
 from ikpy.engine.schema_references import resolve
 from ikpy.engine.schema_values import allowed_values

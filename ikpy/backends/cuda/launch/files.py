@@ -2,42 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from functools import cache
+from pathlib import Path
 
-# Kernel file of every weight type that has kernels of its own.
-_WEIGHT_FILES: dict[str, Sequence[str]] = {
-    "weights_legacy": ("q4_0", "q4_1", "q5_0", "q5_1", "q6_0", "q8_0", "q8_kv", "iq4_nl", "mxfp4"),
-    "weights_small": ("q1_0_g128", "iq1_bn", "iq2_bn", "tq1_0", "tq2_0"),
-    "weights_kquants": ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
-    "weights_iqk": ("iq4_xs", "iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k"),
-    "weights_iqk_rows": ("iq2_ks", "iq3_ks", "iq4_ks", "iq5_ks", "iq4_kss", "iq2_kl"),
-    "weights_grids": ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m"),
-    "weights_grids_r4": (
-        "iq2_xxs_r4",
-        "iq2_xs_r4",
-        "iq2_s_r4",
-        "iq3_xxs_r4",
-        "iq3_s_r4",
-        "iq1_s_r4",
-        "iq1_m_r4",
-    ),
-    "weights_trellis": ("iq1_kt", "iq2_kt", "iq3_kt", "iq4_kt"),
-    "weights_legacy_rn": (
-        "q4_0_r8",
-        "q5_0_r4",
-        "q6_0_r4",
-        "q8_0_r8",
-        "q8_kv_r8",
-        "iq4_nl_r4",
-        "mxfp4_r8",
-        "q4_0_4x4",
-        "q4_0_4x8",
-        "q4_0_8x8",
-        "iq2_bn_r4",
-    ),
-    "weights_super_r4": ("q2_k_r4", "q3_k_r4", "q4_k_r4", "q5_k_r4", "q6_k_r4", "q8_k_r8", "q8_k_r16"),
-    "weights_iqk_r4": ("iq4_xs_r8", "iq2_k_r4", "iq3_k_r4", "iq4_k_r4", "iq5_k_r4", "iq4_ks_r4", "iq5_ks_r4"),
-}
+_KERNELS = Path(__file__).parent.parent / "kernels"
 _KERNEL_FILES = {
     "unary_f32": "elementwise",
     "binary_f32": "elementwise",
@@ -73,7 +42,19 @@ _KERNEL_FILES = {
     "gemm_bf16": "gemm_bf16",
     "gemm_wgmma": "gemm_wgmma",
 }
-_FILE_OF_TYPE = {name: file for file, names in _WEIGHT_FILES.items() for name in names}
+
+
+@cache
+def _weight_files() -> dict[str, list[str]]:
+    """Weight types (small letters) that have kernels of their own, by the stem of the .cu file that lists them."""
+    found = ((path, path.read_text(encoding="utf-8")) for path in sorted(_KERNELS.glob("weights_*.cu")))
+    return {path.stem: re.findall(r"^IKPY_WEIGHT_TYPE\((\w+),", text, re.MULTILINE) for path, text in found}
+
+
+@cache
+def weight_file(name: str) -> str | None:
+    """Stem of the .cu file with the kernels of a weight type, None if it has none of its own."""
+    return next((file for file, names in _weight_files().items() if name.lower() in names), None)
 
 
 def kernel_file(kernel: str) -> str:
@@ -83,10 +64,10 @@ def kernel_file(kernel: str) -> str:
     if kernel.startswith("flash"):
         short = all(f"_{dk}_" not in kernel for dk in (192, 256, 576)) and kernel != "flash_combine"
         return "flash_heads" if short else "flash_long"
-    file = _FILE_OF_TYPE.get(kernel.partition("_")[2], "float")
+    file = weight_file(kernel.partition("_")[2]) or "float"
     return file.replace("weights", "wgmma") if kernel.startswith("wgmma_") else file
 
 
 def family_types() -> dict[str, str]:
     """A middling type of every file of weight kernels, by the file's stem; BF16 for that of floats."""
-    return {**{file: names[len(names) // 2] for file, names in _WEIGHT_FILES.items()}, "float": "bf16"}
+    return {**{file: names[len(names) // 2] for file, names in _weight_files().items()}, "float": "bf16"}

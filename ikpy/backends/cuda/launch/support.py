@@ -18,6 +18,7 @@ from ikpy.backends.cuda.launch.base import (
     Target,
     is_aligned,
 )
+from ikpy.backends.cuda.launch.files import weight_file
 from ikpy.graph.ir import F32, Node, Value
 from ikpy.quants import registry
 
@@ -25,8 +26,7 @@ from ikpy.quants import registry
 @cache
 def weight_types() -> frozenset[str]:
     """Names (as in the table of types) of the weight types that the kernels take."""
-    names = {row.name for row in registry.all_types() if row.is_quantized and not row.activation_only}
-    return frozenset((names | FLOAT_WEIGHTS) - {"i2_s"})
+    return frozenset(FLOAT_WEIGHTS).union(row.name for row in registry.all_types() if weight_file(row.name))
 
 
 def _check_copy(op: Node) -> str | None:

@@ -159,6 +159,8 @@ def refusal(repo: str, file: str | None, error: BaseException) -> IkpyError | No
     if isinstance(error, HfHubHTTPError) and response is not None:
         status = response.status_code
         return (ResourceError if status in PASSING else UsageError)(f"-hf {repo}: the hub answered {status}")
+    if type(error) is OSError and error.errno is None:  # a file that came with another size than the hub tells
+        return ResourceError(f"-hf {repo}: the transfer failed: {str(error).splitlines()[0]}")
     if isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
         from huggingface_hub import constants
 

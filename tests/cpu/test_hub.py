@@ -29,8 +29,9 @@ NOBODY = "http://127.0.0.1:9"
 
 class FakeHub(ThreadingHTTPServer):
     """Repositories as dictionaries of files; ``cut`` names files whose first transfer breaks off in the middle,
-    ``statuses`` has answers in place of those to paths that begin so, ``then`` what happens behind the transfer of a
-    file. ``commit`` is the newest one, ``older`` has the repositories as they were in others."""
+    ``short`` files of which half is sent as the whole, ``statuses`` has answers in place of those to paths that begin
+    so, ``then`` what happens behind the transfer of a file. ``commit`` is the newest one, ``older`` has repositories as
+    they were in others."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -42,6 +43,7 @@ class FakeHub(ThreadingHTTPServer):
         self.tokens: set[str | None] = set()
         self.then: dict[str, Callable[[], None]] = {}
         self.commit = COMMIT
+        self.short: set[str] = set()
         self.older: dict[str, dict[str, dict[str, bytes]]] = {}
 
     def upload(self, commit: str, repo: str, files: dict[str, bytes]) -> None:
@@ -105,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
             hub.ranges.append(wanted)
             start = int(wanted.removeprefix("bytes=").split("-")[0])
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        part = data[start:]
+        part = data[: len(data) // 2] if body and name in hub.short else data[start:]
         if body:
             hub.sent.append(name)
         if body and name in hub.cut:
@@ -349,6 +351,19 @@ def test_a_disk_that_cannot_be_written_is_named(tmp_path: Path, hub: FakeHub) ->
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))\n"
     result = run(tmp_path, address_of(hub), ["-c", limited + FETCH, json.dumps([model])])
     assert "cannot write" in result.stdout and "File too large" in result.stdout, result.stdout + result.stderr[-500:]
+
+
+def test_a_file_of_another_size_is_named(tmp_path: Path, hub: FakeHub) -> None:
+    """As of a proxy that sends something else. It was said that the hub cannot be reached."""
+    hub.files["me/tiny"] = {"tiny-F16.gguf": bytes(1000)}
+    hub.short.add("tiny-F16.gguf")
+    model = "me/tiny", None, False
+    (error,) = fetched(tmp_path, address_of(hub), model)
+    assert error.startswith(
+        "ResourceError: -hf me/tiny: the transfer failed: Consistency check failed: file should be "
+    )
+    hub.short.clear()
+    assert Path(fetched(tmp_path, address_of(hub), model)[0]).read_bytes() == bytes(1000)
 
 
 def test_a_disk_without_room_is_warned_of_in_a_line(tmp_path: Path, hub: FakeHub) -> None:

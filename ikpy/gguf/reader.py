@@ -14,7 +14,7 @@ from ikpy.errors import FileFormatError, IkpyError, UnsupportedError
 from ikpy.gguf.data_checks import check_data
 from ikpy.gguf.file_bytes import Reading, areas_without, file_bytes, memory_map, no_report, share_of
 from ikpy.gguf.header import Header, TensorRecord, parse_header
-from ikpy.gguf.metadata import Metadata
+from ikpy.gguf.metadata import Metadata, scalar_or
 from ikpy.gguf.splits import split_path, split_prefix
 from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, GGUFValueType, align_up
 from ikpy.machine_memory import check_memory
@@ -349,6 +349,13 @@ def _check_tensor_total(file: GGUFFile) -> None:
     if len(file.shards) == 1:
         return
     expected = first.require(KEY_SPLIT_TENSORS, GGUFValueType.INT32)
+    for shard in file.shards[1:]:
+        found = scalar_or(shard.metadata, KEY_SPLIT_TENSORS, expected)
+        if found != expected:
+            raise FileFormatError(
+                f"{shard.path}: this part is of a model of {found} tensors, the first one of a model of {expected}; "
+                "put all parts of one model together or download them again"
+            )
     if expected != len(file.tensors):
         raise FileFormatError(
             f"{file.path}: corrupted model: {expected} tensors expected but {len(file.tensors)} found; "

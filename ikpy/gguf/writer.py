@@ -7,7 +7,6 @@ chunks of any size. Files get their names when all is complete, so an interrupte
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 from ikpy.errors import ResourceError, UsageError
 from ikpy.gguf import encode
 from ikpy.gguf.atomic import AtomicFile, sync_folder
+from ikpy.gguf.disk_space import room_for
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.splits import output_prefix, split_path
 from ikpy.gguf.types import (
@@ -278,15 +278,13 @@ class GGUFWriter:
     def _start(self) -> None:
         if self._closed:
             raise ValueError("the writer is closed")
-        needed = sum(shard.nbytes for shard in self.plan())
-        folder = os.path.dirname(os.path.realpath(self._plan[0].path))
-        os.makedirs(folder, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-        if free < needed:
-            raise ResourceError(
-                f"{self.path}: needs {_size_text(needed)} of disk space but only {_size_text(free)} are free; "
-                "make room or write elsewhere"
-            )
+        os.makedirs(os.path.dirname(os.path.realpath(self.plan()[0].path)), exist_ok=True)
+        for room in room_for((shard.path, shard.nbytes) for shard in self._plan):
+            if not room.is_enough:
+                raise ResourceError(
+                    f"{self.path}: needs {_size_text(room.needed)} of disk space but only {_size_text(room.free)} "
+                    "are free; make room or write elsewhere"
+                )
         self._start_shard()
 
     def _start_shard(self) -> None:

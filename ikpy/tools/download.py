@@ -183,11 +183,11 @@ class Download:
         if have and self.version.exists():
             headers = {"Range": f"bytes={have}-", "If-Range": self.version.read_text()}
         with self.client.stream("GET", self.url, headers=headers) as response:
-            if response.status_code == 416:
-                if response.headers.get("Content-Range", "") == f"bytes */{have}":
-                    return  # nothing is missing
+            if response.status_code in (206, 416) and not self._goes_on(response, have):
                 self._forget()
                 raise_broken("the file has changed")
+            if response.status_code == 416:
+                return  # nothing is missing
             if response.status_code >= 500:
                 raise_broken(f"the server answered {response.status_code}")
             if response.status_code >= 400:
@@ -202,6 +202,14 @@ class Download:
             total = have + int(length) if length else None
             with self.part.open("ab") as file:
                 self._write(response.iter_raw(), file, have, total)
+
+    def _goes_on(self, response: httpx.Response, have: int) -> bool:
+        """Whether a part of a file, or the answer that there is none, belongs to the beginning of ``have`` bytes: many
+        servers send parts of a newer file in spite of If-Range."""
+        version = self.version.read_text() if self.version.exists() else ""
+        named = response.headers.get("ETag" if version.startswith('"') else "Last-Modified", version)
+        place = f"bytes */{have}" if response.status_code == 416 else f"bytes {have}-"
+        return named == version and response.headers.get("Content-Range", "").startswith(place)
 
     def _write(self, pieces: Iterator[bytes], file: BinaryIO, have: int, total: int | None) -> None:
         shown = time.monotonic()

@@ -6,6 +6,7 @@ hub cannot be reached.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 import warnings
@@ -110,19 +111,24 @@ class OfflineError(Exception):
 
 
 def download(repo: str, quant: str | None, file: str | None, token: str | None, log: Callable[[str], None]) -> str:
-    """Path of the (first) file as the hub has it now. Raises UsageError from the choice, and errors of any library."""
+    """Path of the (first) file as the hub has it now, with all parts of a split model from one commit.
+
+    Raises UsageError from the choice, and errors of any library.
+    """
     from huggingface_hub import HfApi, hf_hub_download
 
     known = HfApi(token=token).model_info(repo, timeout=ANSWER_SECONDS).siblings or []
     files = [item.rfilename for item in known]
     names = parts_of(file, files, repo) if file else choose(files, quant, repo)
-    paths = []
+    path, commit = "", None
     with warnings.catch_warnings():  # a disk that is too small
         warnings.showwarning = lambda message, *_, **__: log(f"hub: warning: {message}")
         for name in names:
             log(f"hub: {repo}/{name}")
-            paths.append(hf_hub_download(repo, name, token=token))
-    return paths[0]
+            got = hf_hub_download(repo, name, token=token, revision=commit)
+            if commit is None:  # later parts are of this one, whatever is uploaded meanwhile
+                path, commit = got, Path(got).parents[name.count("/")].name
+    return path
 
 
 def refusal(repo: str, file: str | None, error: BaseException) -> IkpyError | None:
@@ -153,6 +159,8 @@ def refusal(repo: str, file: str | None, error: BaseException) -> IkpyError | No
     if isinstance(error, HfHubHTTPError) and response is not None:
         status = response.status_code
         return (ResourceError if status in PASSING else UsageError)(f"-hf {repo}: the hub answered {status}")
+    if type(error) is OSError and error.errno is None:  # a file that came with another size than the hub tells
+        return ResourceError(f"-hf {repo}: the transfer failed: {str(error).splitlines()[0]}")
     if isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
         from huggingface_hub import constants
 
@@ -163,15 +171,29 @@ def refusal(repo: str, file: str | None, error: BaseException) -> IkpyError | No
 
 def cached(repo: str, quant: str | None, file: str | None) -> str | None:
     """The (first) file in the local cache, None if the cache lacks it or one of its parts."""
-    from huggingface_hub import snapshot_download
+    for folder in snapshots(repo):
+        files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf") if path.exists()]
+        with contextlib.suppress(UsageError):
+            names = parts_of(file, files, repo) if file else choose(files, quant, repo)
+            if set(names) <= set(files):
+                return str(folder / names[0])
+    return None
 
-    try:
-        folder = Path(snapshot_download(repo, local_files_only=True, allow_patterns=["*.gguf"]))
-        files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
-        names = parts_of(file, files, repo) if file else choose(files, quant, repo)
-    except Exception:
-        return None
-    return str(folder / names[0]) if all((folder / name).exists() for name in names) else None
+
+def snapshots(repo: str) -> list[Path]:
+    """Folders of a repository's commits in the local cache: the newest that is known first, then in the order of use.
+
+    Each holds only what was asked for while it was the newest.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    storage = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+    folders, newest = [], ""
+    with contextlib.suppress(OSError):
+        folders = sorted((storage / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        newest = (storage / "refs" / "main").read_text().strip()
+    return sorted(folders, key=lambda path: path.name != newest)
 
 
 def unreachable(repo: str, quant: str | None, file: str | None, error: Exception) -> ResourceError:

@@ -9,13 +9,13 @@ command.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ikpy.errors import IkpyError, ResourceError, UsageError, escaped
 from ikpy.gguf.atomic import check_replaceable, write_whole
+from ikpy.gguf.disk_space import room_for
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.splits import output_prefix, split_path
 from ikpy.quants import registry
@@ -129,6 +129,9 @@ class Quantizer:
             prefix, count = output_prefix(self.output), len(self.file.shards)
             outputs = [split_path(prefix, index, count) for index in range(count)]
         self._refuse_inputs(outputs)
+        recipe = self.options.save_recipe
+        if recipe and os.path.realpath(recipe) in map(os.path.realpath, outputs):
+            raise UsageError(f"--save-recipe {recipe}: this is the output; give another name")
         for path in outputs:
             if os.path.isdir(path) or path.endswith(os.sep):
                 raise UsageError(f"{path} is a folder; name a file")
@@ -210,13 +213,9 @@ class Quantizer:
         self._print_rules()
         for line in self._idle_options(plan):
             self.err(f"WARNING: {line}\n")
-        if not files:
-            return
-        needed = sum(file.layout.nbytes for file in files)
-        folder = _existing_folder(self.output)
-        free = shutil.disk_usage(folder).free
-        enough = "" if free >= needed else "; this is not enough"
-        self.err(f"{INTERNAL}: needs {size_text(needed)}, {size_text(free)} are free in {folder}{enough}\n")
+        for room in room_for((file.layout.path, file.layout.nbytes) for file in files):
+            text = f"needs {size_text(room.needed)}, {size_text(room.free)} are free in {room.folder}"
+            self.err(f"{INTERNAL}: {text}{'' if room.is_enough else '; this is not enough'}\n")
 
     def _print_importance(self, plan: Plan) -> None:
         if self.options.imatrix is None or self.options.repack:
@@ -281,7 +280,7 @@ class Quantizer:
                 f"{sum(file.layout.nbytes for file in files) / MIB:.2f} MiB are done\n"
             )
         try:
-            self._check_space(files, output)
+            _check_space(output)
             self._write_all(files, output)
             output.publish()
         except ResourceError as error:
@@ -309,14 +308,6 @@ class Quantizer:
             raise
         finally:
             self.display.end()
-
-    def _check_space(self, files: list[OutputFile], output: ResumableOutput) -> None:
-        needed = sum(file.layout.nbytes for file in files) - output.n_done_bytes
-        free = shutil.disk_usage(_existing_folder(self.output)).free
-        if free < needed:
-            raise ResourceError(
-                f"{self.output}: needs {size_text(needed)} more of disk space but only {size_text(free)} are free"
-            )
 
     def _write_all(self, files: list[OutputFile], output: ResumableOutput) -> None:
         work = [
@@ -363,12 +354,13 @@ def _padded(nbytes: int, alignment: int) -> int:
     return nbytes + -nbytes % alignment
 
 
-def _existing_folder(path: str) -> str:
-    """The folder of a file, or the nearest one above it that exists."""
-    folder = Path(path).absolute().parent
-    while not folder.is_dir():
-        folder = folder.parent
-    return str(folder)
+def _check_space(output: ResumableOutput) -> None:
+    for room in room_for(output.missing_bytes()):
+        if not room.is_enough:
+            raise ResourceError(
+                f"{output.target}: needs {size_text(room.needed)} more of disk space but only "
+                f"{size_text(room.free)} are free in {room.folder}"
+            )
 
 
 def default_output(source: str, type_name: str, *, keep_split: bool) -> str:

@@ -86,7 +86,7 @@ class ResumableOutput:
 
     def __init__(self, layouts: Sequence[ShardPlan], job: str):
         self._parts = [_Part.of(layout) for layout in layouts]
-        folder, name = os.path.split(self._parts[0].target)
+        folder, name = os.path.split(self.target)
         self.journal_path = os.path.join(folder, hidden_name(name, ".journal"))
         self._job = job
         self._current = 0
@@ -105,6 +105,15 @@ class ResumableOutput:
     def n_done_bytes(self) -> int:
         """Bytes of all files that an earlier run or this one has written."""
         return sum(part.position for part in self._parts)
+
+    @property
+    def target(self) -> str:
+        """The first file."""
+        return self._parts[0].target
+
+    def missing_bytes(self) -> list[tuple[str, int]]:
+        """Path and number of the bytes that are still to be written, for every file."""
+        return [(part.target, part.layout.nbytes - part.position) for part in self._parts]
 
     # journal
 
@@ -130,9 +139,7 @@ class ResumableOutput:
         except BlockingIOError:
             pass
         self._close()
-        raise UsageError(
-            f"{self._parts[0].target}: another process is writing this file; wait for it or give another name"
-        )
+        raise UsageError(f"{self.target}: another process is writing this file; wait for it or give another name")
 
     def _head(self) -> dict[str, Any]:
         return {"format": _FORMAT, "job": self._job, "files": [os.path.basename(part.target) for part in self._parts]}
@@ -299,7 +306,7 @@ class ResumableOutput:
         self._handle = self._journal = None
 
     def _problem(self, error: OSError) -> ResourceError:
-        return ResourceError(f"{self._parts[0].target}: cannot write: {error.strerror or error}")
+        return ResourceError(f"{self.target}: cannot write: {error.strerror or error}")
 
 
 def _records(content: bytes) -> tuple[list[dict[str, Any]], int]:

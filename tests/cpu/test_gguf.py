@@ -323,6 +323,8 @@ def test_split_errors(put):
         GGUFFile.open(_put_set(put, _shard(0, 2, 2, "a"), _shard(1, 2, 2, "a")))
     with pytest.raises(FileFormatError, match="corrupted model: 5 tensors expected but 2 found"):
         GGUFFile.open(_put_set(put, _shard(0, 2, 5, "a"), _shard(1, 2, 5, "b")))
+    with pytest.raises(FileFormatError, match=r"00002-of-00002\.gguf: this part is of a model of 3 tensors, the first"):
+        GGUFFile.open(_put_set(put, _shard(0, 2, 2, "a"), _shard(1, 2, 3, "b")))
     with pytest.raises(FileFormatError, match=r"split\.no is 0 but expected 1"):
         GGUFFile.open(_put_set(put, _shard(0, 2, 2, "a"), _shard(0, 2, 2, "b")))
     with pytest.raises(FileFormatError, match="wrong type u32 but expected type u16"):

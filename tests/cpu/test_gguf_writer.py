@@ -339,7 +339,7 @@ def test_ctrl_c_between_the_renames_of_a_split_model(tmp_path, monkeypatch, nth,
 def test_little_room_is_told_in_kibibytes(tmp_path, monkeypatch):
     """`needs 0.0 MiB but only 0.0 MiB are free` said nothing."""
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("ikpy.gguf.writer.shutil.disk_usage", lambda _: usage._replace(free=100))
+    monkeypatch.setattr("ikpy.gguf.disk_space.shutil.disk_usage", lambda _: usage._replace(free=100))
     with pytest.raises(ResourceError, match=r"needs 0\.\d KiB of disk space but only 0\.1 KiB are free"):
         _write(tmp_path / "m.gguf")
     assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -29,7 +29,9 @@ NOBODY = "http://127.0.0.1:9"
 
 class FakeHub(ThreadingHTTPServer):
     """Repositories as dictionaries of files; ``cut`` names files whose first transfer breaks off in the middle,
-    ``statuses`` has answers in place of those to paths that begin so."""
+    ``short`` files of which half is sent as the whole, ``statuses`` has answers in place of those to paths that begin
+    so, ``then`` what happens behind the transfer of a file. ``commit`` is the newest one, ``older`` has repositories as
+    they were in others."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -39,6 +41,15 @@ class FakeHub(ThreadingHTTPServer):
         self.sent: list[str] = []
         self.statuses: dict[str, int] = {}
         self.tokens: set[str | None] = set()
+        self.then: dict[str, Callable[[], None]] = {}
+        self.commit = COMMIT
+        self.short: set[str] = set()
+        self.older: dict[str, dict[str, dict[str, bytes]]] = {}
+
+    def upload(self, commit: str, repo: str, files: dict[str, bytes]) -> None:
+        """A new commit."""
+        self.older[self.commit] = dict(self.files)
+        self.commit, self.files[repo] = commit, files
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -72,27 +83,31 @@ class Handler(BaseHTTPRequestHandler):
                 tree = [{"type": "file", "path": n, "size": len(d), "oid": "0" * 40} for n, d in names.items()]
                 self.respond(200, json.dumps(tree).encode(), {}, body)
                 return
-            info = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
+            info = {"id": repo, "sha": hub.commit, "siblings": [{"rfilename": name} for name in names]}
             self.respond(200, json.dumps(info).encode(), {}, body)
             return
-        _, user, name, _, _, *rest = path.split("/")
-        data = hub.files.get(f"{user}/{name}", {}).get("/".join(rest))
+        _, user, name, _, revision, *rest = path.split("/")
+        commit = hub.commit if revision == "main" else revision
+        files = hub.files if commit == hub.commit else hub.older.get(commit, {})
+        data = files.get(f"{user}/{name}", {}).get("/".join(rest))
         if data is None:
             self.respond(404, b"", {"X-Error-Code": "EntryNotFound"}, body)
             return
-        self.send_file("/".join(rest), data, body)
+        self.send_file("/".join(rest), data, commit, body)
+        if body:
+            hub.then.pop("/".join(rest), lambda: None)()
 
-    def send_file(self, name: str, data: bytes, body: bool) -> None:
+    def send_file(self, name: str, data: bytes, commit: str, body: bool) -> None:
         hub = self.server
         assert isinstance(hub, FakeHub)
-        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         start = 0
         wanted = self.headers.get("Range")
         if wanted and body:
             hub.ranges.append(wanted)
             start = int(wanted.removeprefix("bytes=").split("-")[0])
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        part = data[start:]
+        part = data[: len(data) // 2] if body and name in hub.short else data[start:]
         if body:
             hub.sent.append(name)
         if body and name in hub.cut:
@@ -230,6 +245,39 @@ def test_a_named_file_brings_its_other_parts(tmp_path: Path, hub: FakeHub) -> No
     assert fetched(tmp_path, NOBODY, model) == paths[:1], "the cached copy serves"
 
 
+def parts_with(text: str) -> dict[str, bytes]:
+    return {f"big-Q4_0-{i:05}-of-00003.gguf": f"part {i} {text}".encode() for i in (1, 2, 3)}
+
+
+def read_parts(first: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(first).parent.iterdir()}
+
+
+def test_parts_are_of_one_commit(tmp_path: Path, hub: FakeHub) -> None:
+    """The path of the first part was in a folder without the others, where an upload came between them."""
+    hub.files["me/big"] = parts_with("old")
+    model = "me/big:Q4_0", None, False
+    hub.then["big-Q4_0-00001-of-00003.gguf"] = lambda: hub.upload("b" * 40, "me/big", parts_with("new"))
+    assert read_parts(fetched(tmp_path, address_of(hub), model)[0]) == parts_with("old")
+    assert read_parts(fetched(tmp_path, address_of(hub), model)[0]) == parts_with("new")
+
+
+def test_files_of_older_commits_serve(tmp_path: Path, hub: FakeHub) -> None:
+    """The newest commit known in the cache has only what was asked for since, or is incomplete."""
+    hub.files["me/m"] = {"m-Q4_K_M.gguf": b"4", "m-Q8_0.gguf": b"8"}
+    hub.files["me/big"] = parts_with("old")
+    small, big, medium = ("me/m:Q4_K_M", None, False), ("me/big:Q4_0", None, False), ("me/m:Q8_0", None, False)
+    paths = fetched(tmp_path, address_of(hub), small, big)
+    hub.upload("b" * 40, "me/big", parts_with("new"))
+    hub.statuses["/me/big/resolve/" + hub.commit] = 503  # all but the first part
+    paths += fetched(tmp_path, address_of(hub), medium)
+    assert fetched(tmp_path, address_of(hub), big)[-1] == paths[1]
+    assert fetched(tmp_path, NOBODY, small, big, medium) == paths
+    assert fetched(tmp_path, NOBODY, (small[0], None, True), ("me/m", "m-Q4_K_M.gguf", True)) == paths[:1] * 2
+    Path(paths[1]).with_name("big-Q4_0-00003-of-00003.gguf").unlink()
+    assert "is not in the cache" in fetched(tmp_path, NOBODY, big)[0]
+
+
 def test_a_model_that_is_not_there_yet_is_put_where_it_is_to_be(tmp_path: Path, hub: FakeHub) -> None:
     hub.files["me/tiny"] = {"tiny-F16.gguf": BUNDLED.read_bytes()}
     path = tmp_path / "models" / "tiny-F16.gguf"
@@ -303,6 +351,19 @@ def test_a_disk_that_cannot_be_written_is_named(tmp_path: Path, hub: FakeHub) ->
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))\n"
     result = run(tmp_path, address_of(hub), ["-c", limited + FETCH, json.dumps([model])])
     assert "cannot write" in result.stdout and "File too large" in result.stdout, result.stdout + result.stderr[-500:]
+
+
+def test_a_file_of_another_size_is_named(tmp_path: Path, hub: FakeHub) -> None:
+    """As of a proxy that sends something else. It was said that the hub cannot be reached."""
+    hub.files["me/tiny"] = {"tiny-F16.gguf": bytes(1000)}
+    hub.short.add("tiny-F16.gguf")
+    model = "me/tiny", None, False
+    (error,) = fetched(tmp_path, address_of(hub), model)
+    assert error.startswith(
+        "ResourceError: -hf me/tiny: the transfer failed: Consistency check failed: file should be "
+    )
+    hub.short.clear()
+    assert Path(fetched(tmp_path, address_of(hub), model)[0]).read_bytes() == bytes(1000)
 
 
 def test_a_disk_without_room_is_warned_of_in_a_line(tmp_path: Path, hub: FakeHub) -> None:

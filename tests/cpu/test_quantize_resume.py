@@ -21,6 +21,7 @@ import pytest
 
 from ikpy.cli.quantize import run
 from ikpy.errors import UsageError
+from ikpy.gguf import disk_space
 from ikpy.gguf.atomic import lock_file
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
@@ -187,9 +188,37 @@ def test_too_little_free_space_is_found_before_the_work(tmp_path, monkeypatch, c
     assert "this is not enough" in capfd.readouterr().err
     assert run(["--pure", source, str(tmp_path / "out.gguf"), "Q8_0"]) == 1
     err = capfd.readouterr().err
-    assert "more of disk space but only 0.001 MiB are free\n" in err
+    assert f"more of disk space but only 0.001 MiB are free in {tmp_path}\n" in err
     assert "converting" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"], "there is nothing to go on with"
+
+
+def test_space_is_looked_for_where_links_point(tmp_path, monkeypatch, capfd):
+    """Parts on two other file systems: the one that they are named on has no room, and the second one too little."""
+    source = write_model(tmp_path / "in", shards=3)
+    for index, disk in enumerate(("big", "big", "small")):
+        (tmp_path / disk).mkdir(exist_ok=True)
+        (tmp_path / f"out-{index + 1:05d}-of-00003.gguf").symlink_to(tmp_path / disk / f"{index}.gguf")
+    free = {"big": 1 << 40, "small": 1000}
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(disk_space, "_device", lambda folder: ["big", "small"].index(folder.name))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=free[Path(folder).name]))
+    arguments = ["--pure", "--keep-split", source, str(tmp_path / "out.gguf"), "Q8_0"]
+    assert run(arguments) == 1
+    err = capfd.readouterr().err
+    assert f"MiB, 1024.000 GiB are free in {tmp_path / 'big'}\n" in err
+    assert f"MiB more of disk space but only 0.001 MiB are free in {tmp_path / 'small'}\n" in err
+    free["small"] = free["big"]
+    assert run(arguments) == 0
+    assert (tmp_path / "out-00003-of-00003.gguf").is_symlink()
+    assert (tmp_path / "small" / "2.gguf").stat().st_size > 100_000
+
+
+def test_a_recipe_does_not_take_the_name_of_the_output(tmp_path, capfd):
+    """It was written first, and the output took its place."""
+    source, output = write_model(tmp_path / "in.gguf"), str(tmp_path / "out.gguf")
+    assert run(["--pure", "--save-recipe", output, source, output, "Q8_0"]) == 1
+    assert f"--save-recipe {output}: this is the output" in capfd.readouterr().err
 
 
 def test_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch, capfd):

@@ -120,6 +120,7 @@ class LatentPart:
         self._heads = heads
         self._first = first
         self._buffers: dict[Buffer, Buffer] = {}
+        self._values: dict[int, Value | None] = {}  # by identity; the nodes of the graph hold the keys
 
     def output(self, node: Node) -> Node:
         """The columns of the output projection; the first part adds the bias."""
@@ -176,6 +177,11 @@ class LatentPart:
 
     def _value(self, value: Value) -> Value | None:
         """The part of a value of the region, None without heads of the part; others as they are."""
+        if id(value) not in self._values:
+            self._values[id(value)] = self._new_value(value)
+        return self._values[id(value)]
+
+    def _new_value(self, value: Value) -> Value | None:
         buffer, known = value.buffer, self._known
         if buffer in known.stored:
             return self._parts.copy(value, self._heads)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ikpy.backends.cuda.emulated import EmulatedStream
+from ikpy.cli.logs import context_log
 from ikpy.engine.adapter import LoraAdapter
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
@@ -20,6 +21,7 @@ from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_seq
 from ikpy.engine.session import put_state, take_state
 from ikpy.graph.placement import PlacementParams
 from ikpy.models.latent_attention import LatentDecoder
+from scripts.make_deepseek_header import write_header
 from tests.cpu.shaped_models import Dims, deepseek2
 from tests.cpu.sparse_latent_models import Sizes, random_model
 from tests.cpu.test_adapters import latent, make_pairs, write_adapter
@@ -263,6 +265,32 @@ def test_sizes_in_the_log(path: Path) -> None:
     placed = model.placement.bytes_per_device({info.name: info.nbytes for info in model.gguf.tensors.values()})
     for name, needs in context.devices.needs.items():
         assert placed[name] == sum(buffer.nbytes for buffer in needs.weights.values())
+
+
+def test_sizes_of_caches_in_the_log(path: Path) -> None:
+    with emulated(2):
+        lines = context_log(new_context(path, graph(1.0, 1.0), n_ctx=8192))
+    whole = 2 * 8192 * 96 * 4 / (1 << 20)
+    sizes = [line for line in lines if "KV buffer size" in line]
+    assert sizes == [f"llama_kv_cache_init:      CUDA{i} KV buffer size = {whole:8.2f} MiB" for i in range(2)]
+    assert any(f"KV self size  = {whole:7.2f} MiB" in line for line in lines)
+
+
+def test_deepseek_v3(tmp_path: Path) -> None:
+    """128 heads of 61 layers on three devices, as planned from the header of its file."""
+    path, log = tmp_path / "deepseek-v3.gguf", list[str]()
+    write_header(path, "q8_0")
+    params = ModelParams(header_only=True, placement=graph(2.0, 1.0, 1.0))
+    with emulated(3, mib=1 << 20):
+        settings = ContextParams(n_ctx=4096, n_ubatch=512, n_threads=8, type_k="q8_0")
+        context = Context(Model.load(path, params, log=log.append), settings, log=log.append)
+    path.unlink()
+    assert n_divided(log) == (61, 61) and not any("stays whole" in line for line in log)
+    assert context.devices is not None
+    cache = 61 * 4096 * 576 // 32 * 34
+    assert context.devices.cache_bytes() == {f"CUDA{i}": cache for i in range(3)}
+    n = {name: sum(b.nbytes for b in needs.weights.values()) for name, needs in context.devices.needs.items()}
+    assert 0.48 < n["CUDA0"] / sum(n.values()) < 0.52
 
 
 # what stays whole

@@ -239,3 +239,15 @@ def test_check_goes_through_quantized_models(
     monkeypatch.setattr(compare, "act_row_bytes", lambda fmt, n: launch.act_row_bytes(fmt, n) - 64)
     assert main(["cuda", "check", "-m", str(path)]) == 1
     assert re.search(r"act_prepare.*WRONG", capsys.readouterr().out)
+
+
+def test_check_compares_heads_of_divided_latent_attention(
+    encoded: Callable[[str], Path], cuda_devices: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if cuda_devices < 2:
+        pytest.skip("needs two GPUs")
+    path = encoded("Q8_0")
+    capsys.readouterr()
+    assert main(["cuda", "check", "-m", str(path), "-sm", "graph", "-ts", "1,1"]) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("CUDA")]
+    assert {("CUDA0", "attention"), ("CUDA1", "attention")} <= {(device, op) for device, op in rows}

@@ -204,9 +204,9 @@ class Model:
         sizes = {info.name: info.nbytes for info in self.gguf.tensors.values()}
         devices = wanted_devices(self.params.placement, self.params.devices)
         seen = setup.placement_devices(devices, self.params.placement)
-        kv_heads = [self.arch.divisible_heads(il) for il in range(self.hparams.n_layer)]
+        heads = [self.arch.divisible_heads(il) for il in range(self.hparams.n_layer)]
         self.placement = place(
-            sizes, self.hparams.n_layer, self.params.placement, seen, _matrices(self.gguf, self.arch), kv_heads
+            sizes, self.hparams.n_layer, self.params.placement, seen, _matrices(self.gguf, self.arch), heads
         )
         for line in placement_lines(self.placement, sizes, seen, self.replaced):
             log(line)

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from ikpy.graph.divide_attention import AttentionDivider
 from ikpy.graph.divide_networks import NetworkDivider
 from ikpy.graph.divide_output import OutputDivider
-from ikpy.graph.division import Division, whole_notes
+from ikpy.graph.division import whole_notes
 from ikpy.graph.ir import Buffer, Node, Value
+from ikpy.graph.placement import Placement
 from ikpy.graph.weight_parts import WeightParts
 
 
@@ -24,21 +25,15 @@ class Divided(NamedTuple):
 class Divider:
     """Divides graphs. Parts of weights are made once, whatever number of graphs use them.
 
-    divisions: by tensor name; layer_device: device that a tensor's layer is on; runs: whether devices have a kernel for
-    a node.
+    where: has the divisions; runs: whether devices have a kernel for a node.
     """
 
-    def __init__(
-        self,
-        divisions: Mapping[str, Division],
-        layer_device: Callable[[str], str],
-        runs: Callable[[Node], bool],
-    ) -> None:
+    def __init__(self, where: Placement, runs: Callable[[Node], bool]) -> None:
         weights = WeightParts()
-        self._attention = AttentionDivider(divisions, layer_device, runs, weights)
-        networks = NetworkDivider(divisions, layer_device, runs, weights)
-        self._output = OutputDivider(divisions, runs, weights)
-        self._dividers = (self._attention, networks, self._output) if divisions else ()
+        self._attention = AttentionDivider(where, runs, weights)
+        networks = NetworkDivider(where, runs, weights)
+        self._output = OutputDivider(where, runs, weights)
+        self._dividers = (self._attention, networks, self._output) if where.divisions else ()
 
     def settle(self, graphs: Sequence[list[Node]], caches: Mapping[int, Sequence[Buffer]]) -> list[str]:
         """Decides which caches are divided, from graphs that use them; what is said of those that were to be.

@@ -2,53 +2,35 @@
 
 From the projections of q, k and v to that of the output every value has a row of all heads for each token. Each device
 has the same nodes with a part of that row, and a part of the layer's caches; columns of the output projection make a
-part of the result of it, and these are added up.
+part of the result of it, and these are added up. What differs where attention is latent is in `divide_latent`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from ikpy.graph.division import ATTENTION_OUTPUT, Division, attention_tensor
+from ikpy.graph.attention_region import Region
+from ikpy.graph.divide_latent import LatentRegion
+from ikpy.graph.division import ATTENTION_OUTPUT, PER_HEAD, RULE, Division, Part, attention_tensor
 from ikpy.graph.head_parts import HEADWISE, PREPARED, HeadParts, PartOfHeads, heads_dim, made_row
 from ikpy.graph.ir import F32, Buffer, Node, Value, like
+from ikpy.graph.placement import Placement
 from ikpy.graph.weight_parts import WeightParts, is_contiguous
 from ikpy.quants import registry
 
-NEEDS_ALL = "needs all heads together"
 
+class _Grouped(Region):
+    """Attention with K/V heads. rows: bytes of the row of all heads of a token, by buffer."""
 
-@dataclass
-class _Attention:
-    """What a graph has from the projections of q, k and v of a layer to that of the output.
-
-    rows: bytes of the row of all heads of a token, by buffer. reason: why it stays whole, if it does.
-    """
-
-    caches: set[Buffer]
-    division: Division
-    nodes: list[Node] = field(default_factory=list)
-    rows: dict[Buffer, int] = field(default_factory=dict)
-    reason: str = ""
-
-    def add(self, node: Node) -> None:
-        """Takes a node that reads or writes values of the region."""
-        self.nodes.append(node)
-        if not self.reason and not self._fits(node):
-            self.reason = f"{node.kind} {NEEDS_ALL}"
-
-    def is_end(self, node: Node) -> bool:
-        """Whether a node is the output projection."""
-        weight = node.src[0] if node.kind == "mul_mat" else None
-        return weight is not None and attention_tensor(weight.buffer.name)[1] == ATTENTION_OUTPUT
+    def __init__(self, caches: set[Buffer], division: Division) -> None:
+        super().__init__(caches, division)
+        self.rows: dict[Buffer, int] = {}
 
     def is_start(self, node: Node) -> bool:
         """Whether a node is a projection of q, k, v or a gate."""
         return node.kind == "mul_mat" and not self.is_end(node)
 
     def _fits(self, node: Node) -> bool:
-        """Whether parts of the heads can go through a node; the row of what it makes is then known."""
         x, dst = node.src[0], node.dst
         if node.writes or x is None:
             return False
@@ -73,6 +55,16 @@ class _Attention:
             return heads_dim(dst, self.rows[dst.buffer], self.division) == dim
         self.rows[dst.buffer] = row = made_row(dst, dim)
         return heads_dim(dst, row, self.division) == dim and dst.is_contiguous and not dst.offset
+
+    def part(self, parts: HeadParts, part: Part) -> Callable[[Node], Node]:
+        heads = PartOfHeads(parts, self.division, part, self.rows)
+
+        def made(node: Node) -> Node:
+            if self.is_end(node):
+                return heads.output(node, first=part is self.division.parts[0])
+            return heads.projection(node) if self.is_start(node) else heads.node(node)
+
+        return made
 
     def _fits_product(self, node: Node) -> bool:
         weight, x, dst = node.src[0], node.src[1], node.dst
@@ -107,22 +99,13 @@ class AttentionDivider:
     Which layers are divided is settled once, as their caches lie in one place for all graphs.
     """
 
-    def __init__(
-        self,
-        divisions: Mapping[str, Division],
-        layer_device: Callable[[str], str],
-        runs: Callable[[Node], bool],
-        weights: WeightParts,
-    ) -> None:
-        self._layer_device = layer_device
+    def __init__(self, where: Placement, runs: Callable[[Node], bool], weights: WeightParts) -> None:
+        self._where = where
         self._runs = runs
         self._heads = HeadParts(weights)
-        self._divisions = {
-            layer: division
-            for name, division in divisions.items()
-            for layer, tensor in [attention_tensor(name)]
-            if tensor == ATTENTION_OUTPUT
-        }
+        tensors = {attention_tensor(name): division for name, division in where.divisions.items()}
+        self._divisions = {layer: d for (layer, tensor), d in tensors.items() if tensor == ATTENTION_OUTPUT}
+        self._latent = {layer for layer, tensor in tensors if tensor in PER_HEAD}
         self._caches: dict[int, set[Buffer]] = {}
 
     def settle(self, graphs: Sequence[list[Node]], caches: Mapping[int, Sequence[Buffer]]) -> dict[int, str]:
@@ -134,7 +117,7 @@ class AttentionDivider:
         reasons = {layer: "its cache is in host memory" for layer, buffers in self._caches.items() if not buffers}
         for nodes in graphs:
             for layer, found in self._found(nodes).items():
-                reason = found.reason or self._missing_kernel(layer, found)
+                reason = found.reason or self._rule(found) or self._missing_kernel(layer, found)
                 if reason:
                     reasons.setdefault(layer, reason)
         self._caches = {layer: buffers for layer, buffers in self._caches.items() if layer not in reasons}
@@ -152,15 +135,19 @@ class AttentionDivider:
         for layer, found in self._found(nodes).items():
             if found.reason:
                 raise ValueError(f"attention of layer {layer} was settled to be divided: {found.reason}")
-            for node, made in self._divided(layer, found).items():
-                replaced[node] = list(made)
+            n_early = found.nodes.index(found.first) if found.nodes else 0
+            for i, (node, made) in enumerate(self._divided(layer, found).items()):
+                replaced.setdefault(node, [])
+                replaced.setdefault(found.first if i < n_early else node, []).extend(made)
                 devices |= {n: device for n, device in made.items() if n.kind != "act_prepare"}
         return [n for node in nodes for n in replaced.get(node, [node])], devices
 
-    def _found(self, nodes: list[Node]) -> dict[int, _Attention]:
+    def _found(self, nodes: list[Node]) -> dict[int, Region]:
         """Attention of the layers whose caches are known, in a graph."""
-        found = {
-            layer: _Attention(buffers, self._divisions[layer]) for layer, buffers in self._caches.items() if buffers
+        found: dict[int, Region] = {
+            layer: (LatentRegion if layer in self._latent else _Grouped)(buffers, self._divisions[layer])
+            for layer, buffers in self._caches.items()
+            if buffers
         }
         owners = {buffer: attention for attention in found.values() for buffer in attention.caches}
         for node in nodes:
@@ -179,27 +166,29 @@ class AttentionDivider:
                     owners.setdefault(node.dst.buffer, attention)
         return found
 
-    def _missing_kernel(self, layer: int, found: _Attention) -> str:
+    def _rule(self, found: Region) -> str:
+        """Tensors that are derived from those of the file may be where a rule says, too."""
+        where, weights = self._where, (node.src[0] for node in found.nodes if node.kind == "mul_mat")
+        names = {weight.buffer.name for weight in weights if weight is not None}
+        is_moved = any(where.device_of(name) != where.layer_device(name) for name in names)
+        return RULE if is_moved else ""
+
+    def _missing_kernel(self, layer: int, found: Region) -> str:
         for made in self._divided(layer, found).values():
             for node in made:
                 if node.kind != "act_prepare" and not self._runs(node):
                     return f"no kernel for {node.kind} of a part"
         return ""
 
-    def _divided(self, layer: int, found: _Attention) -> dict[Node, dict[Node, str]]:
+    def _divided(self, layer: int, found: Region) -> dict[Node, dict[Node, str]]:
         """For every node those of the parts, with their devices."""
         division = self._divisions[layer]
-        own = self._layer_device(f"blk.{layer}.")
-        parts = [(part, PartOfHeads(self._heads, division, part, found.rows)) for part in division.parts]
+        own = self._where.layer_device(f"blk.{layer}.")
+        parts = [(part.device, found.part(self._heads, part)) for part in division.parts]
         made: dict[Node, dict[Node, str]] = {}
         for node in found.nodes:
-            if found.is_end(node):
-                products = {part.device: heads.output(node, first=i == 0) for i, (part, heads) in enumerate(parts)}
-                made[node] = _summed(node, products, own)
-            elif found.is_start(node):
-                made[node] = {heads.projection(node): part.device for part, heads in parts}
-            else:
-                made[node] = {heads.node(node): part.device for part, heads in parts}
+            nodes = {device: one for device, make in parts if (one := make(node)) is not None}
+            made[node] = _summed(node, nodes, own) if found.is_end(node) else {n: d for d, n in nodes.items()}
         return made
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ikpy.graph.division import Division, Part
+from ikpy.graph.division import Part
 from ikpy.graph.ir import Buffer, Node, Value, like
+from ikpy.graph.placement import Placement
 from ikpy.graph.weight_parts import WeightParts, is_contiguous
 
 UP_GATE = {"mul_mat_up_gate": "mul_mat", "mul_mat_id_up_gate": "mul_mat_id"}
@@ -49,15 +50,9 @@ class _Pieces(NamedTuple):
 class NetworkDivider:
     """Divides the networks of graphs; the parameters are those of `Divider`."""
 
-    def __init__(
-        self,
-        divisions: Mapping[str, Division],
-        layer_device: Callable[[str], str],
-        runs: Callable[[Node], bool],
-        weights: WeightParts,
-    ) -> None:
-        self._divisions = divisions
-        self._layer_device = layer_device
+    def __init__(self, where: Placement, runs: Callable[[Node], bool], weights: WeightParts) -> None:
+        self._divisions = where.divisions
+        self._layer_device = where.layer_device
         self._runs = runs
         self._weights = weights
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
-from ikpy.graph.division import OUTPUTS, Division, Part
+from ikpy.graph.division import OUTPUTS, Part
 from ikpy.graph.ir import Node, Value, like
+from ikpy.graph.placement import Placement
 from ikpy.graph.weight_parts import WeightParts, is_contiguous
 
 # Ops on single logits, which devices do on their parts.
@@ -19,8 +20,8 @@ class OutputDivider:
     The logits stay whole if anything but an op on single ones reads them, as adapters do.
     """
 
-    def __init__(self, divisions: Mapping[str, Division], runs: Callable[[Node], bool], weights: WeightParts) -> None:
-        self._division = next((divisions[name] for name in OUTPUTS if name in divisions), None)
+    def __init__(self, where: Placement, runs: Callable[[Node], bool], weights: WeightParts) -> None:
+        self._division = next((where.divisions[name] for name in OUTPUTS if name in where.divisions), None)
         self._runs = runs
         self._weights = weights
         self.logits: list[tuple[Value, Value]] = []

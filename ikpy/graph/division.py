@@ -3,7 +3,8 @@
 The hidden columns of a network are divided: rows of `up` and `gate`, columns of `down`. Every device then makes its
 part of the hidden values and, from these alone, a part of the sum that the layer adds. The output matrix is divided by
 rows: every device makes the logits of some tokens. Attention is divided by K/V heads, with the heads that read them:
-rows of the projections, columns of the output matrix.
+rows of the projections, columns of the output matrix. Latent attention (MLA) has one K/V head for all: it is divided by
+heads of queries, and every device has the whole cache of the layer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ OUTPUTS = ("output.weight", TIED_OUTPUT)
 ATTENTION_OUTPUT = "attn_output"
 PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_gate")
 ATTENTION_TENSORS = (*PROJECTIONS, ATTENTION_OUTPUT, "attn_sinks")
-_ATTENTION = re.compile(rf"blk\.(\d+)\.({'|'.join((*PROJECTIONS, ATTENTION_OUTPUT))})\.weight")
+LATENT = "attn_kv_a_mqa"
+"""What layers with latent attention have, and no others."""
+PER_HEAD = ("attn_kv_b", "attn_k_b", "attn_v_b")
+"""What latent attention makes keys and values of heads with."""
+LATENT_PROJECTIONS = ("attn_q", "attn_q_b", *PER_HEAD)
+_DIVIDED = dict.fromkeys((*PROJECTIONS, *LATENT_PROJECTIONS, ATTENTION_OUTPUT))
+_ATTENTION = re.compile(rf"blk\.(\d+)\.({'|'.join(_DIVIDED)})\.weight")
+RULE = "a rule takes a tensor of it"
 # Groups that activations are quantized in.
 GROUP = 32
 
@@ -49,7 +57,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Division:
-    """A tensor of which every device holds a part. extent: rows or columns of all parts."""
+    """A tensor of which every device holds a part. extent: rows, columns or heads of all parts."""
 
     axis: Literal["rows", "columns"]
     extent: int
@@ -80,8 +88,8 @@ class Placed:
     """What a division goes by.
 
     matrices: by tensor name; tensors: device of every tensor; overridden: those that a rule took; layers, output: their
-    devices; shares: of the devices, not negative. kv_heads: K/V heads of the layers whose attention can be divided by
-    them, 0 for others; kv_offload: whether caches are on the devices of their layers.
+    devices; shares: of the devices, not negative. heads: K/V heads of the layers whose attention can be divided by
+    them, heads of latent attention, 0 for others; kv_offload: whether caches are on the devices of their layers.
     """
 
     matrices: Mapping[str, Matrix]
@@ -90,7 +98,7 @@ class Placed:
     layers: Sequence[str]
     output: str
     shares: Mapping[str, float]
-    kv_heads: Sequence[int] = ()
+    heads: Sequence[int] = ()
     kv_offload: bool = True
 
     @property
@@ -166,32 +174,35 @@ def divide_attention(placed: Placed) -> tuple[dict[str, Division], dict[int, str
     reasons: dict[int, str] = {}
     owed = dict.fromkeys(placed.shares, 0.0)
     for il, device in enumerate(placed.layers):
-        tensors = {t: f"blk.{il}.{t}.weight" for t in (*PROJECTIONS, ATTENTION_OUTPUT)}
+        latent = f"blk.{il}.{LATENT}.weight" in placed.matrices
+        projections, what = (LATENT_PROJECTIONS, "head") if latent else (PROJECTIONS, "K/V head")
+        tensors = {t: f"blk.{il}.{t}.weight" for t in (*projections, ATTENTION_OUTPUT)}
         matrices = {t: placed.matrices[name] for t, name in tensors.items() if name in placed.matrices}
         if device not in placed.shares or ATTENTION_OUTPUT not in matrices:
             continue
-        n_heads = placed.kv_heads[il] if il < len(placed.kv_heads) else 0
-        unit = _fewest_heads(matrices, n_heads)
+        n_heads = placed.heads[il] if il < len(placed.heads) else 0
+        unit = _fewest_latent_heads(matrices, n_heads) if latent else _fewest_heads(matrices, n_heads)
         parts = _cut(n_heads, unit, placed.shares, owed) if unit and n_heads % unit == 0 else ()
         if not placed.kv_offload:
             reasons[il] = "its cache is in host memory"
         elif any(name.startswith(tuple(f"blk.{il}.{t}" for t in ATTENTION_TENSORS)) for name in placed.overridden):
-            reasons[il] = "a rule takes a tensor of it"
+            reasons[il] = RULE
         elif not n_heads:
             reasons[il] = "it is of a kind that is not divided"
         elif n_heads == 1:
-            reasons[il] = "it has one K/V head"
+            reasons[il] = f"it has one {what}"
         elif not unit or n_heads % unit or n_heads == unit:
-            reasons[il] = "its K/V heads cannot be parted where blocks of columns and groups of rows end"
+            reasons[il] = f"its {what}s cannot be parted where blocks of columns and groups of rows end"
         elif len(parts) == 1:
-            reasons[il] = "one device has all of its K/V heads"
+            reasons[il] = f"one device has all of its {what}s"
         else:
             heads = Division("rows", n_heads, parts)
             given = {part.device: part.length for part in parts}
             owed = {d: owed[d] + exact - given.get(d, 0) for d, exact in _exactly(n_heads, placed.shares).items()}
             for t, matrix in matrices.items():
                 axis: Literal["rows", "columns"] = "columns" if t == ATTENTION_OUTPUT else "rows"
-                n = matrix.columns if t == ATTENTION_OUTPUT else matrix.rows
+                # Of latent attention in heads, whatever each of them has of a tensor.
+                n = n_heads if latent else matrix.columns if t == ATTENTION_OUTPUT else matrix.rows
                 found[tensors[t]] = Division(axis, n, tuple(heads.of(n, part) for part in parts))
     return found, reasons
 
@@ -211,6 +222,16 @@ def _fewest_heads(matrices: Mapping[str, Matrix], n_heads: int) -> int:
         # What is not q is k and v, alike.
         cuts += [((rows["attn_qkv"] - out.columns) // 2, matrices["attn_qkv"].kind.interleave)]
         cuts += [(out.columns, matrices["attn_qkv"].kind.interleave)]
+    return math.lcm(*(unit // math.gcd(unit, n // n_heads) for n, unit in cuts))
+
+
+def _fewest_latent_heads(matrices: Mapping[str, Matrix], n_heads: int) -> int:
+    """As `_fewest_heads`, of latent attention; attn_k_b and attn_v_b are a matrix per head."""
+    out = matrices[ATTENTION_OUTPUT]
+    cuts = [(out.columns, math.lcm(GROUP, out.kind.block_elements))]
+    cuts += [(m.rows, m.kind.interleave) for t, m in matrices.items() if t in ("attn_q", "attn_q_b", "attn_kv_b")]
+    if not n_heads or any(n % n_heads for n, _ in cuts) or any(m.kind.tensor_extra_bytes for m in matrices.values()):
+        return 0
     return math.lcm(*(unit // math.gcd(unit, n // n_heads) for n, unit in cuts))
 
 

@@ -92,8 +92,16 @@ class HeadParts:
         shape = whole.shape[0], heads.length, *whole.shape[2:]
         return replace(whole, buffer=self._caches[key], shape=shape, strides=contiguous_strides(whole.type_id, shape))
 
+    def copy(self, whole: Value, heads: Part) -> Value:
+        """A cache that the device of some heads has all of."""
+        key = whole.buffer, heads
+        if key not in self._caches:
+            buffer, name = whole.buffer, f"{whole.buffer.name} on {heads.device}"
+            self._caches[key] = Buffer(buffer.nbytes, buffer.address, buffer.owner, "cache", name)
+        return replace(whole, buffer=self._caches[key])
+
     def cache_parts(self, whole: Buffer) -> list[tuple[str, Buffer]]:
-        """The parts that were made of a cache, with their devices."""
+        """The parts or copies that were made of a cache, with their devices."""
         return [(heads.device, part) for (buffer, heads), part in self._caches.items() if buffer is whole]
 
 

@@ -154,11 +154,12 @@ def place(
     params: PlacementParams,
     devices: Sequence[Device] = (),
     matrices: Mapping[str, Matrix] | None = None,
-    kv_heads: Sequence[int] = (),
+    heads: Sequence[int] = (),
 ) -> Placement:
     """Places a model whose tensors have these sizes in bytes.
 
-    matrices: those that several devices may share; kv_heads: of the layers whose attention they may, 0 for others.
+    matrices: those that several devices may share; heads: that attention of the layers may be divided by, 0 for
+    those that stay whole.
 
     Raises UsageError for a device that does not exist, and for splits that do not fit the devices. Without devices
     everything is on the CPU, and rules for other devices are ignored with a warning.
@@ -175,7 +176,7 @@ def place(
     divisions: dict[str, Division] = {}
     if params.split_mode == "graph" and len(devices) > 1 and matrices:
         shares = _shares(params, devices)
-        placed = Placed(matrices, tensors, overridden, layers, output, shares, kv_heads, params.kv_offload)
+        placed = Placed(matrices, tensors, overridden, layers, output, shares, heads, params.kv_offload)
         divisions, divided = divide(placed)
         notes += [f"llm_load_tensors: {note}" for note in divided]
     tied = output != CPU and output_name(matrices or ()) == TIED_OUTPUT and TIED_OUTPUT not in overridden

@@ -137,7 +137,9 @@ class Architecture:
         ]
 
     def divisible_heads(self, layer: int) -> int:
-        """K/V heads of a layer that may lie on several devices, each with the heads that read it; 0: all on one."""
+        """K/V heads of a layer that may lie on several devices, each with the heads that read it, or heads of latent
+        attention; 0: all on one.
+        """
         return 0
 
     @property

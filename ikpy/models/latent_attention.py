@@ -73,6 +73,10 @@ class LatentDecoder(Decoder):
         """Elements of a query or key head that are not rotated."""
         return self.hp.n_embd_head_k - self.hp.n_rot
 
+    def divisible_heads(self, layer: int) -> int:
+        # Indexers choose cells for all heads of a token on one device.
+        return 0 if self.has_indexers else self.hp.n_head[layer]
+
     def effective_mla(self, mla: int) -> int:
         return mla
 

@@ -182,20 +182,20 @@ def test_embeddings(make, looked_up: bool, tmp_path: Path) -> None:
     assert_merged(model, stored, pairs, tmp_path)
 
 
-def latent(form: str) -> RandomModel:
+LATENT = Dims(heads=3, head=24, rank=64, rot=16, dense=2, experts=2, used=1)
+
+
+def latent(form: str, n: Dims = LATENT) -> RandomModel:
     """A deepseek2 whose files hold attn_kv_b, or attn_k_b and attn_v_b, or all of them."""
-    model = deepseek2(LATENT)[0]
-    for il in range(LATENT.layers):
-        both = model.weights[f"blk.{il}.attn_kv_b"].reshape(LATENT.heads, 2 * LATENT.head, LATENT.rank)
+    model = deepseek2(n)[0]
+    for il in range(n.layers):
+        both = model.weights[f"blk.{il}.attn_kv_b"].reshape(n.heads, 2 * n.head, n.rank)
         if form != "kv_b":
-            model.weights[f"blk.{il}.attn_k_b"] = np.ascontiguousarray(both[:, : LATENT.head].transpose(0, 2, 1))
-            model.weights[f"blk.{il}.attn_v_b"] = np.ascontiguousarray(both[:, LATENT.head :])
+            model.weights[f"blk.{il}.attn_k_b"] = np.ascontiguousarray(both[:, : n.head].transpose(0, 2, 1))
+            model.weights[f"blk.{il}.attn_v_b"] = np.ascontiguousarray(both[:, n.head :])
         if form == "k_b, v_b":
             del model.weights[f"blk.{il}.attn_kv_b"]
     return model
-
-
-LATENT = Dims(heads=3, head=24, rank=64, rot=16, dense=2, experts=2, used=1)
 
 
 @pytest.mark.parametrize("form", ["kv_b", "all"])

@@ -103,6 +103,39 @@ def test_heads_that_are_left_go_round() -> None:
         assert all(sum(lengths) == 64 * n_kv for lengths in counts)
 
 
+def latent(n_heads: int, value: int, q: str, out: str, *, lite: bool = False) -> dict[str, Matrix]:
+    """Latent attention of layer 0 with heads of 192, latents of 512 + 64."""
+    rows = {
+        "attn_q" if lite else "attn_q_b": n_heads * 192,
+        "attn_kv_a_mqa": 576,
+        "attn_kv_b": n_heads * (128 + value),
+        "attn_k_b": 512,
+        "attn_v_b": value,
+    }
+    found = {f"blk.0.{name}.weight": Matrix(512, n, by_name(q)) for name, n in rows.items()}
+    return found | {"blk.0.attn_output.weight": Matrix(n_heads * value, 1024, by_name(out))}
+
+
+def test_latent_attention_is_divided_by_heads() -> None:
+    """In whole blocks of columns of the output matrix; what is the same for all heads is not divided."""
+    for lite in (False, True):
+        parts = found(latent(16, 128, "q8_0", "q8_0", lite=lite), 16, CUDA0=3.0, CUDA1=1.0, CUDA2=0.0)
+        assert sorted(parts) == ["attn_k_b", "attn_kv_b", "attn_output", "attn_q" if lite else "attn_q_b", "attn_v_b"]
+        assert {division.parts for division in parts.values()} == {(Part("CUDA0", 0, 12), Part("CUDA1", 12, 4))}
+        assert parts["attn_output"].axis == "columns"
+        assert parts["attn_output"].nbytes(1600) == {"CUDA0": 1200, "CUDA1": 400}
+    # Two heads of 128 columns are a block of 256, four of 64.
+    parts = found(latent(16, 128, "q8_0", "q4_K"), 16, CUDA0=5.0, CUDA1=3.0, CUDA2=0.0)
+    assert parts["attn_q_b"].parts == (Part("CUDA0", 0, 10), Part("CUDA1", 10, 6))
+    parts = found(latent(16, 64, "q8_0", "q4_K"), 16, CUDA0=5.0, CUDA1=3.0, CUDA2=0.0)
+    assert all(part.length % 4 == 0 for part in parts["attn_q_b"].parts)
+    assert "heads cannot be parted" in found(latent(2, 64, "q8_0", "q4_K"), 2, CUDA0=1.0, CUDA1=1.0)
+    assert "one head" in found(latent(1, 128, "q8_0", "q8_0"), 1, CUDA0=1.0, CUDA1=1.0)
+    assert "kind" in found(latent(16, 128, "q8_0", "q8_0"), 0, CUDA0=1.0, CUDA1=1.0)
+    for name in ("attn_kv_a_mqa.weight", "attn_k_b.weight", "attn_q_a_norm.weight"):
+        assert "rule" in found(latent(16, 128, "q8_0", "q8_0"), 16, [f"blk.0.{name}"], CUDA0=1.0, CUDA1=1.0)
+
+
 def test_why_attention_stays_whole() -> None:
     model = matrices(8, 2, 128, "q4_K", "q4_K")
     shares = {"CUDA0": 1.0, "CUDA1": 1.0}

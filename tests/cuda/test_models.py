@@ -43,6 +43,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("deepseek2-v3-mla", EXPERTS, {"mla": 2}),
     ("qwen3", {"split_mode": "graph", "tensor_split": (2.0, 1.0)}, {}),
     ("qwen3moe", {"split_mode": "graph", "tensor_split": (1.0, 1.0)}, {"type_k": "q8_0", "type_v": "q8_0"}),
+    ("deepseek2-v3-mla", {"split_mode": "graph", "tensor_split": (1.0, 1.0)}, {"mla": 3}),
+    ("deepseek2-lite", {"split_mode": "graph", "tensor_split": (1.0, 1.0)}, {"mla": 1, "type_k": "q8_0"}),
+    ("deepseek2-lite", {"split_mode": "graph", "tensor_split": (1.0, 1.0)}, {"mla": 0}),
 ]
 
 
@@ -104,6 +107,7 @@ APART_RULES: dict[str, tuple[tuple[str, str], ...]] = {
     "whole": (),
     "as in the report": (("attn_kv_b", "CPU"), ("exps", "CPU")),
     "networks divided": (("attn_q_b", "CPU"),),
+    "heads divided": (),
     "attention divided": (("attn_output", "CPU"), (r"blk\.[12]\.attn_q", "CUDA0"), (r"ffn_down\.", "CPU")),
 }
 
@@ -130,7 +134,7 @@ def test_interleaved_rows_with_attention_divided(
     """Tensors of interleaved rows on devices, and attention that lies apart, give what the CPU gives."""
     path, tokens = encoded(name), tokens_for(2, 7)
     truth = logits_of(path, tokens, 5, mla=mla)
-    mode = "graph" if where == "networks divided" else "layer"
+    mode = "graph" if where in ("networks divided", "heads divided") else "layer"
     ours = logits_of(path, tokens, 5, placement=PlacementParams(rules=APART_RULES[where], split_mode=mode), mla=mla)
     assert np.isfinite(ours).all()
     assert np.abs(ours - truth).max() <= QUANTIZED_TOLERANCE * np.abs(truth).max(), worst(ours, truth)
@@ -235,3 +239,15 @@ def test_check_goes_through_quantized_models(
     monkeypatch.setattr(compare, "act_row_bytes", lambda fmt, n: launch.act_row_bytes(fmt, n) - 64)
     assert main(["cuda", "check", "-m", str(path)]) == 1
     assert re.search(r"act_prepare.*WRONG", capsys.readouterr().out)
+
+
+def test_check_compares_heads_of_divided_latent_attention(
+    encoded: Callable[[str], Path], cuda_devices: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if cuda_devices < 2:
+        pytest.skip("needs two GPUs")
+    path = encoded("Q8_0")
+    capsys.readouterr()
+    assert main(["cuda", "check", "-m", str(path), "-sm", "graph", "-ts", "1,1"]) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("CUDA")]
+    assert {("CUDA0", "attention"), ("CUDA1", "attention")} <= {(device, op) for device, op in rows}

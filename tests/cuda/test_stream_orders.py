@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     },
     "qwen3, networks in parts": ("qwen3", {"split_mode": "graph"}, {}),
     "qwen3moe, experts in parts": ("qwen3moe", {"split_mode": "graph", "n_cpu_moe": 1}, {}),
+    "deepseek2-v3-mla, latent attention in parts": ("deepseek2-v3-mla", {"split_mode": "graph"}, {}),
     "qwen3moe, experts copied": ("qwen3moe", PLACEMENTS["experts on the CPU"], {"offload_batch": 1}),
     "llama-ropefreqs, weights copied": ("llama-ropefreqs", {"rules": (("ffn", "CPU"),)}, {"offload_batch": 1}),
 }

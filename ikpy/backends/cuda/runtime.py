@@ -94,8 +94,7 @@ class DeviceRuntime:
             setup.params.offload_batch,
             setup.params.policy,
         )
-        where = setup.placement
-        self._divider = Divider(where.divisions, where.layer_device, self._rules.runs)
+        self._divider = Divider(setup.placement, self._rules.runs)
         self.needs = {d.name: DeviceNeeds(inputs=input_bytes(inputs)) for d in setup.devices}
         self.states: dict[str, DeviceState] = {}
         self._noted: Counter[tuple[str, str]] = Counter()
@@ -139,8 +138,12 @@ class DeviceRuntime:
             self._log(f"llama_kv_cache_init: {note}")
 
     def _held(self, cache: Buffer) -> list[tuple[str, Buffer]]:
-        """Where a cache or state is: its parts with their devices, or all of it."""
+        """Where a cache or state is: its parts or copies with their devices, or all of it."""
         return self._divider.cache_parts(cache) or [(self._rules.cache_devices[cache.name], cache)]
+
+    def _copies(self) -> set[Buffer]:
+        """Caches that another device has as well, and that the host takes from that one."""
+        return {b for v in self._caches.values() for _, b in self._held(v.buffer)[1:] if b.gather is None}
 
     def _on(self, device: Device, tensors: Mapping[tuple[int, str], Value]) -> list[Buffer]:
         held = [item for value in tensors.values() for item in self._held(value.buffer)]
@@ -265,7 +268,7 @@ class DeviceRuntime:
                 )
         for device in self.setup.devices:
             self.states[device.name] = state = DeviceState(device, self.setup.weights, self._inputs, self._log)
-            state.add_caches(self._on(device, self._caches), mirrored=True)
+            state.add_caches(self._on(device, self._caches), mirrored=True, copies=self._copies())
             state.add_caches(self._on(device, self._states), mirrored=False)
 
     def host_memory(self, nbytes: int) -> np.ndarray:

@@ -138,6 +138,7 @@ class DeviceState:
         self.graphs = True
         self._caches: dict[str, tuple[int, Buffer]] = {}
         self._mirrored: list[str] = []
+        self._copies: set[str] = set()
         self._make_inputs(inputs)
 
     def go_without_graphs(self, reason: DeviceError) -> None:
@@ -200,14 +201,20 @@ class DeviceState:
 
     # caches
 
-    def add_caches(self, buffers: Iterable[Buffer], *, mirrored: bool) -> None:
-        """Allocates caches, filled with zeros. mirrored: the host has copies of them, to be read and written there."""
+    def add_caches(
+        self, buffers: Iterable[Buffer], *, mirrored: bool, copies: Collection[Buffer] = frozenset()
+    ) -> None:
+        """Allocates caches, filled with zeros. mirrored: the host has copies of them, to be read and written there;
+        copies: those that it takes from another device.
+        """
         for buffer in buffers:
             address = self.device.alloc(buffer.nbytes, buffer.name)
             self._caches[buffer.name] = address, buffer
             self.stream.fill(address, 0, buffer.nbytes)
             if mirrored:
                 self._mirrored.append(buffer.name)
+            if buffer in copies:
+                self._copies.add(buffer.name)
 
     def _mirrors(self) -> Iterator[tuple[int, Buffer]]:
         return (self._caches[name] for name in self._mirrored)
@@ -215,7 +222,8 @@ class DeviceState:
     def download_caches(self) -> None:
         """Makes the host's copies of the caches up to date."""
         for address, buffer in self._mirrors():
-            fill_host(buffer, partial(self._download, address))
+            if buffer.name not in self._copies:
+                fill_host(buffer, partial(self._download, address))
 
     def _download(self, address: int, memory: np.ndarray, start: int) -> None:
         self.stream.download(memory, address + start)

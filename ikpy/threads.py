@@ -34,6 +34,11 @@ def pool(n: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n, initializer=_unbind)
 
 
+def is_lack_of_threads(error: BaseException) -> bool:
+    """Whether an error says that the system starts no more threads."""
+    return isinstance(error, RuntimeError) and str(error).startswith("can't start new thread")
+
+
 def _unbind() -> None:
     if hasattr(os, "sched_setaffinity"):
         with suppress(OSError):  # CPUs were taken away from this process meanwhile

@@ -47,6 +47,7 @@ READER_GONE = 141
 WRITERS = ("convert", "quantize", "imatrix", "perplexity", "gguf")
 """Subcommands that save or tidy up when they are told to end, as when they are interrupted."""
 MEMORY_HINT = ": a smaller context (-c) or batch (-b, -ub) or fewer threads need less"
+NO_THREADS = "the system starts no more threads: use fewer, or raise its limit (ulimit -u, that of a container)"
 LOST_FILE = b"error: a file in use cannot be read any more: it was shortened, or its disk or network drive failed\n"
 WITHOUT_CONTEXT = ("convert", "quantize", "tokenize", "gguf", "info")
 """Subcommands that the hint does not suit."""
@@ -239,6 +240,11 @@ def report(error: Exception, arguments: Sequence[str], verbose: bool) -> int:
         print(f"error: {one_line(error)}{hint}", file=sys.stderr)
         if isinstance(error, UsageError) and command and str(error).startswith(("unknown", "invalid parameter")):
             print(f"usage: ikpy {command} [options]; all options: ikpy {command} --help", file=sys.stderr)
+        return 1
+    from ikpy.threads import is_lack_of_threads
+
+    if is_lack_of_threads(error):
+        print(f"error: {NO_THREADS}", file=sys.stderr)
         return 1
     print(f"error: internal error: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
     if not verbose:

@@ -131,20 +131,24 @@ class _TokenSource:
         self.special_token_ids = special
         self.eos_token_id = end
         self.bos_token_id = None
-        self._ids: dict[bytes, int] | None = None
-        self._longest = 0
+        self._lookup: tuple[dict[bytes, int], int] | None = None
+
+    def _texts(self) -> tuple[dict[bytes, int], int]:
+        """Ids of the text tokens by their bytes, and the length of the longest. Several threads may ask at a time."""
+        if self._lookup is None:
+            special = set(self.special_token_ids)
+            ids = {data: i for i, data in enumerate(self.tokens) if data and i not in special}
+            self._lookup = ids, max(map(len, ids), default=0)
+        return self._lookup
 
     def tokens_of(self, text: bytes) -> list[int] | None:
         """The fewest text tokens whose bytes are ``text``; None if there are none."""
-        if self._ids is None:
-            special = set(self.special_token_ids)
-            self._ids = {data: i for i, data in enumerate(self.tokens) if data and i not in special}
-            self._longest = max(map(len, self._ids), default=0)
+        ids, longest = self._texts()
         best: list[list[int] | None] = [[]]
         for end in range(1, len(text) + 1):
             found: list[int] | None = None
-            for start in range(max(0, end - self._longest), end):
-                before, token = best[start], self._ids.get(text[start:end])
+            for start in range(max(0, end - longest), end):
+                before, token = best[start], ids.get(text[start:end])
                 if before is not None and token is not None and (found is None or len(before) + 1 < len(found)):
                     found = [*before, token]
             best.append(found)

@@ -149,12 +149,20 @@ class BatchSteps:
             if task is None or task.cancelled:
                 continue
             if isinstance(task, EmbeddingTask):
-                assert self._context.embeddings is not None
-                slot.add_states(self._context.embeddings[first:start].copy())
+                self._add_states(slot, first, start)
             else:
                 self._sample(slot, partial(slot.sample_all, rows[first:start]))
             if slot.task is None:
                 log_released(self._log, slot)
+
+    def _add_states(self, slot: Slot, first: int, end: int) -> None:
+        """Gives a slot the hidden states of its tokens; a text whose states find no memory is no error of others."""
+        assert self._context.embeddings is not None
+        try:
+            slot.add_states(self._context.embeddings[first:end].copy())
+        except Exception as error:
+            self._log.caught("embed", "embedding failed", error, id_slot=slot.id)
+            slot.fail(500, f"embedding failed: {error}")
 
     @staticmethod
     def _show_states(plan: BatchPlan, states: NDArray[np.float32]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -44,7 +45,7 @@ class ServerLog:
         """Something failed."""
         self._write("ERR", function, message, fields)
 
-    def caught(self, function: str, message: str, error: Exception, **fields: Any) -> None:
+    def caught(self, function: str, message: str, error: BaseException, **fields: Any) -> None:
         """Something failed with an error; one that nothing expected is logged with its traceback."""
         if not isinstance(error, IkpyError):
             fields["traceback"] = "".join(traceback.format_exception(error))
@@ -80,13 +81,12 @@ class ServerLog:
     def _print(self, stream: IO[str] | None, text: str) -> None:
         if stream is None:
             return
-        with self._lock:
+        # Nobody reads the log any more, or the disk is full: the server goes on.
+        with self._lock, contextlib.suppress(OSError, ValueError):
             try:
                 print(text, file=stream, flush=True)
             except UnicodeEncodeError:
                 print(text.encode("ascii", "backslashreplace").decode(), file=stream, flush=True)
-            except (OSError, ValueError):
-                pass  # nobody reads the log any more, or the disk is full: the server goes on
 
 
 def _rate(ms: float, n: int) -> str:

@@ -157,7 +157,8 @@ class Engine:
             return
         self._thread.join(timeout)
         if self._thread.is_alive():
-            self.cancel(*(slot.task for slot in self.slots if slot.task is not None))
+            running = [slot.task for slot in self.slots]  # asked once: they may end meanwhile
+            self.cancel(*(task for task in running if task is not None))
             self._thread.join(max(timeout, LAST_BATCH_SECONDS))
 
     @property
@@ -167,8 +168,8 @@ class Engine:
 
     def give_up(self) -> None:
         """Refuses new tasks and ends running ones with an error before the next batch."""
+        self._refuse()  # first: those that wait would take the slots of those that ran
         self.call(self._fail_running)
-        self._refuse()
 
     def _refuse(self) -> None:
         with self._wake:
@@ -184,7 +185,11 @@ class Engine:
                 log_released(self.log, slot)
 
     def finish_drafts(self) -> None:
-        """Logs the statistics of the drafters and lets them write their files; for after the thread's end."""
+        """Logs the statistics of the drafters and lets them write their files; for after the thread's end, before which
+        a batch may be at work on them."""
+        if self.is_running:
+            self.log.failure("finish_drafts", "drafts not saved", error="a batch has not ended")
+            return
         for slot in self.slots:
             if slot.speculator is not None:
                 slot.speculator.save()
@@ -213,7 +218,7 @@ class Engine:
         try:
             while self._go_on():
                 self._wake_readers()
-        except Exception as error:
+        except BaseException as error:  # the panic of an extension module is no Exception
             self._break_down(error)
 
     def _go_on(self) -> bool:
@@ -255,7 +260,7 @@ class Engine:
             waiting = self._queue.clear()
         fail(waiting, 500, internal_error(error))
 
-    def _break_down(self, error: Exception) -> None:
+    def _break_down(self, error: BaseException) -> None:
         """After an error that the slots could not be freed from: all requests end, and later ones are refused."""
         self.log.caught("engine", "the engine has ended, the server must be started again", error)
         with self._wake:

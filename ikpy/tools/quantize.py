@@ -284,27 +284,23 @@ class Quantizer:
             self._write_all(files, output)
             output.publish()
         except ResourceError as error:
-            if not output.n_done_bytes:
-                output.discard()
-                raise
-            output.keep()
-            raise ResourceError(
-                f"{error}; make room and run the same command again to go on, or delete {output.paths[0]}"
-            ) from error
+            if again := _leave(output):
+                raise ResourceError(f"{error}; make room and {again}") from error
+            raise
         except IkpyError:
             output.discard()
             raise
         except KeyboardInterrupt:
-            hint = " before anything was written"
             if output.is_published:
                 hint = f" behind the last byte: {self.output} is complete"
-            elif output.n_done_bytes:
-                output.keep()
-                hint = f"; run the same command again to go on, or delete {output.paths[0]}"
             else:
-                output.discard()
+                again = _leave(output)
+                hint = f"; {again}" if again else " before anything was written"
             self.display.end()
             self.err(f"\n{INTERNAL}: interrupted{hint}\n")
+            raise
+        except Exception:  # no memory for a piece of rows, no more threads
+            _leave(output)
             raise
         finally:
             self.display.end()
@@ -348,6 +344,15 @@ class Quantizer:
                 self.file.release(step.source, int(done * share))
                 released = done
         self.file.release(step.source)
+
+
+def _leave(output: ResumableOutput) -> str:
+    """Stops in the middle; what can be done with what was written, "" if that is nothing."""
+    if not output.n_done_bytes:
+        output.discard()
+        return ""
+    output.keep()
+    return f"run the same command again to go on, or delete {output.paths[0]}"
 
 
 def _padded(nbytes: int, alignment: int) -> int:

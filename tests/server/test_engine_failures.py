@@ -18,7 +18,7 @@ from ikpy.server.build import Server
 from ikpy.server.errors import ApiError
 from ikpy.server.params import GenerationParams
 from ikpy.server.slots import Slot
-from ikpy.server.tasks import CompletionTask, Event, Failed, Finished, Task
+from ikpy.server.tasks import CompletionTask, Embedded, EmbeddingTask, Event, Failed, Finished, Task
 from tests.server.harness import start_server
 from tests.server.live import PATIENCE, wait_for
 
@@ -143,3 +143,22 @@ def test_an_engine_that_cannot_go_on_says_so(
     assert not list(tmp_path.glob("autosave-*"))
     assert [message for message, _ in errors(lines)][-2:] == [said, "slots not saved"]
     server.engine.stop(1)
+
+
+def test_a_text_without_memory_for_its_states_is_no_error_of_others() -> None:
+    server = start_server("llama-server -m MODEL -t 1 -c 512 -np 2 --embeddings --pooling mean")
+
+    def fail(states: Any) -> Any:
+        raise MemoryError("no room for states")
+
+    events: list[Event] = []
+    try:
+        with server.engine._wake:  # both in one batch
+            server.engine.submit(EmbeddingTask([1, 2, 3], events.append, 0, pool=fail))
+            server.engine.submit(EmbeddingTask([4, 5], events.append, 1, pool=lambda states: states.mean(0)))
+        assert wait_for(lambda: len(events) == 2)
+    finally:
+        server.engine.stop(10)
+    failed, embedded = sorted(events, key=lambda event: event.index)
+    assert isinstance(failed, Failed) and failed.message == "embedding failed: no room for states"
+    assert isinstance(embedded, Embedded) and embedded.n_tokens == 2

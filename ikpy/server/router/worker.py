@@ -115,7 +115,8 @@ class Worker:
     @property
     def is_active(self) -> bool:
         """Whether there is a process, or will be one soon."""
-        tasks = (self._loading, self._restarting, self._stopping)
+        ending = self._ending if self._wanted else None  # the restart begins when the end is complete
+        tasks = (self._loading, self._restarting, self._stopping, ending)
         return self.pid is not None or any(task is not None and not task.done() for task in tasks)
 
     @property

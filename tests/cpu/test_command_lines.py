@@ -108,7 +108,7 @@ def known_options() -> set[str]:
     return names | {"--help", "--version", "--list-devices", "--verbose", "--slow-iq2ks", "--completion-bash"}
 
 
-ABOUT_SCRIPTS = ("performance", "performance-avx2", "performance-kernels", "quants", "cuda-kernels")
+ABOUT_SCRIPTS = ("performance", "performance-avx2", "performance-kernels", "performance-zen3", "quants", "cuda-kernels")
 EXPLAINED = {
     "gpu-testing.md": {"--budget", "--no-cone", "--sections"},
     "bench.md": {"--peer-bin"},

@@ -49,17 +49,14 @@ struct PanelPlace {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 constexpr int kBurstBlock = 0;
 template <class U>
-inline void prefetch_part(const Quads<U::kRows>& quads, int part, int64_t far) {
-    constexpr int kBytes = U::kBlockBytes / (U::kBlock / 32);
-    for (int q = 0; q < kQuads; q += U::kRows / 4)
-        for (int64_t line = 0; line < kBytes; line += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(quads.block[q] + part * kBytes + line + far),
-                         _MM_HINT_T1);
-}
+using PanelAhead = PartsAhead<U, U::kBlock / 32>;
 #else
 constexpr int kBurstBlock = kChunk - 1;
 template <class U>
-inline void prefetch_part(const Quads<U::kRows>&, int, int64_t) {}
+struct PanelAhead {
+    PanelAhead(const SideBySide&, int64_t) {}
+    void ask_for_later(const Quads<U::kRows>&, int) const {}
+};
 #endif
 
 // Unpacks up to 256 columns of a half; groups beyond n get zero scales.
@@ -72,7 +69,7 @@ void pack_interleaved(const uint8_t* const* groups, const PanelPlace& place, int
         if constexpr (U::kBlock <= kBurstBlock)
             for (int i = 0; i < kHalfRows / R; ++i)
                 prefetch_weights<U::kBlockBytes>(groups[i] + b * U::kBlockBytes);
-        const int64_t far = place.groups.skip(place.offset + b * U::kBlockBytes, kPrefetch.into_l2);
+        const PanelAhead<U> ahead(place.groups, place.offset + b * U::kBlockBytes);
         for (int q0 = 0; q0 < kHalfRows / 4; q0 += kQuads) {
             Quads<R> quads;
             for (int q = 0; q < kQuads; ++q) {
@@ -82,7 +79,7 @@ void pack_interleaved(const uint8_t* const* groups, const PanelPlace& place, int
                 U::scales(quads.block[q], quads.place[q], d + at, m + at);
             }
             for (int ib = 0; ib < U::kBlock / 32; ++ib) {
-                prefetch_part<U>(quads, ib, far);
+                ahead.ask_for_later(quads, ib);
                 PanelRows<U> rows{codes + (b * U::kBlock + 32 * ib) * kHalfRows + 16 * q0};
                 U::codes(quads, ib, rows);
             }

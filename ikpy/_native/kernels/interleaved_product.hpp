@@ -45,7 +45,7 @@ struct PanelPlace {
 // Up to this many bytes are asked for at once, in one burst of lines before a block is unpacked; on AVX2 what
 // a block of any size needs later is asked for part by part, so that memory is read while few tokens are
 // multiplied. Zen 3, weights in memory, products of 1, 4 and 8 tokens in the time that bursts took: Q4_K_R4
-// 0.75, 0.81 and 0.87, IQ4_K_R4 0.87, 0.95 and 0.94, Q4_0_R8 0.90, 0.95 and 0.96.
+// 0.61, 0.70 and 0.79, IQ4_K_R4 0.75, 0.83 and 0.93, Q4_0_R8 0.89, 0.90 and 0.97.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 constexpr int kBurstBlock = 0;
 template <class U>

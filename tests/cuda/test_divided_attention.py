@@ -185,8 +185,8 @@ def new_context(path: Path, placement: PlacementParams, *, log: list[str] | None
     return Context(Model.load(path, ModelParams(placement=placement), log=lines.append), settings, log=lines.append)
 
 
-def steps(context: Context, folder: Path) -> Iterator[np.ndarray]:
-    """Logits behind everything that can happen to a cache."""
+def steps(context: Context, folder: Path, *, moves: bool = True) -> Iterator[np.ndarray]:
+    """Logits behind everything that can happen to a cache; moves: whether its cells may get other positions."""
     kv = context.kv
 
     def go_on(n: int, start: int, seq: int) -> np.ndarray:
@@ -198,10 +198,12 @@ def steps(context: Context, folder: Path) -> Iterator[np.ndarray]:
     kv.seq_cp(0, 2)
     kv.seq_rm(0, 20, -1)
     yield go_on(3, 20, 0)
-    kv.seq_rm(0, 4, 8)
+    if moves:
+        kv.seq_rm(0, 4, 8)
     unshare_sequence(context, 0)
-    kv.seq_add(0, 8, -1, -4)
-    yield go_on(4, 19, 0)
+    if moves:
+        kv.seq_add(0, 8, -1, -4)
+    yield go_on(4, 19 if moves else 23, 0)
     saved = take_state(context, 2, TOKENS[:24])
     put_state(context, 3, saved)
     yield go_on(2, 24, 3)

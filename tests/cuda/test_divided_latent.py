@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from ikpy.engine.context import Context
 from ikpy.engine.memory import memory_report
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
-from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_sequence
-from ikpy.engine.session import put_state, take_state
+from ikpy.engine.sequence_state import load_sequence, save_sequence
 from ikpy.graph.placement import PlacementParams
 from ikpy.models.latent_attention import LatentDecoder
 from scripts.make_deepseek_header import write_header
@@ -27,7 +25,7 @@ from tests.cpu.sparse_latent_models import Sizes, random_model
 from tests.cpu.test_adapters import latent, make_pairs, write_adapter
 from tests.cuda.models import emulated, logits_of, recorded_operations, zoo
 from tests.cuda.test_divided import EXACT
-from tests.cuda.test_divided_attention import ON_CPU, TOKENS, graph, logs_of, n_divided, new_context
+from tests.cuda.test_divided_attention import ON_CPU, TOKENS, graph, logs_of, n_divided, new_context, steps
 from tests.cuda.test_placement_matrix import assert_same, tokens_for, worst
 
 SIZES = Dims(layers=2, heads=4, head=32, rank=64, rot=32, dense=2, experts=2, used=1)
@@ -139,38 +137,14 @@ def test_forms_of_caches(caches: str, path: Path) -> None:
 # what becomes of caches
 
 
-def steps(context: Context, folder: Path) -> Iterator[np.ndarray]:
-    """Logits behind what can happen to a cache of latents, whose cells keep their positions."""
-    kv = context.kv
-
-    def go_on(n: int, start: int, seq: int) -> np.ndarray:
-        return context.decode(Batch.single(TOKENS[start : start + n], start, seq, logits="all"))
-
-    context.decode(Batch.single(TOKENS[:18], 0, 0, logits="none"))
-    yield go_on(6, 18, 0)
-    yield go_on(5, 0, 1)
-    kv.seq_cp(0, 2)
-    kv.seq_rm(0, 20, -1)
-    yield go_on(3, 20, 0)
-    unshare_sequence(context, 0)
-    yield go_on(4, 23, 0)
-    saved = take_state(context, 2, TOKENS[:24])
-    put_state(context, 3, saved)
-    yield go_on(2, 24, 3)
-    save_sequence(folder / "state", context, 1, TOKENS[:5])
-    kv.clear()
-    assert load_sequence(folder / "state", context, 2, 100)[0] == TOKENS[:5]
-    yield go_on(3, 5, 2)
-
-
 @pytest.mark.parametrize("n_devices", (2, 3))
 @pytest.mark.parametrize("mla", (0, 3))
 def test_what_becomes_of_caches(mla: int, n_devices: int, path: Path, tmp_path: Path) -> None:
     """Sequences that share cells, are cut, taken out and put back."""
     log: list[str] = []
-    truth = list(steps(new_context(path, ON_CPU, mla=mla), tmp_path))
+    truth = list(steps(new_context(path, ON_CPU, mla=mla), tmp_path, moves=False))
     with emulated(n_devices):
-        ours = list(steps(new_context(path, graph(*[1.0] * n_devices), log=log, mla=mla), tmp_path))
+        ours = list(steps(new_context(path, graph(*[1.0] * n_devices), log=log, mla=mla), tmp_path, moves=False))
     assert n_divided(log) == (2, 2)
     for made, expected in zip(ours, truth, strict=True):
         assert_same(made, expected)

@@ -122,18 +122,16 @@ Int8Panel whole_interleaved_panel(const RowBlock& rows, int64_t k0, int64_t n, u
     return interleaved_panel<U>(rows, 0, rows.halves(), k0, n, work);
 }
 
-constexpr int kWordTokens = 4;  // of most types
-
 // Up to this many tokens those products are the faster ones. On AVX2 codes of few bits gain most from panels,
-// whose products have more registers for sums in 16 bits. Words leave the registers with more tokens than
-// WordTokens: with five IQ4_K_R4 took 1.4 times as long as with panels. On AVX-512 sums of 12 tokens fit into
-// the registers; where codes are looked up in two tables, have no scales or two sums of six bits, panels pay
-// earlier.
-template <class U, int WordTokens>
+// whose products have more registers for sums in 16 bits. Words (gemv_interleaved_words.hpp) pay longer: on a
+// Xeon Q6_K_R4 of 4 tokens takes 1.13 times as long with panels, IQ2_K_R4 of 7 1.2 times, of 8 neither does.
+// On AVX-512 sums of 12 tokens fit into the registers; where codes are looked up in two tables, have no
+// scales or two sums of six bits, panels pay earlier.
+template <class U>
 constexpr int interleaved_tokens() {
 #if defined(__AVX2__) && !defined(IKPY_BYTE_DOTS)
     constexpr int kSpan = PanelCodes<U>::kSpan;
-    if (row_words::kHas<U>) return WordTokens;
+    if (row_words::kHas<U>) return kSpan > 31 ? 7 : 6;
     return kSpan > 127 ? kInterleavedTokens : kSpan > 31 ? 4 : 2;
 #elif defined(__AVX512VNNI__)
     constexpr bool kTwoSums = U::kGroup == 16;
@@ -147,7 +145,7 @@ constexpr int interleaved_tokens() {
 
 // Few tokens: products straight from the unpacked codes where the tier has them, else small panels, so that
 // reading memory and multiplying overlap.
-template <class U, int WordTokens = kWordTokens>
+template <class U>
 void interleaved_gemv(const RowBlock& rows, const TokenSet& tokens, float* out,
                       [[maybe_unused]] uint8_t* work) {
     const ActQ8Layout layout(rows.n_in);
@@ -155,7 +153,7 @@ void interleaved_gemv(const RowBlock& rows, const TokenSet& tokens, float* out,
     for (int h = 0; h < n_halves; ++h) {
         float* sums = out + h * kHalfRows;
 #if defined(__AVX2__)
-        interleaved_dots<U, interleaved_tokens<U, WordTokens>()>(rows, h, tokens.x, tokens.n, layout, sums);
+        interleaved_dots<U, interleaved_tokens<U>()>(rows, h, tokens.x, tokens.n, layout, sums);
 #else
         const Int8GemmFn multiply = int8_gemm_of<U>();
         for (int64_t k0 = 0; k0 < layout.n; k0 += kChunk)
@@ -194,19 +192,27 @@ constexpr int64_t interleaved_expert_tokens() {
     return U::kBlockBytes >= U::kRows * U::kBlock ? 20 : kTileMinExpertTokens;
 }
 
-// WordTokens: up to this many tokens those of gemv_interleaved_words.hpp were measured to be the faster ones.
+// On AMD's CPUs words pay no longer once their sums leave the registers: of five tokens IQ4_K_R4 took 1.4
+// times as long on Zen 3 as with panels. WordTokens: up to this many do not.
+constexpr int kWordTokens = 4;  // of most types
+
 template <class U, int WordTokens = kWordTokens>
 constexpr WeightKernels interleaved_kernels() {
-    return with_many_tokens<U>({U::kType,
-                                kActQ8,
-                                interleaved_tokens<U, WordTokens>(),
-                                interleaved_gemv<U, WordTokens>,
-                                panel_products_of<U, InterleavedPanel>(),
-                                int8_panel_bytes<U>,
-                                {interleaved_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes,
-                                 ahead_kept_tokens, interleaved_expert_tokens<U>()},
-                                row_scales_of<U>(),
-                                true});
+    WeightKernels kernels =
+        with_many_tokens<U>({U::kType,
+                             kActQ8,
+                             interleaved_tokens<U>(),
+                             interleaved_gemv<U>,
+                             panel_products_of<U, InterleavedPanel>(),
+                             int8_panel_bytes<U>,
+                             {interleaved_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes,
+                              ahead_kept_tokens, interleaved_expert_tokens<U>()},
+                             row_scales_of<U>(),
+                             true});
+#if defined(__AVX2__) && !defined(IKPY_BYTE_DOTS)
+    if (row_words::kHas<U>) kernels.amd_gemv_tokens = WordTokens;
+#endif
+    return kernels;
 }
 
 }  // namespace ikpy

@@ -1,5 +1,7 @@
 """Native attention, mask and cache ops against the float64 references."""
 
+import itertools
+
 import numpy as np
 import pytest
 from quant_data import golden
@@ -268,6 +270,14 @@ def test_codes_of_grouped_heads_and_any_number_of_cells(group, kind):
         run_case(1, n_kv, 2 * group, 2, size, size, k_type=kind, v_type=kind, threads=(1, 2))
     run_case(2, 200, 2 * group, 2, 64, 96, k_type=kind, v_type=kind, n_seq=3, sinks=True, softcap=3.0)
     run_case(1, 200, 2 * group, 2, 128, 64, k_type=kind, v_type=F16, flash=False)
+
+
+@pytest.mark.parametrize("kind", [Q8_0, Q8_KV, Q4_1, IQ4_NL], ids=ref.TYPE_NAMES.get)
+def test_codes_of_values_longer_than_keys(kind):
+    """Work memory of the longer of the two is enough for both: shorter keys may need more of it."""
+    for dk, dv in itertools.product((64, 128, 256), (160, 192, 320)):
+        run_case(1, 70, 16, 1, dk, dv, k_type=kind, v_type=kind)
+        run_case(2, 70, 16, 2, dk, dv, k_type=kind, v_type=kind, flash=False)
 
 
 @pytest.mark.parametrize("flash", [True, False], ids=["flash", "full"])

@@ -29,7 +29,9 @@ struct ScoreWork {
 };
 
 inline ScoreWork score_work(uint8_t*& at, int64_t rows, int64_t dk) {
-    const int64_t n_tiles = groups_at_once(dk / 64) * (dk / 64);
+    // Tiles at once of the heads that need most of them: longer ones never need less memory, which is sized
+    // for the longer of keys and values.
+    const int64_t n_tiles = std::max(kTilesAtOnce, dk / 64);
     ScoreWork w;
     w.codes = take<int8_t>(at, n_tiles * kTileBytes);
     w.sums = take<int32_t>(at, n_tiles * tiles_of(rows, kQuad) * 256);

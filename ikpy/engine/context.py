@@ -229,7 +229,7 @@ class Context:
         With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]; with params.token_states,
         self.token_states holds the hidden states of all tokens, float32 [n, n_embd]. Raises KVCacheFullError, and
         UsageError for tokens, positions or sequences out of range. Nothing of a batch that fails, or is interrupted,
-        stays in the cache.
+        stays in the cache; after an interruption window layers may lack tokens, which `kv.rewind` heeds.
         """
         results = None if states is not None else self._steps.run(batch)
         if results is None:

@@ -131,14 +131,16 @@ class KVCache:
     def pieces(self, batch: Batch, n: int) -> list[Batch]:
         """The batch in micro-batches of at most n tokens.
 
-        With states, which a batch that ends half-way loses, UsageError if it does not go on where its sequences end,
-        ResourceError for one whose state is lost, KVCacheFullError if there are too few cells for the whole batch.
+        KVCacheFullError if there are too few cells for the whole batch: one that ends half-way loses states, and the
+        tokens that windows dropped for its beginning. With states UsageError if it does not go on where its sequences
+        end, ResourceError for one whose state is lost.
         """
-        if self.recurrent is None:
-            return batch.pieces(n)
-        self.recurrent.check(batch)
+        if self.recurrent:
+            self.recurrent.check(batch)
         if self.used_cells + len(batch) > self.n_ctx:
             self.place(batch)
+        if self.recurrent is None:
+            return batch.pieces(n)
         return pieces_by_state(batch, n, 1 + self.recurrent.n_kept)
 
     def place(self, batch: Batch) -> Taken:

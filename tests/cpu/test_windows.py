@@ -139,6 +139,17 @@ def test_sequences_can_be_taken_back_as_far_as_the_window_is_there(tmp_path: Pat
     assert windowed.kv.used_cells == 0
 
 
+def test_a_batch_without_room_leaves_windows_whole(tmp_path: Path) -> None:
+    """Nothing runs of a batch whose end has no place, so its beginning pushes no tokens out of their windows."""
+    windowed, full = contexts(gpt_oss()[0].write(tmp_path / "model.gguf"), n_batch=512, n_ubatch=16, flash_attn=False)
+    for context in (windowed, full):
+        run(context, TOKENS[:150])
+        with pytest.raises(KVCacheFullError, match="363 tokens need a place and 362 of 512 cells"):
+            context.decode(Batch.single(TOKENS[:363], 150))
+        assert context.kv.reusable(0, 150) == context.kv.used_cells == 150
+    same(run(windowed, TOKENS[150:151], 150), run(full, TOKENS[150:151], 150), "behind the batch that failed")
+
+
 def test_growing_sequences_evaluate_again_what_is_lost(tmp_path: Path) -> None:
     windowed, full = contexts(gpt_oss()[0].write(tmp_path / "model.gguf"), flash_attn=False)
     results = []

@@ -64,10 +64,11 @@ def cache_signature(context: Context) -> dict[str, Any]:
     model = context.model
     weights = [model.n_params, model.size_bytes, model.fingerprint]
     params = context.graph_params
+    rotation = model.arch.rotation_name(params)
     return {
         "model": [hp.n_vocab, hp.n_layer, hp.n_embd, *weights],
         "tensors": tensors,
-        "keys": [*astuple(params.rope), params.k_hadamard, params.v_hadamard],
+        "keys": [*astuple(params.rope), params.k_hadamard, params.v_hadamard, *([rotation] if rotation else [])],
         "steering": context.steering_checksum,
     }
 

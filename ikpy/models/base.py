@@ -128,6 +128,10 @@ class Architecture:
         """Frequency factors of a layer, if it has any."""
         return None
 
+    def rotation_name(self, params: GraphParams) -> str:
+        """Which of several ways to rotate keys a context takes that its RoPE parameters do not tell; "": the usual."""
+        return ""
+
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         """Cache tensors of a layer; none for a layer that reads the cache of another."""
         sizes, heads = self.head_sizes(layer), self.hp.n_head_kv[layer]

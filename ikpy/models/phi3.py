@@ -37,8 +37,13 @@ class Phi3(Transformer):
         return None if factors is None else factors.slice0(0, n)
 
     def rope_factors(self, layer: int, params: GraphParams) -> Value | None:
-        beyond = params.n_ctx // params.n_seq_max > self.hp.n_ctx_orig
-        return self.long_factors if beyond else self.short_factors
+        return self.long_factors if self._is_beyond(params) else self.short_factors
+
+    def rotation_name(self, params: GraphParams) -> str:
+        return "long factors" if self._is_beyond(params) and self.long_factors else ""
+
+    def _is_beyond(self, params: GraphParams) -> bool:
+        return params.n_ctx // params.n_seq_max > self.hp.n_ctx_orig
 
     def window(self, layer: int) -> tuple[str, int]:
         return ("sliding", self.hp.n_swa) if self.hp.n_swa else ("none", 0)

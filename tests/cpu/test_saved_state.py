@@ -21,7 +21,9 @@ from ikpy.engine.session import PREFIX, load_session, save_session
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.quants import registry
+from tests.cpu.reference_models import N_VOCAB
 from tests.cpu.test_adapters import write_adapter
+from tests.cpu.test_zoo_holdouts import phi3_short_context
 from tests.shared import DATA
 
 LLAMA, LATENT, QWEN = (DATA / "zoo" / f"{n}.gguf" for n in ("llama-ropefreqs", "deepseek2-v3-mla", "qwen3moe"))
@@ -146,6 +148,22 @@ def test_states_of_another_form_are_refused(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(data[:-1])
     with pytest.raises(FileFormatError, match="do not agree with its checksum"):
         load_sequence(tmp_path / "state", context(LLAMA), 0, 256)
+
+
+@pytest.mark.parametrize("n_seq", [1, 2])
+def test_keys_rotated_by_the_long_factors_of_longrope_are_others(n_seq: int, tmp_path: Path) -> None:
+    """The size of the context, for each sequence, decides which factors rotate."""
+    path = phi3_short_context()[0].write(tmp_path / "phi3.gguf")
+    sizes = 256, 256 * n_seq, 512 * n_seq
+    short, longer, long = (context(path, n_ctx=n, n_seq_max=n_seq, swa_full=True) for n in sizes)
+    tokens = [token % N_VOCAB for token in TOKENS]
+    for writer, same, other in ((short, longer, long), (long, long, short)):
+        writer.kv.clear()
+        writer.decode(Batch.single(tokens))
+        save_sequence(tmp_path / "state", writer, 0, tokens)
+        assert load_sequence(tmp_path / "state", same, 0, 256)[0] == tokens
+        with pytest.raises(FileFormatError, match="saved with other RoPE parameters"):
+            load_sequence(tmp_path / "state", other, 0, 256)
 
 
 def test_damage_anywhere_is_one_error_and_changes_nothing(tmp_path: Path) -> None:

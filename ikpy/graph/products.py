@@ -70,7 +70,7 @@ class ProductOps(ElementwiseOps):
         return product
 
     def get_rows(self, table: Value, ids: Value) -> Value:
-        """Rows of table [K, V] picked by ids i32 [T], as f32 [K, T]."""
+        """Rows of table [K, V] picked by ids i32 [T], as f32 [K, T]; -1 gives zeros, on devices from floats only."""
         rows = self._emit("get_rows", self.new(table.shape[0], ids.shape[0]), [table, ids])
         for pair in self._pairs(table):
             low = self.mul(self.get_rows(pair.b, ids), self._adapter_scale(pair, ids.shape[0]))

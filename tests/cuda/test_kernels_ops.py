@@ -199,9 +199,12 @@ def test_routing(rng: np.random.Generator, case: str) -> None:
 
 def test_get_rows_of_floats(rng: np.random.Generator) -> None:
     p = Program()
-    ids = p.array(np.array([4, 0, 4, 2], np.int32))
+    ids = p.array(np.array([4, 0, -1, 4, 2], np.int32))
     tables = [p.array(normal(rng, 5, 40)), p.array(normal(rng, 5, 40).astype(np.float16))]
-    p.compare(*[p.graph.get_rows(table, ids) for table in tables], bound=0)
+    rows = [p.graph.get_rows(table, ids) for table in tables]
+    p.compare(*rows, bound=0)
+    for found in p.run(rows, on_cuda=False):
+        assert not found.reshape(5, 40)[2].any() and found.any(), "id -1 gives zeros"
 
 
 @pytest.mark.parametrize("n", [256, 320, 40])

@@ -98,7 +98,9 @@ void op_get_rows(const ThreadContext& ctx, const Op& op, const Tensor* ts, const
     split_range(dst.ne[1], ctx.ith, ctx.nth, 1, &begin, &end);
     for (int64_t t = begin; t < end; ++t) {
         float* out = row<float>(dst, t);
-        if (table.type == kF32) {
+        if (ids[t] < 0) {  // of an expert that was dropped
+            std::fill(out, out + dst.ne[0], 0.0f);
+        } else if (table.type == kF32) {
             const float* x = row<const float>(table, ids[t]);
             std::copy(x, x + dst.ne[0], out);
         } else {

@@ -331,8 +331,8 @@ __device__ __forceinline__ void copy_to_tiles(const View& dst, const View& src, 
 
 }  // namespace
 
-// dst rows = rows of src (ids: those picked by ids[i1]); type: f32, f16, bf16 or bf16_r16. out_type: F32,
-// F16, BF16, or tiles from dst.data on (of bf16, all rows).
+// dst rows = rows of src (ids: those picked by ids[i1], zeros for -1); type: f32, f16, bf16 or bf16_r16.
+// out_type: F32, F16, BF16, or tiles from dst.data on (of bf16, all rows).
 IKPY_KERNEL rows_float(View dst, View src, const int* ids, int out_type, int type, const int* runtime) {
     if (is_tiled(out_type)) return copy_to_tiles(dst, src, out_type);
     const long long n = static_cast<long long>(dst.ne[0]) * dst.rows(runtime);
@@ -340,8 +340,9 @@ IKPY_KERNEL rows_float(View dst, View src, const int* ids, int out_type, int typ
     for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {
         const int e = static_cast<int>(i % dst.ne[0]);
         const RowIndex at = row_index(dst, static_cast<int>(i / dst.ne[0]), runtime);
+        const int from = ids ? ids[at.i1] : at.i1;
         const float v =
-            float_at(type, src.row<uint8_t>(0, at.i2, at.i3), src.nb[1], ids ? ids[at.i1] : at.i1, e);
+            from < 0 ? 0.0f : float_at(type, src.row<uint8_t>(0, at.i2, at.i3), src.nb[1], from, e);
         uint8_t* out = dst.row<uint8_t>(at.i1, at.i2, at.i3);
         if (out_type == kF32) {
             reinterpret_cast<float*>(out)[e] = v;

@@ -198,7 +198,13 @@ class DeviceRuntime:
     # memory
 
     def measure(self, graph: SplitGraph) -> None:
-        """Adds what a graph needs; commit() makes room for all that was measured."""
+        """Adds what a graph needs; commit() makes room for all that was measured and loads the kernels."""
+        self._measure_memory(graph)
+        if not self.plan_only:
+            for name in graph.devices:
+                self.needs[name].kernels |= self._kernel_names(graph.steps(name))
+
+    def _measure_memory(self, graph: SplitGraph) -> None:
         for name in graph.devices:
             needs, steps = self.needs[name], graph.steps(name)
             resident, slot_bytes = _weights(steps)
@@ -206,13 +212,13 @@ class DeviceRuntime:
             needs.arena = max(needs.arena, graph.arenas[name].nbytes)
             needs.scratch = max(needs.scratch, *(self.setup.kernels.scratch_bytes(s.node) for s in steps))
             needs.slot = max(needs.slot, slot_bytes)
-            if not self.plan_only:
-                needs.kernels |= self._kernel_names(steps)
 
     def _kernel_names(self, steps: Iterable[Step]) -> set[str]:
         """Kernels that the steps launch, whatever the addresses will be."""
         lower = self.setup.kernels.lower
-        return {launch.kernel for step in steps for launch in lower(step.node, lambda _: NOWHERE, NOWHERE, NOWHERE)}
+        # Most layers are alike.
+        different = {_signature(step.node): step.node for step in steps}.values()
+        return {launch.kernel for node in different for launch in lower(node, lambda _: NOWHERE, NOWHERE, NOWHERE)}
 
     def commit(self) -> bool:
         """Uploads weights and allocates memory as measured; True if compiled plans became invalid.
@@ -238,7 +244,7 @@ class DeviceRuntime:
         After a DeviceError they are invalid as well, and what was measured before still has its room.
         """
         before = {name: replace(needs, weights=dict(needs.weights)) for name, needs in self.needs.items()}
-        self.measure(graph)
+        self._measure_memory(graph)  # a plan loads its kernels itself
         try:
             return self.commit()
         except DeviceError:
@@ -326,6 +332,16 @@ def _release(states: dict[str, DeviceState]) -> None:
 def _cache_names(node: Node) -> set[str]:
     """Caches and states that a node reads or writes."""
     return {v.buffer.name for v in (*read(node), *written(node)) if v.buffer.role == "cache"}
+
+
+def _signature(node: Node) -> tuple:
+    """All of a node that its launches depend on, but the addresses."""
+    buffers: dict[Buffer, int] = {}
+    places = [
+        v and (v.type_id, v.shape, v.strides, v.offset, v.dynamic_dim, buffers.setdefault(v.buffer, len(buffers)))
+        for v in (node.dst, *node.src)
+    ]
+    return node.kind, *node.ip, *node.fp, *places
 
 
 def _weights(steps: Iterable[Step]) -> tuple[list[Buffer], int]:

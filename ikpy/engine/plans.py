@@ -110,6 +110,7 @@ class Plans:
             built = BuiltGraph(graphs.pop((n_tokens, n_outputs)), self._devices)
             if built.graph and self._devices:
                 self._devices.measure(built.graph)
+                self._devices.measure_kernels(built.graph)
             arena_bytes = max(arena_bytes, built.arena.nbytes)
             counts = range(PROMPT_TOKENS if n_tokens > PROMPT_TOKENS else 2, n_tokens)
             needed = plan_work.work_bytes(core, built.cpu_nodes, built.arena, counts, self.threads_for(n_tokens))

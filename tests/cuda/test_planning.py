@@ -1,8 +1,10 @@
-"""How much work the plans of a context are: every graph is built and divided once, and launches are looked at once."""
+"""How much work the host has: graphs are built and divided once, copies to one device wait once."""
 
 from __future__ import annotations
 
 import gc
+import re
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from ikpy.backends.cuda import runtime
+from ikpy.backends.cuda.emulated import EmulatedStream
 from ikpy.engine import graphs
 from ikpy.engine.batch import Batch
 from ikpy.engine.graphs import MicroBatchGraphs
@@ -19,6 +22,7 @@ from ikpy.graph.attention_region import Region
 from ikpy.graph.divide_attention import AttentionDivider, Replacements
 from ikpy.graph.ir import Node
 from ikpy.graph.placement import PlacementParams
+from ikpy.held_interrupts import held_back
 from tests.cuda.models import emulated, zoo
 from tests.cuda.test_divided_attention import graph, new_context
 from tests.cuda.test_divided_latent import SIZES, latent
@@ -95,6 +99,43 @@ def test_a_new_shape_is_lowered_once(path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(kernels, "lower", counted)
         context.decode(Batch.single([1, 2, 3, 4, 5]))
     assert lowered and len({id(node) for node in lowered}) == len(lowered)
+
+
+# single tokens
+
+
+def test_copies_to_one_device_wait_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries of low rank and the row to be cached cross together: two events, whatever number of values."""
+    with emulated(2):
+        context = new_context(path, graph(1.0, 1.0))
+        context.decode(Batch.single([1]))
+        issued: list[str] = []
+        send, wait = EmulatedStream.send, EmulatedStream.wait
+
+        def sent(self: EmulatedStream, *rest: Any) -> None:
+            issued.append("s")
+            send(self, *rest)
+
+        def waited(self: EmulatedStream, event: Any) -> None:
+            issued.append("w")
+            wait(self, event)
+
+        monkeypatch.setattr(EmulatedStream, "send", sent)
+        monkeypatch.setattr(EmulatedStream, "wait", waited)
+        context.decode(Batch.single([2], 1))
+    assert re.fullmatch("(ws+w)+", "".join(issued)) and "wssw" in "".join(issued)
+
+
+def test_held_back_within_held_back_asks_for_no_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes as long as the driver's calls; hundreds of operations of a token are such blocks."""
+    with held_back() as held:
+        monkeypatch.setattr(signal, "getsignal", None)
+        monkeypatch.setattr(signal, "signal", None)
+        with held_back() as inner:
+            assert inner is held
+        monkeypatch.undo()
+    with held_back() as other:
+        assert other is not held
 
 
 # the collector

@@ -198,13 +198,7 @@ class DeviceRuntime:
     # memory
 
     def measure(self, graph: SplitGraph) -> None:
-        """Adds what a graph needs; commit() makes room for all that was measured and loads the kernels."""
-        self._measure_memory(graph)
-        if not self.plan_only:
-            for name in graph.devices:
-                self.needs[name].kernels |= self._kernel_names(graph.steps(name))
-
-    def _measure_memory(self, graph: SplitGraph) -> None:
+        """Adds the memory that a graph needs; commit() makes room for all that was measured."""
         for name in graph.devices:
             needs, steps = self.needs[name], graph.steps(name)
             resident, slot_bytes = _weights(steps)
@@ -212,6 +206,11 @@ class DeviceRuntime:
             needs.arena = max(needs.arena, graph.arenas[name].nbytes)
             needs.scratch = max(needs.scratch, *(self.setup.kernels.scratch_bytes(s.node) for s in steps))
             needs.slot = max(needs.slot, slot_bytes)
+
+    def measure_kernels(self, graph: SplitGraph) -> None:
+        """Adds the kernels of a graph; commit() loads them. Those of other graphs are loaded when they are compiled."""
+        for name in [] if self.plan_only else graph.devices:
+            self.needs[name].kernels |= self._kernel_names(graph.steps(name))
 
     def _kernel_names(self, steps: Iterable[Step]) -> set[str]:
         """Kernels that the steps launch, whatever the addresses will be."""
@@ -244,7 +243,7 @@ class DeviceRuntime:
         After a DeviceError they are invalid as well, and what was measured before still has its room.
         """
         before = {name: replace(needs, weights=dict(needs.weights)) for name, needs in self.needs.items()}
-        self._measure_memory(graph)  # a plan loads its kernels itself
+        self.measure(graph)
         try:
             return self.commit()
         except DeviceError:

@@ -14,7 +14,7 @@ from ikpy.backends.cuda.api import Device, DeviceError, DeviceMemoryError, align
 from ikpy.backends.cuda.plan import HybridPlan
 from ikpy.backends.cuda.setup import DeviceSetup
 from ikpy.backends.cuda.staging import pinned_or_pageable
-from ikpy.backends.cuda.state import DeviceState, Inputs, input_bytes
+from ikpy.backends.cuda.state import Block, DeviceState, Inputs, input_bytes
 from ikpy.backends.cuda.state_memory import DeviceStates
 from ikpy.graph.assign import Assignment, DeviceRules, Step, assign, read, written
 from ikpy.graph.divide import Divider
@@ -232,10 +232,10 @@ class DeviceRuntime:
             # Kernels and memory first: what is missing is known before gigabytes were uploaded.
             for name, state in self.states.items():
                 state.device.prepare(self.needs[name].kernels)
-            moved = [self._reserve(state, self.needs[name]) for name, state in self.states.items()]
+            moved = self._reserve()
             for name, state in self.states.items():
                 state.upload_weights(list(self.needs[name].weights.values()), self.needs[name].slot, held)
-        return any(moved)
+        return moved
 
     def grow(self, graph: SplitGraph) -> bool:
         """Makes room for a graph of a shape that was not measured; True if compiled plans became invalid.
@@ -250,12 +250,24 @@ class DeviceRuntime:
             self.needs = before
             raise
 
-    @staticmethod
-    def _reserve(state: DeviceState, needs: DeviceNeeds) -> bool:
+    def _reserve(self) -> bool:
         """Makes room for compute memory; True if anything moved."""
-        moved = [state.arena.reserve(needs.arena), state.scratch.reserve(needs.scratch)]
-        moved += [slot.block.reserve(needs.slot) for slot in state.slots]
-        return any(moved)
+        wanted: list[tuple[Block, int]] = []
+        for name, state in self.states.items():
+            needs = self.needs[name]
+            wanted += [(state.arena, needs.arena), (state.scratch, needs.scratch)]
+            wanted += [(slot.block, needs.slot) for slot in state.slots]
+        grown = [(block, nbytes) for block, nbytes in wanted if nbytes > block.nbytes]
+        if grown:
+            self._drain()
+        for block, nbytes in grown:
+            block.reserve(nbytes)
+        return bool(grown)
+
+    def _drain(self) -> None:
+        """Waits for all devices: what the last run did not wait for, as without results, uses memory that is to go."""
+        for state in self.states.values():
+            state.drain()
 
     def _make_states(self) -> None:
         for device in self.setup.devices:
@@ -277,7 +289,8 @@ class DeviceRuntime:
             state.add_caches(self._on(device, self._states), mirrored=False)
 
     def host_memory(self, nbytes: int) -> np.ndarray:
-        """Host memory uint8 [nbytes] that is copied without delay, at a multiple of 64."""
+        """Host memory uint8 [nbytes] that is copied without delay, at a multiple of 64; what it replaces may go."""
+        self._drain()
         memory = pinned_or_pageable(self.setup.devices[0], nbytes + ALIGNMENT, self._log)
         start = -memory.ctypes.data % ALIGNMENT
         return memory[start : start + nbytes]

@@ -204,6 +204,16 @@ def test_a_cubin_that_the_driver_does_not_load(driver: Any, tmp_path: Path) -> N
         device.prepare(["rope"])
 
 
+def test_kernels_that_find_no_memory(driver: Any) -> None:
+    """A driver that is too old, or a damaged file, is not what is told then."""
+    device = driver.devices[0]
+    address = device.alloc(device.memory().free - 64)
+    with pytest.raises(DeviceMemoryError, match=r"^CUDA0: failed to allocate buffer of .* for the kernels of rope"):
+        device.prepare(["rope"])
+    device.release(address)
+    device.prepare(["rope"])
+
+
 def test_pycuda_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """As without a driver, or when it was built for another numpy: the CPU goes on, and says why."""
     monkeypatch.delenv(cuda_devices.EMULATE, raising=False)

@@ -30,21 +30,32 @@ class Held:
             self._handler(*self._arrived.pop(0))
 
 
+_around: list[Held] = []
+"""That of the block that the main thread is in, if it is in one."""
+
+
 @contextmanager
 def held_back() -> Iterator[Held]:
-    """Ctrl-C takes effect when the block ends. Only the main thread is ever interrupted, others go on as they are."""
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+    """Ctrl-C takes effect when the block ends. Only the main thread is ever interrupted, others go on as they are.
+
+    A block within another one changes nothing. A token enters hundreds, which therefore do not ask for the handler.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
         yield Held(None)
         return
-    around = getattr(handler, "__self__", None)
-    if isinstance(around, Held):
-        yield around
+    if _around:
+        yield _around[0]
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):
+        yield Held(None)
         return
     held = Held(handler)
     signal.signal(signal.SIGINT, held.collect)
     try:
+        _around.append(held)
         yield held
     finally:
+        _around.clear()
         signal.signal(signal.SIGINT, handler)
         held.deliver()

@@ -23,10 +23,12 @@ from ikpy.engine.inputs import BatchInputs, as_input
 from ikpy.engine.kv_cache import KVCache, KVCacheFullError
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
+from ikpy.engine.paused_collection import paused_collection
 from ikpy.engine.plans import Plans, aligned_bytes, largest_shapes
 from ikpy.engine.settings import Sizes, graph_params, window_cells
 from ikpy.errors import UsageError
 from ikpy.graph.builder import Graph
+from ikpy.graph.ir import Node
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
 from ikpy.held_interrupts import held_back
@@ -104,17 +106,22 @@ class Context:
         limits = model.hparams.n_vocab, self._n_positions
         self._steps = Steps(core.run_plan, self._inputs, self.kv.tables, *limits, self._pad, MAX_PLANS)
         self._graphs = MicroBatchGraphs(model, self.params, self.graph_params, self._inputs, self.kv)
-        shapes = largest_shapes(self.n_ubatch)
-        self.devices = self._use_devices(shapes)
-        threads = self.n_threads, self.n_threads_batch
-        self._plans = Plans(
-            self._graphs, self._steps, self.devices, threads=threads, plan_only=self.plan_only, log=self._log
-        )
-        self._plans.reserve(shapes)
+        with paused_collection():
+            self._make_plans()
         if self.devices and self.kv.recurrent and not self.plan_only:
             self.kv.recurrent.move(self.devices.state_memory(self.kv.recurrent.n_slots))
         if self.devices and self.devices.setup.params.check and not self.plan_only:
             self._check_values()
+
+    def _make_plans(self) -> None:
+        """Finds out what the largest micro-batches need, and takes it."""
+        graphs = {shape: self._graphs.nodes(*shape) for shape in largest_shapes(self.n_ubatch)}
+        self.devices = self._use_devices([nodes for nodes, _ in graphs.values()])
+        threads = self.n_threads, self.n_threads_batch
+        self._plans = Plans(
+            self._graphs, self._steps, self.devices, threads=threads, plan_only=self.plan_only, log=self._log
+        )
+        self._plans.reserve(graphs)
 
     # what it holds
 
@@ -169,7 +176,7 @@ class Context:
 
     # devices
 
-    def _use_devices(self, shapes: Sequence[tuple[int, int]]) -> DeviceRuntime | None:
+    def _use_devices(self, graphs: Sequence[list[Node]]) -> DeviceRuntime | None:
         """The model's devices with this context's caches, if it has any."""
         if self.model.devices is None:
             return None
@@ -178,7 +185,7 @@ class Context:
         states = self.kv.recurrent.tensors if self.kv.recurrent else {}
         caches = self.kv.tensors, states
         devices = DeviceRuntime(self.model.devices, inputs, *caches, self._log, plan_only=self.plan_only)
-        devices.settle([self._graphs.nodes(*shape)[0] for shape in shapes])
+        devices.settle(graphs)
         return devices
 
     def _check_values(self) -> None:

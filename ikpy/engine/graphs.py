@@ -27,6 +27,10 @@ MAXIMA_ROWS = 16
 MAXIMA_WIDTH = 16384
 
 
+UnplannedGraph = tuple[list[Node], tuple[Value | None, ...]]
+"""Nodes of a micro-batch; its logits, embeddings, token states, and the largest of every few logits."""
+
+
 def buffers_of(values: Iterable[Value | None]) -> set[Buffer]:
     """Buffers of the values that are there."""
     return {v.buffer for v in values if v is not None}
@@ -52,8 +56,8 @@ class MicroBatchGraphs:
         """Whether the model has layers with states."""
         return self._kv.recurrent is not None
 
-    def nodes(self, n_tokens: int, n_outputs: int) -> tuple[list[Node], tuple[Value | None, ...]]:
-        """Nodes of a micro-batch; its logits, embeddings, token states, and the largest of every few logits.
+    def nodes(self, n_tokens: int, n_outputs: int) -> UnplannedGraph:
+        """The graph of a micro-batch, before it is planned.
 
         Raises UsageError if an adapter has no effect.
         """

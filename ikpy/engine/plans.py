@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -11,13 +11,17 @@ from ikpy._native.steps import Ready, Steps
 from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.plan import HybridPlan
 from ikpy.backends.cuda.runtime import DeviceRuntime
-from ikpy.engine.graphs import MicroBatchGraphs, buffers_of
+from ikpy.engine.graphs import MicroBatchGraphs, UnplannedGraph, buffers_of
+from ikpy.engine.paused_collection import paused_collection
 from ikpy.graph import work as plan_work
-from ikpy.graph.ir import Node, Value, contiguous_strides
+from ikpy.graph.ir import Value, contiguous_strides
 from ikpy.graph.placement import CPU
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
 from ikpy.models.latent_attention import PROMPT_TOKENS
+
+Shape = tuple[int, int]
+"""Tokens and outputs of a micro-batch."""
 
 
 def aligned_bytes(n: int) -> np.ndarray:
@@ -27,7 +31,7 @@ def aligned_bytes(n: int) -> np.ndarray:
     return memory[start : start + n]
 
 
-def largest_shapes(n_ubatch: int) -> list[tuple[int, int]]:
+def largest_shapes(n_ubatch: int) -> list[Shape]:
     """Tokens and outputs of the micro-batches that need most memory.
 
     Batches below the prompt size may take another path (absorbed MLA) with larger intermediate values.
@@ -39,7 +43,8 @@ def largest_shapes(n_ubatch: int) -> list[tuple[int, int]]:
 class BuiltGraph:
     """A planned graph with its results (those of `MicroBatchGraphs.nodes`), before it is bound to memory."""
 
-    def __init__(self, nodes: list[Node], results: tuple[Value | None, ...], devices: DeviceRuntime | None) -> None:
+    def __init__(self, graph: UnplannedGraph, devices: DeviceRuntime | None) -> None:
+        nodes, results = graph
         self.results = results
         keep = buffers_of(results)
         self.graph = devices.split(nodes, keep) if devices else None
@@ -79,7 +84,7 @@ class Plans:
 
     def build(self, n_tokens: int, n_outputs: int) -> BuiltGraph:
         """The planned graph of a micro-batch."""
-        return BuiltGraph(*self._graphs.nodes(n_tokens, n_outputs), self._devices)
+        return BuiltGraph(self._graphs.nodes(n_tokens, n_outputs), self._devices)
 
     def get(self, n_tokens: int, n_outputs: int) -> Ready:
         """The plan of a micro-batch. Raises DeviceError if a device has too little memory for it."""
@@ -91,20 +96,21 @@ class Plans:
 
     # compute memory
 
-    def reserve(self, shapes: Sequence[tuple[int, int]]) -> None:
-        """Allocates what micro-batches of these (tokens, outputs) need."""
-        self._allocate(*self._needed(shapes))
+    def reserve(self, graphs: dict[Shape, UnplannedGraph]) -> None:
+        """Allocates what micro-batches of these shapes need; takes their graphs out of the dict, one by one."""
+        self._allocate(*self._needed(graphs))
 
-    def _needed(self, shapes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    def _needed(self, graphs: dict[Shape, UnplannedGraph]) -> tuple[int, int]:
         """Bytes of arena and work memory on the CPU that any micro-batch needs: the most of all kinds of shapes.
 
         The memory of devices is reserved.
         """
         arena_bytes = work_bytes = 0
-        for n_tokens, n_outputs in shapes:
-            built = self.build(n_tokens, n_outputs)
+        for n_tokens, n_outputs in list(graphs):
+            built = BuiltGraph(graphs.pop((n_tokens, n_outputs)), self._devices)
             if built.graph and self._devices:
                 self._devices.measure(built.graph)
+                self._devices.measure_kernels(built.graph)
             arena_bytes = max(arena_bytes, built.arena.nbytes)
             counts = range(PROMPT_TOKENS if n_tokens > PROMPT_TOKENS else 2, n_tokens)
             needed = plan_work.work_bytes(core, built.cpu_nodes, built.arena, counts, self.threads_for(n_tokens))
@@ -158,6 +164,10 @@ class Plans:
         return self.arena[start : start + contiguous_strides(0, (n, rows))[2]].view(np.float32).reshape(rows, n)
 
     def _new(self, n_tokens: int, n_outputs: int) -> Ready:
+        with paused_collection():
+            return self._made(n_tokens, n_outputs)
+
+    def _made(self, n_tokens: int, n_outputs: int) -> Ready:
         built = self.build(n_tokens, n_outputs)
         if built.graph and self._devices:
             try:

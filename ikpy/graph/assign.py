@@ -82,6 +82,8 @@ def written(node: Node) -> list[Value]:
 
 def read(node: Node) -> list[Value]:
     """Values that a node reads; outputs that are listed among the sources do not count."""
+    if not node.writes:
+        return [v for v in node.src if v is not None]
     outputs = {id(v) for v in node.writes}
     return [v for v in node.src if v is not None and id(v) not in outputs]
 

@@ -18,6 +18,9 @@ from ikpy.graph.placement import Placement
 from ikpy.graph.weight_parts import WeightParts, is_contiguous
 from ikpy.quants import registry
 
+Replacements = dict[Node, dict[Node, str]]
+"""For every node those of the parts, with their devices."""
+
 
 class _Grouped(Region):
     """Attention with K/V heads. rows: bytes of the row of all heads of a token, by buffer."""
@@ -107,6 +110,8 @@ class AttentionDivider:
         self._divisions = {layer: d for (layer, tensor), d in tensors.items() if tensor == ATTENTION_OUTPUT}
         self._latent = {layer for layer, tensor in tensors if tensor in PER_HEAD}
         self._caches: dict[int, set[Buffer]] = {}
+        # Graphs that were settled and are to be run: each by its list of nodes, with what became of the layers.
+        self._settled: list[tuple[list[Node], dict[int, tuple[Region, Replacements]]]] = []
 
     def settle(self, graphs: Sequence[list[Node]], caches: Mapping[int, Sequence[Buffer]]) -> dict[int, str]:
         """Decides for all graphs to come; returns why layers stay whole that were to be divided.
@@ -115,11 +120,17 @@ class AttentionDivider:
         """
         self._caches = {layer: set(caches.get(layer, ())) for layer in self._divisions}
         reasons = {layer: "its cache is in host memory" for layer, buffers in self._caches.items() if not buffers}
+        self._settled = []
         for nodes in graphs:
+            layers: dict[int, tuple[Region, Replacements]] = {}
             for layer, found in self._found(nodes).items():
-                reason = found.reason or self._rule(found) or self._missing_kernel(layer, found)
+                reason = found.reason or self._rule(found)
+                if not reason:
+                    layers[layer] = found, self._divided(layer, found)
+                    reason = self._missing_kernel(layers[layer][1])
                 if reason:
                     reasons.setdefault(layer, reason)
+            self._settled.append((nodes, layers))
         self._caches = {layer: buffers for layer, buffers in self._caches.items() if layer not in reasons}
         return reasons
 
@@ -132,15 +143,25 @@ class AttentionDivider:
         """The nodes with attention in parts, and the devices of the new ones."""
         replaced: dict[Node, list[Node]] = {}
         devices: dict[Node, str] = {}
-        for layer, found in self._found(nodes).items():
-            if found.reason:
-                raise ValueError(f"attention of layer {layer} was settled to be divided: {found.reason}")
+        for found, parts in self._layers(nodes):
             n_early = found.nodes.index(found.first) if found.nodes else 0
-            for i, (node, made) in enumerate(self._divided(layer, found).items()):
+            for i, (node, made) in enumerate(parts.items()):
                 replaced.setdefault(node, [])
                 replaced.setdefault(found.first if i < n_early else node, []).extend(made)
                 devices |= {n: device for n, device in made.items() if n.kind != "act_prepare"}
         return [n for node in nodes for n in replaced.get(node, [node])], devices
+
+    def _layers(self, nodes: list[Node]) -> list[tuple[Region, Replacements]]:
+        """Attention of the layers that are divided, in a graph; of a settled one what was made then."""
+        for i, (known, layers) in enumerate(self._settled):
+            if known is nodes:
+                del self._settled[i]
+                return [found for layer, found in layers.items() if layer in self._caches]
+        regions = self._found(nodes)
+        for layer, found in regions.items():
+            if found.reason:
+                raise ValueError(f"attention of layer {layer} was settled to be divided: {found.reason}")
+        return [(found, self._divided(layer, found)) for layer, found in regions.items()]
 
     def _found(self, nodes: list[Node]) -> dict[int, Region]:
         """Attention of the layers whose caches are known, in a graph."""
@@ -173,19 +194,18 @@ class AttentionDivider:
         is_moved = any(where.device_of(name) != where.layer_device(name) for name in names)
         return RULE if is_moved else ""
 
-    def _missing_kernel(self, layer: int, found: Region) -> str:
-        for made in self._divided(layer, found).values():
+    def _missing_kernel(self, parts: Replacements) -> str:
+        for made in parts.values():
             for node in made:
                 if node.kind != "act_prepare" and not self._runs(node):
                     return f"no kernel for {node.kind} of a part"
         return ""
 
-    def _divided(self, layer: int, found: Region) -> dict[Node, dict[Node, str]]:
-        """For every node those of the parts, with their devices."""
+    def _divided(self, layer: int, found: Region) -> Replacements:
         division = self._divisions[layer]
         own = self._where.layer_device(f"blk.{layer}.")
         parts = [(part.device, found.part(self._heads, part)) for part in division.parts]
-        made: dict[Node, dict[Node, str]] = {}
+        made: Replacements = {}
         for node in found.nodes:
             nodes = {device: one for device, make in parts if (one := make(node)) is not None}
             made[node] = _summed(node, nodes, own) if found.is_end(node) else {n: d for d, n in nodes.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from ikpy.graph.ir import Buffer, Node
@@ -37,13 +38,16 @@ def place_buffers(first: dict[Buffer, int], last: dict[Buffer, int], alignment: 
     """Offsets of buffers that hold something from step first[b] to step last[b], both included."""
     # Large buffers first: small ones then fill the gaps between them.
     order = sorted(first, key=lambda b: (-b.nbytes, first[b]))
-    placed: list[list[tuple[int, int]]] = [[] for _ in range(max(last.values(), default=-1) + 1)]
-    """Of every step the ranges in use."""
+    # Lifetimes that overlap do so at the step where the later one begins.
+    starts = sorted(set(first.values()))
+    index = {step: i for i, step in enumerate(starts)}
+    placed: list[list[tuple[int, int]]] = [[] for _ in starts]
+    """Of every such step the ranges in use."""
     offsets: dict[Buffer, int] = {}
     end = 0
     for buffer in order:
         size = -(-max(buffer.nbytes, 1) // alignment) * alignment
-        steps = placed[first[buffer] : last[buffer] + 1]
+        steps = placed[index[first[buffer]] : bisect_right(starts, last[buffer])]
         offset = _best_gap(sorted(set().union(*steps)), size)
         offsets[buffer] = offset
         for step in steps:

@@ -301,6 +301,8 @@ class Module:
     def __init__(self, content: bytes) -> None:
         if content.startswith(b"damaged"):
             raise LogicError("cuModuleLoadDataEx failed: device kernel image is invalid")
+        if len(content) > mem_get_info()[0]:
+            raise OutOfMemory("cuModuleLoadDataEx failed: out of memory")
         self.kernels = content.decode().split()
 
     def get_function(self, name: str) -> Function:

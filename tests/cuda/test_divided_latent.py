@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ikpy._native import core
 from ikpy.backends.cuda.emulated import EmulatedStream
 from ikpy.cli.logs import context_log
 from ikpy.engine.adapter import LoraAdapter
@@ -75,8 +76,11 @@ def test_modes_and_forms_of_files(mla: int, form: str, split: str, paths: dict[s
 @pytest.mark.parametrize("name", ("deepseek2-lite", "deepseek2-v3-mla"))
 def test_models_of_the_zoo(name: str) -> None:
     """Quantized tensors, low-rank queries, two heads: one of three devices has networks and logits only."""
+    # A tile unit multiplies a prompt from bf16: sums in another order are other bf16 values here and there (7e-5).
+    tolerance = 2e-4 if core.has_tiles() else 2e-5
     for split in ((1.0, 1.0), (1.0, 1.0, 1.0)):
-        assert_same(*both(zoo(name), split, tokens_for(4, N_TOKENS), N_PROMPT, **LONG, **EXACT))
+        ours, truth = both(zoo(name), split, tokens_for(4, N_TOKENS), N_PROMPT, **LONG, **EXACT)
+        assert_same(ours, truth, tolerance)
 
 
 def test_queries_with_a_temperature(tmp_path: Path) -> None:

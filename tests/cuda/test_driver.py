@@ -204,6 +204,41 @@ def test_a_cubin_that_the_driver_does_not_load(driver: Any, tmp_path: Path) -> N
         device.prepare(["rope"])
 
 
+@pytest.mark.parametrize(("code", "lost"), [(226, True), (220, True), (810, True), (0, False), (2, False)])
+def test_errors_after_which_the_process_must_end(
+    code: int, lost: bool, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hardware errors that newer GPUs contain among them; a failed allocation takes nothing along."""
+    device, other = driver.devices
+    stream = device.new_stream()
+
+    def fail(*_: Any) -> None:
+        raise fake_pycuda.Error("cuStreamWaitEvent failed")
+
+    monkeypatch.setattr(fake_pycuda.Stream, "wait_for_event", fail)
+    monkeypatch.setattr(fake_pycuda.Library, "cuCtxSynchronize", lambda self: code)
+    event = device.new_event()
+    raised(lambda: stream.wait(event))
+    assert device.lost == lost and not other.lost
+    assert ("the process must be started again" in str(raised(lambda: stream.wait(event)))) == lost
+
+
+def raised(action: Any) -> DeviceError:
+    with pytest.raises(DeviceError) as found:
+        action()
+    return found.value
+
+
+def test_kernels_that_find_no_memory(driver: Any) -> None:
+    """A driver that is too old, or a damaged file, is not what is told then."""
+    device = driver.devices[0]
+    address = device.alloc(device.memory().free - 64)
+    with pytest.raises(DeviceMemoryError, match=r"^CUDA0: failed to allocate buffer of .* for the kernels of rope"):
+        device.prepare(["rope"])
+    device.release(address)
+    device.prepare(["rope"])
+
+
 def test_pycuda_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """As without a driver, or when it was built for another numpy: the CPU goes on, and says why."""
     monkeypatch.delenv(cuda_devices.EMULATE, raising=False)

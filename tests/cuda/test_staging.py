@@ -15,6 +15,7 @@ from ikpy.backends.cuda import memory, staging
 from ikpy.backends.cuda.api import DeviceError, too_little
 from ikpy.backends.cuda.emulated import EmulatedDevice, EmulatedStream
 from ikpy.backends.cuda.staging import StagingRing
+from ikpy.engine import context as engine_context
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
@@ -246,6 +247,23 @@ def test_growth_that_fails_leaves_a_context_that_works(monkeypatch: pytest.Monke
         context.kv.clear()
         assert (context.decode(Batch.single(TOKENS[:8], 0)) == truth).all()
         assert 0 < state.arena.nbytes < MIB
+
+
+@pytest.mark.parametrize("placement", [EXPERTS, PlacementParams(split_mode="layer", tensor_split=(1.0, 1.0))])
+def test_growth_waits_for_what_is_under_way(placement: PlacementParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch without results is not waited for, and memory of the host and of devices that it uses grows."""
+
+    def later() -> np.ndarray:
+        context = Context(Model.load(zoo("qwen3moe"), ModelParams(placement=placement)), SETTINGS)
+        context.decode(Batch.single(TOKENS[:1], 0, logits="none"))
+        return context.decode(Batch.single(TOKENS[1:12], 1, logits="all"))
+
+    with emulated(2):
+        truth = later()
+    monkeypatch.setattr(engine_context, "largest_shapes", lambda n_ubatch: [(1, 1)])
+    monkeypatch.setattr(engine_context, "CHECK_TOKENS", 1)
+    with emulated(2):
+        assert (later() == truth).all()
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from ikpy.backends.cuda.emulated import EARLY, LATE, EmulatedDevice, Turns
 from ikpy.backends.cuda.plan import HybridPlan
 from ikpy.backends.cuda.state import DeviceState
 from ikpy.graph.placement import DeviceParams, PlacementParams
+from ikpy.graph.split import Transfer
 from tests.cuda.models import MIB, emulated, logits_of, zoo
 from tests.cuda.test_placement_matrix import PLACEMENTS, tokens_for
 
@@ -80,13 +83,16 @@ def test_a_slot_that_is_filled_before_its_product_is_done_shows(monkeypatch: pyt
 
 
 def test_a_copy_between_devices_that_waits_for_nothing_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def add_send(self: HybridPlan, transfer: Any) -> None:
-        source, target = self.states[transfer.source], self.states[transfer.target]
-        start = source.base(transfer.buffer, self.graph.arenas[transfer.source])
-        end = target.base(transfer.buffer, self.graph.arenas[transfer.target])
-        self._operations.append(lambda run: source.stream.send(target.device, end, start, transfer.buffer.nbytes))
+    def add_sends(self: HybridPlan, transfers: Sequence[Transfer]) -> None:
+        for transfer in transfers:
+            source, target = self.states[transfer.source], self.states[transfer.target]
+            start = source.base(transfer.buffer, self.graph.arenas[transfer.source])
+            end = target.base(transfer.buffer, self.graph.arenas[transfer.target])
+            size = transfer.buffer.nbytes
+            send = partial(source.stream.send, target.device, end, start, size)
+            self._operations.append(lambda run, send=send: send())  # type: ignore[misc]
 
-    monkeypatch.setattr(HybridPlan, "_add_send", add_send)
+    monkeypatch.setattr(HybridPlan, "_add_sends", add_sends)
     assert shows("qwen3, networks in parts")
 
 

@@ -173,7 +173,9 @@ class HybridPlan:
 
     def _add_exports(self, state: DeviceState, exports: Sequence[tuple[Split | None, list[Transfer]]]) -> None:
         for reader, transfers in exports:
-            for transfer in transfers:
+            if reader is not None and reader.device != CPU:
+                self._add_sends(transfers)
+            for transfer in transfers if reader is None or reader.device == CPU else []:
                 self._add_transfer(transfer)
             if reader is None or reader.device == CPU:
                 event = state.device.new_event()
@@ -213,6 +215,7 @@ class HybridPlan:
         return [host_view(start + i * place.strides[1], transfer.buffer.nbytes // n_rows) for i in range(n_rows)]
 
     def _add_transfer(self, transfer: Transfer) -> None:
+        """A copy between a device and the host."""
         buffer = transfer.buffer
         if transfer.source == CPU:
             state, view = self.states[transfer.target], self._host(buffer)
@@ -223,7 +226,7 @@ class HybridPlan:
                 state.stream.record(state.uploaded)
 
             self._operations.append(to_device)
-        elif transfer.target == CPU:
+        else:
             state, rows = self.states[transfer.source], self._host_rows(transfer)
             address = state.base(buffer, self.graph.arenas[transfer.source])
 
@@ -234,21 +237,24 @@ class HybridPlan:
                     start += row.nbytes
 
             self._operations.append(to_host)
-        else:
-            self._add_send(transfer)
 
-    def _add_send(self, transfer: Transfer) -> None:
-        """A copy between devices on the source's stream, which waits until the target's memory is free."""
-        source, target = self.states[transfer.source], self.states[transfer.target]
-        start = source.base(transfer.buffer, self.graph.arenas[transfer.source])
-        end = target.base(transfer.buffer, self.graph.arenas[transfer.target])
+    def _add_sends(self, transfers: Sequence[Transfer]) -> None:
+        """Copies from one device to another on the source's stream, which waits until the target's memory is free."""
+        source, target = self.states[transfers[0].source], self.states[transfers[0].target]
+        copies = [
+            (target.base(t.buffer, self.graph.arenas[t.target]), source.base(t.buffer, self.graph.arenas[t.source]))
+            for t in transfers
+        ]
+        sizes = [t.buffer.nbytes for t in transfers]
         ready, done = target.device.new_event(), source.device.new_event()
 
         def send(run: Run) -> None:
             target.stream.record(ready)
-            source.stream.wait(ready)
-            source.stream.send(target.device, end, start, transfer.buffer.nbytes)
-            source.stream.record(done)
+            with source.device.session():
+                source.stream.wait(ready)
+                for (end, start), nbytes in zip(copies, sizes, strict=True):
+                    source.stream.send(target.device, end, start, nbytes)
+                source.stream.record(done)
             target.stream.wait(done)
 
         self._operations.append(send)

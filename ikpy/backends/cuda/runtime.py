@@ -14,7 +14,7 @@ from ikpy.backends.cuda.api import Device, DeviceError, DeviceMemoryError, align
 from ikpy.backends.cuda.plan import HybridPlan
 from ikpy.backends.cuda.setup import DeviceSetup
 from ikpy.backends.cuda.staging import pinned_or_pageable
-from ikpy.backends.cuda.state import DeviceState, Inputs, input_bytes
+from ikpy.backends.cuda.state import Block, DeviceState, Inputs, input_bytes
 from ikpy.backends.cuda.state_memory import DeviceStates
 from ikpy.graph.assign import Assignment, DeviceRules, Step, assign, read, written
 from ikpy.graph.divide import Divider
@@ -198,7 +198,7 @@ class DeviceRuntime:
     # memory
 
     def measure(self, graph: SplitGraph) -> None:
-        """Adds what a graph needs; commit() makes room for all that was measured."""
+        """Adds the memory that a graph needs; commit() makes room for all that was measured."""
         for name in graph.devices:
             needs, steps = self.needs[name], graph.steps(name)
             resident, slot_bytes = _weights(steps)
@@ -206,13 +206,18 @@ class DeviceRuntime:
             needs.arena = max(needs.arena, graph.arenas[name].nbytes)
             needs.scratch = max(needs.scratch, *(self.setup.kernels.scratch_bytes(s.node) for s in steps))
             needs.slot = max(needs.slot, slot_bytes)
-            if not self.plan_only:
-                needs.kernels |= self._kernel_names(steps)
+
+    def measure_kernels(self, graph: SplitGraph) -> None:
+        """Adds the kernels of a graph; commit() loads them. Those of other graphs are loaded when they are compiled."""
+        for name in [] if self.plan_only else graph.devices:
+            self.needs[name].kernels |= self._kernel_names(graph.steps(name))
 
     def _kernel_names(self, steps: Iterable[Step]) -> set[str]:
         """Kernels that the steps launch, whatever the addresses will be."""
         lower = self.setup.kernels.lower
-        return {launch.kernel for step in steps for launch in lower(step.node, lambda _: NOWHERE, NOWHERE, NOWHERE)}
+        # Most layers are alike.
+        different = {_signature(step.node): step.node for step in steps}.values()
+        return {launch.kernel for node in different for launch in lower(node, lambda _: NOWHERE, NOWHERE, NOWHERE)}
 
     def commit(self) -> bool:
         """Uploads weights and allocates memory as measured; True if compiled plans became invalid.
@@ -227,10 +232,10 @@ class DeviceRuntime:
             # Kernels and memory first: what is missing is known before gigabytes were uploaded.
             for name, state in self.states.items():
                 state.device.prepare(self.needs[name].kernels)
-            moved = [self._reserve(state, self.needs[name]) for name, state in self.states.items()]
+            moved = self._reserve()
             for name, state in self.states.items():
                 state.upload_weights(list(self.needs[name].weights.values()), self.needs[name].slot, held)
-        return any(moved)
+        return moved
 
     def grow(self, graph: SplitGraph) -> bool:
         """Makes room for a graph of a shape that was not measured; True if compiled plans became invalid.
@@ -245,12 +250,24 @@ class DeviceRuntime:
             self.needs = before
             raise
 
-    @staticmethod
-    def _reserve(state: DeviceState, needs: DeviceNeeds) -> bool:
+    def _reserve(self) -> bool:
         """Makes room for compute memory; True if anything moved."""
-        moved = [state.arena.reserve(needs.arena), state.scratch.reserve(needs.scratch)]
-        moved += [slot.block.reserve(needs.slot) for slot in state.slots]
-        return any(moved)
+        wanted: list[tuple[Block, int]] = []
+        for name, state in self.states.items():
+            needs = self.needs[name]
+            wanted += [(state.arena, needs.arena), (state.scratch, needs.scratch)]
+            wanted += [(slot.block, needs.slot) for slot in state.slots]
+        grown = [(block, nbytes) for block, nbytes in wanted if nbytes > block.nbytes]
+        if grown:
+            self._drain()
+        for block, nbytes in grown:
+            block.reserve(nbytes)
+        return bool(grown)
+
+    def _drain(self) -> None:
+        """Waits for all devices: what the last run did not wait for, as without results, uses memory that is to go."""
+        for state in self.states.values():
+            state.drain()
 
     def _make_states(self) -> None:
         for device in self.setup.devices:
@@ -272,7 +289,8 @@ class DeviceRuntime:
             state.add_caches(self._on(device, self._states), mirrored=False)
 
     def host_memory(self, nbytes: int) -> np.ndarray:
-        """Host memory uint8 [nbytes] that is copied without delay, at a multiple of 64."""
+        """Host memory uint8 [nbytes] that is copied without delay, at a multiple of 64; what it replaces may go."""
+        self._drain()
         memory = pinned_or_pageable(self.setup.devices[0], nbytes + ALIGNMENT, self._log)
         start = -memory.ctypes.data % ALIGNMENT
         return memory[start : start + nbytes]
@@ -326,6 +344,16 @@ def _release(states: dict[str, DeviceState]) -> None:
 def _cache_names(node: Node) -> set[str]:
     """Caches and states that a node reads or writes."""
     return {v.buffer.name for v in (*read(node), *written(node)) if v.buffer.role == "cache"}
+
+
+def _signature(node: Node) -> tuple:
+    """All of a node that its launches depend on, but the addresses."""
+    buffers: dict[Buffer, int] = {}
+    places = [
+        v and (v.type_id, v.shape, v.strides, v.offset, v.dynamic_dim, buffers.setdefault(v.buffer, len(buffers)))
+        for v in (node.dst, *node.src)
+    ]
+    return node.kind, *node.ip, *node.fp, *places
 
 
 def _weights(steps: Iterable[Step]) -> tuple[list[Buffer], int]:

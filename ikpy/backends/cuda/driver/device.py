@@ -197,6 +197,9 @@ class CudaDevice(Device):
         try:
             # PTX is text that ends with a zero.
             return cuda.module_from_buffer(path.read_bytes() + b"\0" * (path.suffix == ".ptx"))
+        except cuda.MemoryError as error:
+            nbytes = path.stat().st_size
+            raise too_little(self, nbytes, f"the kernels of {path.name}", cuda.mem_get_info()[0]) from error
         except cuda.Error as error:
             self._look_whether_lost()
             if self.lost:

@@ -13,9 +13,10 @@ import pycuda.driver as cuda
 
 from ikpy.backends.cuda.api import DeviceError
 
-# Errors that kernels leave: ECC, illegal address, timeout, assertion, hardware stack, illegal instruction, misaligned
-# address, invalid address space, invalid program counter, launch failure.
-LOST = frozenset({214, 700, 702, 710, 714, 715, 716, 717, 718, 719})
+# Errors after which the driver takes nothing more of the process: ECC, NVLink, contained (of hardware, or of a peer's
+# memory), illegal address, timeout, assertion, hardware stack, illegal instruction, misaligned address, invalid address
+# space, invalid program counter, launch failure, tensor memory, and the end of an MPS client.
+LOST = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
 
 
 @cache

@@ -47,12 +47,17 @@ class GrammarDeadEndError(IkpyError):
 
 
 class NotANumberError(IkpyError):
-    """A model computed NaN instead of logits."""
+    """A model computed NaN instead of logits.
 
-    def __init__(self) -> None:
+    tokens: the sequence it was given, if that is known; where: the op that made the first one.
+    """
+
+    def __init__(self, tokens: Sequence[int] = (), where: str = "") -> None:
+        self.tokens = tokens
         super().__init__(
             "the model's logits are not numbers (NaN): its file is damaged (--check-tensors looks for that), or its "
             "values are too large for the types that it was converted to"
+            + (f"; the first value that is no number comes from {where}" if where else "")
         )
 
 

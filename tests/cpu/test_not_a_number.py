@@ -69,6 +69,25 @@ def test_all_modes_end_at_the_first_chunk(mode, tmp_path, text, capfd):
     assert "[2]" not in out and err.rstrip().endswith(where)
 
 
+def test_tests_of_alternatives_end_with_its_name(tmp_path, capfd):
+    """The NaN is in the row of a token that stands in the second task alone."""
+    from ikpy.vocab import Vocab
+
+    source = ZOO / "qwen3moe.gguf"
+    data, tasks = bytearray(source.read_bytes()), tmp_path / "tasks.txt"
+    with GGUFFile.open(source) as file:
+        info, vocab = file.tensors["token_embd.weight"], Vocab.from_metadata(file.metadata)
+    first, second = "The dog\n0\nran\nsat\nate\nlay\n", "The dog\n0\nran\nsat\nate\nx7\n"
+    token = next(t for t in vocab.tokenize(second) if t not in vocab.tokenize(first))
+    at = info.offset + token * info.nbytes // info.shape[1]
+    data[at : at + 2] = np.float16(np.nan).tobytes()
+    (tmp_path / "damaged.gguf").write_bytes(data)
+    tasks.write_text(first + second)
+    arguments = ["-m", str(tmp_path / "damaged.gguf"), "-f", str(tasks), "--hellaswag", "-c", "256", "-t", "2"]
+    assert main(["perplexity", *arguments]) == 1
+    assert capfd.readouterr().err.rstrip().endswith(NO_NUMBER + "get_rows with token_embd.weight (f16)")
+
+
 def test_generated_text_ends_with_its_name(tmp_path, capfd):
     model, tensor, value, where = DAMAGES[0]
     path = str(damaged(tmp_path, model, tensor, value))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import ikpy
+from ikpy import LLM
 from ikpy.cli import main
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
+from ikpy.engine.sampling import NotANumberError
 from ikpy.gguf.reader import GGUFFile
 from tests.shared import DATA
 
@@ -69,21 +74,38 @@ def test_all_modes_end_at_the_first_chunk(mode, tmp_path, text, capfd):
     assert "[2]" not in out and err.rstrip().endswith(where)
 
 
+def with_nan_for(tmp_path, source, token):
+    """Copy of a model with a NaN in the embedding of one token."""
+    data, path = bytearray(Path(source).read_bytes()), tmp_path / "damaged.gguf"
+    with GGUFFile.open(source) as file:
+        info = file.tensors["token_embd.weight"]
+    at = info.offset + token * info.nbytes // info.shape[1]
+    data[at : at + 2] = np.float16(np.nan).tobytes()
+    path.write_bytes(data)
+    return path
+
+
 def test_tests_of_alternatives_end_with_its_name(tmp_path, capfd):
     """The NaN is in the row of a token that stands in the second task alone."""
     from ikpy.vocab import Vocab
 
-    source = ZOO / "qwen3moe.gguf"
-    data, tasks = bytearray(source.read_bytes()), tmp_path / "tasks.txt"
+    source, tasks = ZOO / "qwen3moe.gguf", tmp_path / "tasks.txt"
     with GGUFFile.open(source) as file:
-        info, vocab = file.tensors["token_embd.weight"], Vocab.from_metadata(file.metadata)
+        vocab = Vocab.from_metadata(file.metadata)
     first, second = "The dog\n0\nran\nsat\nate\nlay\n", "The dog\n0\nran\nsat\nate\nx7\n"
     token = next(t for t in vocab.tokenize(second) if t not in vocab.tokenize(first))
-    at = info.offset + token * info.nbytes // info.shape[1]
-    data[at : at + 2] = np.float16(np.nan).tobytes()
-    (tmp_path / "damaged.gguf").write_bytes(data)
     tasks.write_text(first + second)
-    arguments = ["-m", str(tmp_path / "damaged.gguf"), "-f", str(tasks), "--hellaswag", "-c", "256", "-t", "2"]
+    arguments = [
+        "-m",
+        str(with_nan_for(tmp_path, source, token)),
+        "-f",
+        str(tasks),
+        "--hellaswag",
+        "-c",
+        "256",
+        "-t",
+        "2",
+    ]
     assert main(["perplexity", *arguments]) == 1
     assert capfd.readouterr().err.rstrip().endswith(NO_NUMBER + "get_rows with token_embd.weight (f16)")
 
@@ -120,3 +142,12 @@ def test_sound_models_have_no_such_op():
         context = Context(Model.load(ZOO / f"{name}.gguf"), ContextParams(n_ctx=256, n_batch=64, n_ubatch=32))
         assert context.first_not_a_number(list(range(1, 100))) == ""
         assert context.kv.used_cells == 0
+
+
+def test_texts_with_the_same_beginning_are_not_spoiled(tmp_path):
+    """In a batch, the tokens before the one that brings a NaN get it, too."""
+    llm = LLM(with_nan_for(tmp_path, ikpy.default_model_path(), 7), n_ctx=512, n_threads=2)
+    with pytest.raises(NotANumberError):
+        llm.generate([1, 2, 3, 7, 4], 4, temperature=0)
+    found = llm.generate([1, 2, 3, 4], 4, temperature=0)
+    assert found == LLM(n_ctx=512, n_threads=2).generate([1, 2, 3, 4], 4, temperature=0)

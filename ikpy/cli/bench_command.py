@@ -32,6 +32,8 @@ class BenchCommand:
             given.pop(name, None)
         if not given.get("models"):
             given["models"] = [default_model()]
+        if given.get("devices") and not has_devices():
+            given["devices"] = ()
         return BenchParams(**given)
 
 

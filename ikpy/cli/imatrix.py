@@ -133,6 +133,7 @@ def collect(params: CommonParams, data: ImatrixData) -> int:
     """Run the model over the text."""
     print_log(params, banner_lines(params))
     session = load(params)
+    from ikpy.engine.sampling import NotANumberError
     from ikpy.graph.activations import ActivationCollector
     from ikpy.tools.decoder import TimedContext
     from ikpy.tools.imatrix import NotEnoughTextError, Run
@@ -160,6 +161,8 @@ def collect(params: CommonParams, data: ImatrixData) -> int:
         if not params.prompt.text:
             print("compute_imatrix: no text: give one with -f FILE", file=sys.stderr)
         return 1
+    except NotANumberError as error:
+        raise NotANumberError(where=context.first_not_a_number(error.tokens)) from None
     report(session, data, collector)
     session.finish()
     return 0

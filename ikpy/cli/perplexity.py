@@ -43,22 +43,32 @@ def run(arguments: Sequence[str]) -> int:
     print_log(params, banner_lines(params))
     sizes = {"n_ctx": plan.n_ctx, "n_batch": plan.n_batch, "n_seq_max": plan.n_seq}
     session = load(params, **sizes)
+    from ikpy.engine.sampling import NotANumberError
     from ikpy.tools.decoder import TimedContext
 
     context = session.new_context(**sizes)
     session.system_info()
     timed = TimedContext(context, session.timings)
-    result = None
-    if chooses(params):
-        run_choices(session, timed, plan)
-    elif options.kl_divergence:
-        run_kl_divergence(session, timed, plan)
-    else:
-        result = run_perplexity(session, timed, plan)
+    try:
+        result = evaluate(session, timed, plan)
+    except NotANumberError as error:
+        where = context.first_not_a_number(error.tokens) if error.tokens else ""
+        raise NotANumberError(where=where) from None
     if params.log.directory:
         write_result(params, session.path, result)
     session.finish()
     return 0
+
+
+def evaluate(session: Session, context: TimedContext, plan: Plan) -> PerplexityResult | None:
+    """Run the chosen mode; the estimate, if it makes one."""
+    if chooses(session.params):
+        run_choices(session, context, plan)
+    elif session.params.perplexity.kl_divergence:
+        run_kl_divergence(session, context, plan)
+    else:
+        return run_perplexity(session, context, plan)
+    return None
 
 
 def make_plan(params: CommonParams) -> Plan:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.cli.console import YELLOW, Console, Interrupt
+from ikpy.engine.sampling import NotANumberError
 from ikpy.engine.session import load_session, save_session
 from ikpy.errors import UsageError
 from ikpy.tools.decoder import TimedContext
@@ -150,6 +151,8 @@ class TextRun:
                     break
         except ContextFullError as error:
             self.session.log(["", f"main: {error}"])
+        except NotANumberError:
+            raise NotANumberError(where=self.context.first_not_a_number(self.sequence.tokens)) from None
         finally:
             self.times.generation += time.perf_counter() - began
             self.times.n_generated += count

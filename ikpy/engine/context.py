@@ -11,6 +11,7 @@ import numpy as np
 from ikpy._native import core
 from ikpy._native.steps import Steps
 from ikpy._native.tables import Taken
+from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.check import check_values
 from ikpy.backends.cuda.compare import NodeError, compare_nodes
 from ikpy.backends.cuda.plan import HybridPlan, Run
@@ -22,6 +23,7 @@ from ikpy.engine.graphs import MicroBatchGraphs
 from ikpy.engine.inputs import BatchInputs, as_input
 from ikpy.engine.kv_cache import KVCache, KVCacheFullError
 from ikpy.engine.model import Model
+from ikpy.engine.nan_search import first_not_a_number
 from ikpy.engine.params import ContextParams
 from ikpy.engine.paused_collection import paused_collection
 from ikpy.engine.plans import Plans, aligned_bytes, largest_shapes
@@ -195,6 +197,39 @@ class Context:
         """
         for plan, run in self._trials():
             check_values(plan, run)
+
+    def first_not_a_number(self, tokens: Sequence[int]) -> str:
+        """Evaluates a sequence in the empty cache op by op; the first op that makes a NaN or an overflow, "" if none.
+
+        The cache is empty afterwards.
+        """
+        self.kv.clear()
+        try:
+            for piece in self.kv.pieces(Batch.single(list(tokens)), self.n_ubatch):
+                n_outputs = self._inputs.write(piece, self.kv.place(piece))
+                if found := self._search(len(piece), n_outputs):
+                    return found
+                self.kv.evaluated(piece)
+            return ""
+        finally:
+            self.kv.clear()
+
+    def _search(self, n_tokens: int, n_outputs: int) -> str:
+        """The first op with a bad value in the micro-batch whose inputs are set."""
+        work, n_kv, n_threads = self._steps.work, self._steps.n_kv(), self._plans.threads_for(n_tokens)
+        if self.devices:
+            plan = self._plans.get(n_tokens, n_outputs).plan
+            try:
+                check_values(plan, Run(n_kv, n_threads, work))
+            except DeviceError as error:
+                return str(error)
+            return ""
+        built = self._plans.build(n_tokens, n_outputs)
+        cpu_plan = built.cpu_plan(self._plans.arena.ctypes.data)
+        assert cpu_plan is not None
+        return first_not_a_number(
+            built, self._plans.arena, n_kv, lambda i: cpu_plan.run(n_kv, n_threads, work, i, i + 1)
+        )
 
     def compare_devices(self) -> Iterator[NodeError]:
         """Errors of the nodes that run on devices against the CPU on the same inputs, for a short prompt and one token.

@@ -9,6 +9,23 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.errors import IkpyError
+
+
+class NotANumberError(IkpyError):
+    """A model computed NaN instead of logits.
+
+    tokens: the sequence it was given, if that is known; where: the op that made the first one.
+    """
+
+    def __init__(self, tokens: Sequence[int] = (), where: str = "") -> None:
+        self.tokens = tokens
+        super().__init__(
+            "the model's logits are not numbers (NaN): its file is damaged (--check-tensors looks for that), or its "
+            "values are too large for the types that it was converted to"
+            + (f"; the first value that is no number comes from {where}" if where else "")
+        )
+
 
 class KnownMaxima(Protocol):
     """Knows something about rows of logits float32 [n_vocab]; see :mod:`ikpy._native.steps`."""

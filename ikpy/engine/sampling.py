@@ -18,7 +18,14 @@ from ikpy.engine import candidates as shape
 from ikpy.engine.adaptive import AdaptiveP
 from ikpy.engine.candidates import Candidates, FloatArray
 from ikpy.engine.dry import DryBreakers, dry_penalties
-from ikpy.engine.sampler_parts import History, KnownMaxima, LogitGuidance, RandomNumbers, TokenGrammar
+from ikpy.engine.sampler_parts import (
+    History,
+    KnownMaxima,
+    LogitGuidance,
+    NotANumberError,
+    RandomNumbers,
+    TokenGrammar,
+)
 from ikpy.engine.sampling_params import (
     DEFAULT_SAMPLERS,
     RANDOM_SEED,
@@ -34,6 +41,7 @@ __all__ = [
     "RANDOM_SEED",
     "SAMPLER_NAMES",
     "GrammarDeadEndError",
+    "NotANumberError",
     "Sampler",
     "SamplingParams",
     "TokenGrammar",
@@ -44,16 +52,6 @@ __all__ = [
 
 class GrammarDeadEndError(IkpyError):
     """No token of the vocabulary can continue a text under the grammar."""
-
-
-class NotANumberError(IkpyError):
-    """A model computed NaN instead of logits."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the model's logits are not numbers (NaN): its file is damaged (--check-tensors looks for that), or its "
-            "values are too large for the types that it was converted to"
-        )
 
 
 @lru_cache(maxsize=2)

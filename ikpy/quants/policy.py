@@ -111,6 +111,7 @@ class TypePolicy:
         fit_row(choice, name, shape)
         if name in EMBEDDINGS:
             self._plain_embedding(choice)
+            fit_row(choice, name, shape)  # blocks of iq1_s and iq1_m are longer than those of their interleaved types
         fit_groups(choice, name, shape)
         return choice
 

@@ -190,6 +190,7 @@ class BatchSteps:
             elif slot.token_delay is not None:
                 self._metrics.delays.append(slot.token_delay)
         except NotANumberError as error:
+            slot.is_stale = True  # tokens before the one that brought a NaN may have got it, too
             slot.fail(500, str(error))
         except IkpyError as error:
             slot.fail(400, str(error))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ikpy.engine.sampling import NotANumberError
 from ikpy.server.tasks import TokenProbability
 from ikpy.tools.logprobs import for_blocks, log_sum_exp
 
@@ -33,8 +32,6 @@ class PromptScores:
 
     def _score(self, logits: NDArray[np.float32], targets: NDArray[np.int64]) -> None:
         largest, lse = log_sum_exp(logits)
-        if np.isnan(lse).any():
-            raise NotANumberError
         ids = np.concatenate([targets[:, None], self._top(logits)], axis=1)
         p = np.exp((np.take_along_axis(logits, ids, 1) - largest[:, None]).astype(np.float64) - lse[:, None])
         for row, values in zip(ids.tolist(), p.tolist(), strict=True):

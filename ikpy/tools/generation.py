@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ikpy.engine.batch import Batch
 from ikpy.engine.prefix import PROMPT_TAIL
+from ikpy.engine.sampling import NotANumberError, Sampler
 from ikpy.errors import ResourceError
 from ikpy.held_interrupts import held_back
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ikpy.engine.sampler_parts import KnownMaxima
-    from ikpy.engine.sampling import Sampler
     from ikpy.engine.speculative import Speculator
 
 
@@ -91,6 +91,7 @@ class GrowingSequence:
         self.seq_id = seq_id
         self.tokens: list[int] = []
         self.on_shift: Callable[[int], None] | None = None
+        self._is_spoiled = False
 
     @property
     def obstacle(self) -> str:
@@ -102,9 +103,12 @@ class GrowingSequence:
     def rewind(self, tokens: Sequence[int]) -> int:
         """Keeps the common beginning with ``tokens``, drops the rest from the cache; returns the kept length.
 
-        Nothing is kept if window layers have dropped what the next token needs. At least the last of ``tokens`` is
-        left to evaluate, since its logits are needed.
+        Nothing is kept if window layers have dropped what the next token needs, or behind a NotANumberError. At least
+        the last of ``tokens`` is left to evaluate, since its logits are needed.
         """
+        if self._is_spoiled:  # tokens before the one that brought a NaN may have got it, too
+            self.tokens.clear()
+            self._is_spoiled = False
         common = 0
         for ours, theirs in zip(self.tokens, tokens, strict=False):
             if ours != theirs:
@@ -169,11 +173,11 @@ class GrowingSequence:
         """Tokens drawn by ``sampler``, from ``logits`` on; the end token is given out last.
 
         A token is evaluated when the next one is asked for; with a speculator, together with guesses at those that
-        follow. Whenever a token is given out, ``tokens`` holds those before it.
+        follow. Whenever a token is given out, ``tokens`` holds those before it. Raises NotANumberError.
         """
         if self.speculator is not None:
             self.speculator.begin(self.tokens)
-        token = sampler.sample(logits, self.context.known_maxima)
+        token = self._sample(sampler, logits)
         sampler.accept(token)
         yield token
         while token not in eog:
@@ -183,7 +187,7 @@ class GrowingSequence:
             accepted = 0
             try:
                 for row, guess in zip(rows, [*draft, None], strict=True):
-                    token = sampler.sample(row, self.context.known_maxima)
+                    token = self._sample(sampler, row)
                     sampler.accept(token)
                     accepted += token == guess
                     yield token
@@ -192,6 +196,13 @@ class GrowingSequence:
                     self.tokens.append(token)
             finally:
                 self._end_draft(first, len(draft), accepted)
+
+    def _sample(self, sampler: Sampler, logits: NDArray[np.float32]) -> int:
+        try:
+            return sampler.sample(logits, self.context.known_maxima)
+        except NotANumberError:
+            self._is_spoiled = True
+            raise
 
     def _draft(self, token: int, speculator: Speculator) -> list[int]:
         """Guesses at what follows ``token``: as fit the context, and no more than are rounded as single tokens are and

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.engine.batch import Batch
+from ikpy.engine.sampling import NotANumberError
 from ikpy.errors import ResourceError, UnsupportedError, UsageError, escaped
 from ikpy.tools.imatrix_data import ImatrixData, save
 from ikpy.tools.logprobs import token_log_probs
@@ -154,11 +156,22 @@ class Run:
             low, high = max(first, start), min(size - 1, stop)
             if self.settings.compute_ppl and low < high:
                 targets = chunk[low + 1 : high + 1]
-                losses.append(-token_log_probs(logits[low - start : high - start], targets, self.settings.n_threads))
+                losses.append(self._losses(logits[low - start : high - start], targets, ids))
         if losses:
             self.losses.add(np.concatenate(losses))
         # Nothing is called between the two: Ctrl-C comes before or behind both.
         self.n_done, self._calls_before_chunk = self.n_done + 1, self.data.last_call
+
+    def _losses(self, logits: NDArray[np.float32], targets: Tokens, chunk: Tokens) -> NDArray[np.float64]:
+        """Losses of the next tokens.
+
+        Raises FileFormatError naming the first weight whose inputs are no numbers, or else NotANumberError.
+        """
+        try:
+            return -token_log_probs(logits, targets, self.settings.n_threads)
+        except NotANumberError:
+            deque(self.data.entries(), maxlen=0)
+            raise NotANumberError(chunk.tolist()) from None
 
     def _after_call(self, n_tokens: int) -> None:
         """Saves when the count of calls has passed a multiple of a frequency."""

@@ -22,7 +22,15 @@ from ikpy.errors import FileFormatError, ResourceError, UsageError
 from ikpy.gguf.atomic import AtomicFile
 from ikpy.tools.kl_statistics import ChunkStatistics, KLStatistics
 from ikpy.tools.logprobs import for_blocks, log_sum_exp
-from ikpy.tools.perplexity import LEAST_CHUNK, DecodeContext, Progress, Tokenizer, decode_window
+from ikpy.tools.perplexity import (
+    LEAST_CHUNK,
+    DecodeContext,
+    Progress,
+    Tokenizer,
+    decode_window,
+    named_tokens,
+    with_bos,
+)
 from ikpy.tools.sizes import format_size
 
 MAGIC = b"_logits_"
@@ -246,16 +254,15 @@ def kl_divergence(
     for i in range(n_chunk):
         start = time.perf_counter()
         tokens = base.tokens[i]
-        ids = tokens.copy()
-        if vocab.add_bos and vocab.bos is not None:
-            ids[0] = vocab.bos
+        ids = with_bos(tokens, vocab.bos if vocab.add_bos else None)
         rows = base.chunk_rows(i)
         ctx.kv.clear()
         parts = []
-        for offset, logits in decode_window(ctx, ids, first, base.n_ctx - 1, n_batch):
-            span = slice(offset - first, offset - first + len(logits))
-            targets = tokens[offset + 1 : offset + 1 + len(logits)]
-            parts.append(compare_rows(logits, rows[span], targets, n_threads))
+        with named_tokens(ids):
+            for offset, logits in decode_window(ctx, ids, first, base.n_ctx - 1, n_batch):
+                span = slice(offset - first, offset - first + len(logits))
+                targets = tokens[offset + 1 : offset + 1 + len(logits)]
+                parts.append(compare_rows(logits, rows[span], targets, n_threads))
         progress.report(time.perf_counter() - start)
         statistics.add(ChunkStatistics.join(parts))
         if i == 0:

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.engine.sampling import NotANumberError
+
 MAX_EXPONENT = math.log(sys.float_info.max)
 BLOCK_BYTES = 1 << 20  # a block and its exponentials fit in a core's L2 cache
 
@@ -29,9 +31,11 @@ def for_blocks(n_rows: int, row_bytes: int, n_threads: int, work: Callable[[slic
 def log_sum_exp(logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """Row maxima (float32 [n]) and ``log(sum(exp(row - max)))`` (float64 [n]) of logits [n, n_vocab].
 
-    Exponentials are taken in float32 and summed in float64, as in the reference.
+    Exponentials are taken in float32 and summed in float64, as in the reference. Raises NotANumberError.
     """
     top = logits.max(axis=-1)
+    if not np.isfinite(top).all():
+        raise NotANumberError
     exponentials = np.exp(logits - top[:, None])
     return top, np.log(exponentials.sum(axis=-1, dtype=np.float64))
 

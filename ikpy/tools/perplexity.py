@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TextIO
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from ikpy.engine.batch import Batch
 from ikpy.engine.kv_cache import MAX_SEQUENCES
+from ikpy.engine.sampling import NotANumberError
 from ikpy.errors import UnsupportedError, UsageError
 from ikpy.tools.logprobs import exponential, token_log_probs
 
@@ -231,7 +233,8 @@ def perplexity(
     """Chunked perplexity (perplexity.md#perplexity).
 
     ``base_writer`` is called once with the tokens [n_chunk, n_ctx] before the first chunk and returns a
-    function that receives every block of scored logits in chunk order.
+    function that receives every block of scored logits in chunk order. Raises NotANumberError with the tokens of the
+    chunk whose logits are none.
     """
     out, log = out or sys.stdout, log or sys.stderr
     tokens = tokenize_text(vocab, text, "perplexity", log)
@@ -253,12 +256,13 @@ def perplexity(
         start = time.perf_counter()
         members = chunks[group : group + n_seq]
         for chunk, blocks in _group_logits(ctx, members, first, bos, plan):
-            losses = []
-            for offset, logits in blocks:
-                targets = chunk[offset + 1 : offset + 1 + len(logits)]
-                losses.append(-token_log_probs(logits, targets, n_threads))
-                if sink:
-                    sink(logits)
+            with named_tokens(with_bos(chunk, bos), out, len(sums.running)):
+                losses = []
+                for offset, logits in blocks:
+                    targets = chunk[offset + 1 : offset + 1 + len(logits)]
+                    losses.append(-token_log_probs(logits, targets, n_threads))
+                    if sink:
+                        sink(logits)
             sums.add(np.concatenate(losses))
             if len(sums.running) == group + 1:
                 progress.report(time.perf_counter() - start)
@@ -279,10 +283,26 @@ def _group_logits(
         for chunk, rows in zip(members, logits, strict=True):
             yield chunk, [(first, rows)]
         return
-    ids = members[0].copy()
+    yield members[0], decode_window(ctx, with_bos(members[0], bos), first, n_ctx - 1, plan.n_batch)
+
+
+def with_bos(chunk: Tokens, bos: int | None) -> Tokens:
+    """A chunk as the model reads it: with the begin-of-text token, if it wants one, in place of the first."""
+    ids = chunk.copy()
     if bos is not None:
         ids[0] = bos
-    yield members[0], decode_window(ctx, ids, first, n_ctx - 1, plan.n_batch)
+    return ids
+
+
+@contextmanager
+def named_tokens(tokens: Tokens, out: TextIO | None = None, n_done: int = 0) -> Iterator[None]:
+    """Names a chunk's tokens in NotANumberError; out: where the number of this chunk, behind n_done others, is due."""
+    try:
+        yield
+    except NotANumberError:
+        if out is not None:
+            print(f"[{n_done + 1}]nan,", file=out, flush=True)
+        raise NotANumberError(tokens.tolist()) from None
 
 
 def _print_chunk(out: TextIO, sums: LossSums, output_type: int, first_token: int) -> None:
@@ -348,10 +368,11 @@ def strided_perplexity(
         start = time.perf_counter()
         chunk = tokens[i * stride : i * stride + window]
         ctx.kv.clear()
-        losses = [
-            -token_log_probs(logits, chunk[offset + 1 : offset + 1 + len(logits)], n_threads)
-            for offset, logits in decode_window(ctx, chunk, first, last, plan.n_batch)
-        ]
+        with named_tokens(chunk, out, i):
+            losses = [
+                -token_log_probs(logits, chunk[offset + 1 : offset + 1 + len(logits)], n_threads)
+                for offset, logits in decode_window(ctx, chunk, first, last, plan.n_batch)
+            ]
         sums.add(np.concatenate(losses))
         progress.report(time.perf_counter() - start)
         if output_type == 0:

@@ -277,12 +277,12 @@ def _decide(step: Step, policy: TypePolicy, options: QuantizeOptions, plan: Plan
         if rule is not None:
             rule.nbytes += step.nbytes
             rule.overruled += choice.forced not in ("", choice.custom)
-    _note_fallback(step, choice, plan)
     if choice.embedding_from:
         step.note += (
             "\n============ Token embeddings cannot be quantized with row-interleaved quants\n"
             f"---> Changed {choice.embedding_from} to {plain_type(registry.by_name(choice.embedding_from))}\n"
         )
+    _note_fallback(step, choice, plan)
     if step.type == step.source_type:
         return
     _prepare_conversion(step, options)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.engine.batch import Batch
+from ikpy.engine.sampling import NotANumberError
 from ikpy.errors import UsageError
 from ikpy.tools.logprobs import token_log_probs
 from ikpy.tools.perplexity import DecodeContext
@@ -34,6 +35,11 @@ class Alternatives:
         self.prefix = min(common_prefix(self.sequences), *(max(1, start) for start, _ in self.spans))
         if self.prefix < 1:
             raise UsageError("the alternatives of a task share no first token; the vocabulary must add a begin token")
+
+    @property
+    def tokens(self) -> list[int]:
+        """The shared tokens, then what follows them in each sequence."""
+        return self.sequences[0][: self.prefix] + [t for sequence in self.sequences for t in sequence[self.prefix :]]
 
     @property
     def n_tokens(self) -> int:
@@ -89,7 +95,8 @@ class _Rows:
 def score_tasks(ctx: DecodeContext, tasks: Sequence[Alternatives], n_threads: int = 1) -> list[list[float]]:
     """Mean log-probability of the scored span of every sequence of every task, evaluated in one batch.
 
-    The tasks' sequences together must not exceed the context's sequences nor its KV cells.
+    The tasks' sequences together must not exceed the context's sequences nor its KV cells. Raises NotANumberError with
+    the tokens of a task whose logits are none.
     """
     ctx.kv.clear()
     rows = _Rows()
@@ -112,7 +119,13 @@ def score_tasks(ctx: DecodeContext, tasks: Sequence[Alternatives], n_threads: in
                 targets.append(sequence[position])
             counts[-1].append(stop - start)
     logits, row_of = rows.decode(ctx)
-    return _mean_scores(logits, row_of[sources], np.asarray(targets, dtype=np.int32), counts, n_threads)
+    scored = row_of[sources]
+    try:
+        return _mean_scores(logits, scored, np.asarray(targets, dtype=np.int32), counts, n_threads)
+    except NotANumberError:
+        owners = np.repeat(np.arange(len(tasks)), [sum(task_counts) for task_counts in counts])
+        first = int(np.isfinite(logits[scored].max(axis=-1)).argmin())
+        raise NotANumberError(tasks[owners[first]].tokens) from None
 
 
 def _mean_scores(

@@ -307,6 +307,12 @@ def test_warnings():
     assert command("-ger 0,1").warnings == ["-ger: takes one value, using 0"]
 
 
+def test_named_devices_are_left_out_where_there_is_none():
+    read = command("-dev CUDA0")
+    assert read.warnings == ["no effect: -dev (no usable CUDA device)"]
+    assert read.params(lambda: "MODEL").devices == ()
+
+
 @pytest.mark.skipif(not (SHARED / "golden/outputs/options.json").exists(), reason="golden option lists not found")
 def test_all_golden_spellings_are_known():
     groups = json.loads((SHARED / "golden/outputs/options.json").read_text())["options"]["llama-bench"]

@@ -247,6 +247,12 @@ def test_warnings(line, warnings):
     assert run(line).warnings == warnings
 
 
+def test_named_devices_are_left_out_where_there_is_none():
+    params = run("-dev CUDA0,CUDA1", "server")
+    assert params.warnings == ["no effect: -dev (no usable CUDA device)"]
+    assert cuda_devices.wanted_devices(params.placement_params(), params.device_params()) == []
+
+
 def test_reranking_stands_for_embeddings_of_its_pooling():
     context = run("--reranking", "server").context
     assert (context.embeddings, context.pooling) == (True, "rank")

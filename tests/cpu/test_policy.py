@@ -140,6 +140,8 @@ def test_row_size_fallback_and_interleaving():
     assert decide("IQ1_S_R4", ["blk.9.ffn_up.weight"], (96, 8)) == ["iq1_s_r4"]
     assert decide("IQ1_S_R4", ["blk.9.ffn_up.weight"], (96, 6)) == ["iq4_nl"]
     assert decide("IQ1_S_R4", ["blk.9.ffn_up.weight"], (512, 6)) == ["iq1_s"]
+    for ftype in ("IQ1_S_R4", "IQ1_M_R4"):
+        assert decide(ftype, ["token_embd.weight"], (96, 8), pure=True) == ["iq4_nl"]
     with pytest.raises(UnsupportedError, match="Unsupported tensor size"):
         decide("Q4_K_S", ["blk.9.attn_q.weight"], (100, 64))
 

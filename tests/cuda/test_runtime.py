@@ -322,6 +322,20 @@ def test_a_weight_with_nan_is_found_on_the_cpu_too(tmp_path: Path) -> None:
             Context(Model.load(path, ModelParams(placement=PlacementParams(rules=rules))), SETTINGS)
 
 
+def test_a_nan_that_only_some_tokens_bring_is_named_later(tmp_path: Path) -> None:
+    data = bytearray(zoo("qwen3moe").read_bytes())
+    with GGUFFile.open(zoo("qwen3moe")) as file:
+        info = file.tensors["token_embd.weight"]
+    at = info.offset + 9 * 2 * info.shape[0]
+    data[at : at + 2] = np.float16(np.nan).tobytes()
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(data)
+    with emulated(1):
+        context = Context(Model.load(path, ModelParams(placement=PlacementParams())), SETTINGS)
+        assert context.first_not_a_number([1, 2, 3]) == ""
+        assert "get_rows with token_embd.weight (f16) gives NaN" in context.first_not_a_number([1, 9, 3])
+
+
 # options
 
 

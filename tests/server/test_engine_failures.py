@@ -9,17 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from ikpy.engine.sampling import Sampler, SamplingParams
+from ikpy.gguf.reader import GGUFFile
 from ikpy.server import slot_files
 from ikpy.server.build import Server
 from ikpy.server.errors import ApiError
 from ikpy.server.params import GenerationParams
 from ikpy.server.slots import Slot
 from ikpy.server.tasks import CompletionTask, Embedded, EmbeddingTask, Event, Failed, Finished, Task
-from tests.server.harness import start_server
+from tests.server.harness import MODELS, start_server
 from tests.server.live import PATIENCE, wait_for
 
 BAD = 7
@@ -143,6 +145,25 @@ def test_an_engine_that_cannot_go_on_says_so(
     assert not list(tmp_path.glob("autosave-*"))
     assert [message for message, _ in errors(lines)][-2:] == [said, "slots not saved"]
     server.engine.stop(1)
+
+
+def test_a_prompt_without_numbers_spoils_no_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a batch, the tokens before the one that brings a NaN get it, too: a slot keeps none of them."""
+    data = bytearray(Path(MODELS["MODEL"]).read_bytes())
+    with GGUFFile.open(MODELS["MODEL"]) as file:
+        info = file.tensors["token_embd.weight"]
+    at = info.offset + BAD * info.nbytes // info.shape[1]
+    data[at : at + 2] = np.float16(np.nan).tobytes()
+    (tmp_path / "damaged.gguf").write_bytes(data)
+    monkeypatch.setitem(MODELS, "DAMAGED", str(tmp_path / "damaged.gguf"))
+    server = start_server("llama-server -m DAMAGED -t 1 -c 512")
+    try:
+        bad = ask(server, [1, 2, 3, BAD, 4])
+        assert ended(bad) and isinstance(bad[-1], Failed) and "not numbers" in bad[-1].message
+        sound = ask(server, [1, 2, 3, 4])
+        assert ended(sound) and isinstance(sound[-1], Finished)
+    finally:
+        server.engine.stop(10)
 
 
 def test_a_text_without_memory_for_its_states_is_no_error_of_others() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ikpy.backends.cuda import emulator, modules
 
-# One for each PTX that the kernels have. Of those from sm_80 on, sm_90 takes most registers for most of the kernels that
-# are near their limit.
+# One for each PTX that the kernels have. Of those from sm_80 on, sm_90 takes most registers for most of the kernels
+# that are near their limit.
 ARCHITECTURES = (75, 90)
 REPORT_FLAGS = ("-fatbin", "-Xptxas=-v")
 

@@ -22,6 +22,7 @@ LONG = (
     "tests/cuda/test_divided.py",
     "tests/server/test_captures.py",
     "tests/server/test_behaviour.py",
+    "tests/cpu/test_reference_files.py",
     "tests/cpu/test_memory_bounds.py",
     "tests/cpu/test_speculative.py",
     "tests/cuda/test_gpu_session.py",

@@ -1,12 +1,46 @@
-"""How tests are divided among processes (scripts/test): whole files, and the tests of CUDA kernels together."""
+"""How tests are divided among processes (scripts/test): whole files, and the tests of CUDA kernels together.
+
+The longest come first: one that began last would keep a single core busy when all others have ended.
+"""
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import PurePath
 from typing import Any
 
 import pytest
+
+gc.disable()  # the collection makes a million objects and no garbage: a third of its time was looking for some
+
+LONG = (
+    "tests/cpu/test_tiers.py",
+    "kernels",
+    "tests/cuda/test_ptx.py",
+    "tests/cuda/test_adapters.py",
+    "tests/cuda/test_models.py",
+    "tests/cuda/test_ptx_traffic.py",
+    "tests/cuda/test_placement_matrix.py",
+    "tests/cpu/test_zoo.py",
+    "tests/cuda/test_divided.py",
+    "tests/server/test_captures.py",
+    "tests/server/test_behaviour.py",
+    "tests/cpu/test_memory_plan.py",
+    "tests/cpu/test_reference_files.py",
+    "tests/cpu/test_memory_bounds.py",
+    "tests/cpu/test_speculative.py",
+    "tests/cuda/test_tools_matrix.py",
+    "tests/cuda/test_gpu_session.py",
+    "tests/cpu/test_sanitizers.py",
+    "tests/cpu/test_hub.py",
+    "tests/cpu/test_attention_halves.py",
+    "tests/cpu/test_attention_dots.py",
+    "tests/cpu/test_build_cache.py",
+    "tests/cpu/test_grammar_limits.py",
+    "tests/cuda/test_offload.py",
+)
+"""Groups that take longer than their numbers of tests suggest; the others follow by these numbers."""
 
 
 def group_of(file: str) -> str:
@@ -21,6 +55,27 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish() -> None:
+    """What was collected stays until the end."""
+    gc.freeze()
+    gc.enable()
+
+
+def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests group by group, those of LONG first."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(group_of(item.nodeid.partition("::")[0]), []).append(item)
+    places = {name: place for place, name in enumerate(LONG)}
+    names = sorted(groups, key=lambda name: (places.get(name, len(LONG)), -len(groups[name])))
+    return [item for name in names for item in groups[name]]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items[:] = in_order(items)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """The scheduler of --dist loadfile, with groups in place of files."""
@@ -30,4 +85,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return group_of(super()._split_scope(nodeid))
 
-    return Groups(config, log) if config.getvalue("dist") == "loadfile" else None
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # the order is that of the processes' tests
+    return Groups(config, log)

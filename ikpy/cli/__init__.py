@@ -98,8 +98,24 @@ def runner(module: str) -> Callable[..., None]:
     return run
 
 
-def make_app() -> typer.Typer:
-    """The application with every subcommand."""
+def own_options(
+    version: bool = typer.Option(
+        False, "--version", callback=print_version, is_eager=True, help="Print version and compiler."
+    ),
+    verbose: bool = typer.Option(False, "--verbose", help="Print a traceback with errors."),
+    completion: bool = typer.Option(
+        False,
+        "--completion-bash",
+        callback=print_completion,
+        is_eager=True,
+        help="Print what makes bash complete commands and options: source <(ikpy --completion-bash)",
+    ),
+) -> None:
+    """Run and make quantized GGUF language models."""
+
+
+def make_app(*, has_options: bool = True) -> typer.Typer:
+    """The application with every subcommand. Without options, for which Typer loads pydantic, it starts faster."""
     app = typer.Typer(
         name="ikpy",
         help="Run and make quantized GGUF language models.",
@@ -107,24 +123,10 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
+        add_help_option=has_options,
     )
-
-    @app.callback()
-    def options(
-        version: bool = typer.Option(
-            False, "--version", callback=print_version, is_eager=True, help="Print version and compiler."
-        ),
-        verbose: bool = typer.Option(False, "--verbose", help="Print a traceback with errors."),
-        completion: bool = typer.Option(
-            False,
-            "--completion-bash",
-            callback=print_completion,
-            is_eager=True,
-            help="Print what makes bash complete commands and options: source <(ikpy --completion-bash)",
-        ),
-    ) -> None:
-        """Run and make quantized GGUF language models."""
-
+    if has_options:
+        app.callback()(own_options)
     settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
     for name, (module, text) in COMMANDS.items():
         app.command(name, cls=PassThrough, help=text, context_settings=settings, add_help_option=False)(runner(module))
@@ -203,7 +205,8 @@ def run(arguments: Sequence[str]) -> int:
 
             print(*version_lines(), sep="\n", file=sys.stderr)
             return 0
-        status = make_app()(args=arguments, prog_name="ikpy", standalone_mode=False)
+        app = make_app(has_options=arguments[0] not in COMMANDS)
+        status = app(args=arguments, prog_name="ikpy", standalone_mode=False)
         sys.stdout.flush()
         return int(status or 0)
     except (KeyboardInterrupt, typer.Abort):

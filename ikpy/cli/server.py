@@ -19,7 +19,7 @@ from ikpy.cli.session import Session, load
 from ikpy.cli.start import start
 from ikpy.end_signals import hangups_passed_over
 from ikpy.errors import OutOfMemoryError, UsageError
-from ikpy.server.router.worker import NO_MEMORY
+from ikpy.server.router import NO_MEMORY
 
 if TYPE_CHECKING:
     import socket

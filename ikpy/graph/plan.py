@@ -67,7 +67,8 @@ class CompiledPlan:
         ops["upto"] = [node.cells.upto for node in nodes]
         self.tensors = np.array(self._rows, TENSOR_DTYPE)
         self.ops = ops
-        self.native = core.Plan(self.tensors, self.ops, np.array(self._dynamic, np.int32).reshape(-1, 2))
+        self.dynamic = np.array(self._dynamic, np.int32).reshape(-1, 2)
+        self.native = core.Plan(self.tensors, self.ops, self.dynamic)
 
     def _tensor(self, value: Value) -> int:
         base = value.buffer.address

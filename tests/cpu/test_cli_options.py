@@ -525,6 +525,16 @@ def test_start_imports_nothing_heavy():
     assert not loaded & heavy
 
 
+@pytest.mark.parametrize(("tool", "unused"), [("cli", {"httpx", "uvicorn", "starlette"}), ("server", {"httpx"})])
+def test_tools_start_without_what_others_use(tool: str, unused: set[str]) -> None:
+    """pydantic among it, which Typer loads for options of its own."""
+    code = f"import sys; from ikpy.cli import main; print(main([{tool!r}, '-m', 'nofile'])); print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    status, loaded = result.stdout.splitlines()[-2:]
+    assert status == "1" and "ikpy.cli.parser" in loaded.split()
+    assert not set(loaded.split()) & {"pydantic", *unused}
+
+
 def test_options_page_is_up_to_date():
     result = subprocess.run(
         [sys.executable, "scripts/make_options_doc.py", "--check"], check=False, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}

@@ -99,6 +99,19 @@ def test_the_search_finds_what_is_not_read() -> None:
     assert not is_read("model.no_such_field") and not is_read("sampling.no_such_field")
 
 
+@cache
+def read_outside_of_the_command_line() -> tuple[set[str], set[str]]:
+    """Attributes that modules outside of the command line read, and the texts of all modules."""
+    read, texts = set(), set()
+    for path, module in sources().items():
+        for node in ast.walk(module):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.add(node.value)
+            elif path.parent.name != "cli" and isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                read.add(node.attr)
+    return read, texts
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -118,19 +131,7 @@ def test_the_search_finds_what_is_not_read() -> None:
 def test_what_options_become_is_read(kind: type) -> None:
     """Fields that the command line fills are read as attributes outside of the command line."""
     assert is_dataclass(kind)
-    read = {
-        node.attr
-        for path, module in sources().items()
-        if path.parent.name != "cli"
-        for node in ast.walk(module)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-    }
-    texts = {
-        node.value
-        for module in sources().values()
-        for node in ast.walk(module)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
+    read, texts = read_outside_of_the_command_line()
     by_text = {f.name for f in fields(kind)} & texts if kind is BenchParams else set()  # columns of the results
     assert not {field.name for field in fields(kind)} - read - by_text
 

@@ -23,9 +23,10 @@ import pytest
 
 from ikpy.server.errors import ApiError
 from ikpy.server.log import ServerLog
+from ikpy.server.router import NO_MEMORY
 from ikpy.server.router.catalog import ModelFile, scan
 from ikpy.server.router.pool import GRACE_SECONDS, Limits, Pool
-from ikpy.server.router.worker import NO_MEMORY, NoRoomError, State, Worker
+from ikpy.server.router.worker import NoRoomError, State, Worker
 from tests.server.harness import MODELS
 from tests.server.live import PATIENCE, address_of, wait_for
 

@@ -7,6 +7,7 @@ the user cache by the hash of their sources. The emulation is exact in what thre
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import re
@@ -15,6 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -209,5 +211,10 @@ def build(kernel_files: Sequence[Path], *, checked: bool = False) -> Emulator:
 
 @cache
 def library(*, checked: bool = False) -> Emulator:
-    """The emulator with all kernels."""
-    return build(sources(), checked=checked)
+    """The emulator with all kernels. Processes that need it at the same time wait for the one that compiles it."""
+    folder = cache_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ("checked.lock" if checked else "plain.lock")).open("ab") as lock:
+        with suppress(OSError):  # file systems without locks: what is compiled twice is the same
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        return build(sources(), checked=checked)

@@ -19,6 +19,7 @@ import httpx
 import psutil
 
 from ikpy.server.errors import ApiError, engine_ended, shutting_down
+from ikpy.server.router import NO_MEMORY
 
 if TYPE_CHECKING:
     from ikpy.server.log import ServerLog
@@ -37,10 +38,6 @@ LOST_SECONDS = 5.0
 """Most seconds between a broken connection and the end of the process that broke it."""
 ENGINE_ENDED = engine_ended("").message
 """What a process says about its health when its engine has ended, without the reason."""
-
-
-NO_MEMORY = 12
-"""Exit status of a process that could not load its model for lack of memory, of the machine or of a device."""
 
 
 class NoRoomError(ApiError):

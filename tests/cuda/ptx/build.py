@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -56,7 +57,14 @@ def _processor() -> bytes:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The machine, with the types of its functions."""
+    """The machine, with the types of its functions. Other processes wait for the one that compiles it."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / "machine.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _built()
+
+
+def _built() -> ctypes.CDLL:
     sources = [*sorted(FOLDER.glob("*.hpp")), *sorted(FOLDER.glob("*.cpp"))]
     compiler = emulator._compiler()
     parts = [compiler.encode(), " ".join(FLAGS).encode(), _processor()]

@@ -127,7 +127,7 @@ async def embed(request: Request, front: Front, value: Any, *, cut: bool = False
     if await aside(request, is_batch, value):
         check_number(len(value))  # before all of them are tokenized
     prompts = await aside(request, read_prompts, value, front.vocab)
-    n_most = min(front.engine.context.n_ubatch, front.engine.n_ctx_slot)
+    n_most = min(front.engine.context.n_ubatch, front.n_ctx_slot)
     if cut:
         prompts = [replace(prompt, tokens=beginning(prompt.tokens, n_most, front.vocab)) for prompt in prompts]
     if max(len(prompt.tokens) for prompt in prompts) > n_most:

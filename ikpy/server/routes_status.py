@@ -135,7 +135,7 @@ def model_entry(front: Front) -> dict[str, Any]:
         "created": front.started,
         "owned_by": "llamacpp",
         "meta": meta,
-        "max_model_len": front.n_ctx,
+        "max_model_len": front.n_ctx_slot,
     }
 
 

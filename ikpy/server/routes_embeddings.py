@@ -180,7 +180,7 @@ def vectors_of(front: Front, event: Embedded, normalize: int, n_first: int | Non
     ``n_first``: so many values, for models whose first ones are embeddings themselves.
     """
     if front.settings.pooling in ("none", "rank"):
-        return event.vectors  # type: ignore[no-any-return]
+        return event.vectors
     return normalized(event.vectors[0, :n_first], normalize)[None]
 
 

@@ -17,7 +17,7 @@ VOCAB_TYPES = {"none": 0, "spm": 1, "bpe": 2, "wpm": 3, "ugm": 4}
 
 def front_of(request: Request) -> Front:
     """The shared state of the application."""
-    return request.app.state.front  # type: ignore[no-any-return]
+    return request.app.state.front
 
 
 async def health(request: Request) -> Response:

@@ -97,7 +97,7 @@ def main() -> int:
     try:
         print(*plot(curves, a.folder), sep="\n")
     except ImportError:
-        print('error: matplotlib is not installed (pip install ".[bench]")', file=sys.stderr)
+        print('error: matplotlib is not installed (pip install -e ".[bench]")', file=sys.stderr)
         return 1
     return 0
 

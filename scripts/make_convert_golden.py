@@ -1,6 +1,6 @@
 """Writes the tiny checkpoints of tests/data/convert with transformers and records its float32 logits.
 
-    pip install torch transformers sentencepiece
+    pip install torch transformers sentencepiece        # Python 3.11 or newer
     python scripts/make_convert_golden.py [NAME ...]
 
 Weights are random, rounded to bf16 and stored so; the logits are those of the rounded weights in float32. Every

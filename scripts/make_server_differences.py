@@ -78,6 +78,8 @@ def reasons(capture: dict, captures: dict[str, dict]) -> list[str]:
         found.append("blocks of messages begin with all their fields and end one by one")
     if find(want, "incomplete_details"):
         found.append("responses that reached a limit are `incomplete`")
+    if find(want, "max_model_len") and recorded["response"] != want["response"]:
+        found.append("the context of a model in lists is what one request may have, not that of all slots together")
     if any(str(recorded.get(key)) != str(want.get(key)) for key in ("response", "events")) and not found:
         found.append(
             "a reached limit is `length` or `max_tokens`; or another small field (alias, biases, stop sequence)"

@@ -7,6 +7,7 @@ Attributes: core (the module), tier, available_tiers.
 import importlib
 import os
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 from ikpy.errors import UnsupportedError
@@ -32,7 +33,11 @@ def _select() -> tuple[ModuleType, str, tuple[str, ...]]:
     try:
         cpu = importlib.import_module("ikpy._native.cpu")
     except ImportError as error:
-        raise UnsupportedError("ikpy's native modules are not built; run `pip install -e .` in the checkout") from error
+        checkout = Path(__file__).resolve().parents[2]
+        raise UnsupportedError(
+            f"ikpy's native modules are not built in {checkout}: run `pip install -e .` there; or, where "
+            "ikpy is installed, start Python in another folder, as this one hides it"
+        ) from error
     features = cpu.features()
     available = tuple(t for t in TIERS if _built(t) and _runnable(t, features))
     for name, (what, values) in READ_BY_CORE.items():

@@ -228,7 +228,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def report(error: Exception, arguments: Sequence[str], verbose: bool) -> int:
-    """Print an error as one line; returns the exit status."""
+    """Print an error as one line, behind a wrong option with one on usage; returns the exit status."""
     sys.stdout.flush()
     if verbose:
         traceback.print_exception(error, file=sys.stderr)
@@ -236,6 +236,10 @@ def report(error: Exception, arguments: Sequence[str], verbose: bool) -> int:
     format_message = getattr(error, "format_message", None)
     if format_message is not None:
         print(f"error: {format_message()}", file=sys.stderr)
+        if (context := getattr(error, "ctx", None)) is not None:
+            path = context.command_path
+            usage = " ".join([path, *context.command.collect_usage_pieces(context)])
+            print(f"usage: {usage}; all options: {path} --help", file=sys.stderr)
         return min(exit_code, 1)
     if isinstance(error, (IkpyError, MemoryError, OSError)):
         command = next((name for name in arguments if name in COMMANDS), None)

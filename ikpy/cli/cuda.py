@@ -159,13 +159,13 @@ def _build_options(arguments: Sequence[str]) -> dict[str, str]:
     while rest:
         name = rest.pop(0)
         if name not in options:
-            raise UsageError(f"ikpy cuda build: unknown argument: {name}")
+            raise UsageError(f"unknown argument: {name} (of ikpy cuda build)")
         if name in ("--force", "--usage", "--no-spills"):
             options[name] = "1"
         elif not rest:
             raise UsageError(f"ikpy cuda build: {name} needs a value")
         else:
             options[name] = rest.pop(0)
-    if options["--jobs"] and not options["--jobs"].isdigit():
+    if options["--jobs"] and not options["--jobs"].isdecimal():
         raise UsageError(f"--jobs {options['--jobs']}: expected a number")
     return options

@@ -13,6 +13,7 @@ from typing import Any
 
 from ikpy.engine.sampling_params import RANDOM_SEED
 from ikpy.errors import UsageError
+from ikpy.gguf.types import MAGIC
 from ikpy.quants import registry
 
 Warn = Callable[[str], None]
@@ -315,11 +316,14 @@ def read_bytes(path: str) -> bytes:
     """Content of a file named by an option.
 
     Raises:
-        UsageError: the file cannot be read.
+        UsageError: the file cannot be read, or is a model, which may be larger than memory.
     """
     try:
         with open(path, "rb") as stream:
-            return stream.read()
+            start = stream.read(len(MAGIC))
+            if start == MAGIC:
+                raise UsageError(f"file '{path}' is a GGUF file, no text; a model is given with -m")
+            return start + stream.read()
     except OSError as error:
         hint = " (standard input is called /dev/stdin)" if path == "-" else ""
         raise UsageError(f"failed to open file '{path}': {error.strerror}{hint}") from error

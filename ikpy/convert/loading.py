@@ -35,9 +35,7 @@ class _PlannedWeights(WeightSource):
         self.family = family
         self.outputs = {output.name: output for output in outputs}
 
-    def take(  # type: ignore[override]
-        self, name: str, *shapes: Sequence[int], required: bool = True, parts: Sequence[int] = ()
-    ) -> Any:
+    def take(self, name: str, *shapes: Sequence[int], required: bool = True, parts: Sequence[int] = ()) -> Any:
         if required and not self.has(name):
             raise FileFormatError(f"{self.gguf.path}: {self._lack(name)}; the checkpoint is incomplete")
         try:

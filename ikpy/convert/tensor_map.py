@@ -223,7 +223,7 @@ class _Mapper:
         shape = shapes.pop()
         if output.parts[0].expert is not None:
             numbers = [part.expert for part in output.parts]
-            missing = sorted(set(range(self.family.n_expert)).difference(numbers))  # type: ignore[arg-type]
+            missing = sorted(set(range(self.family.n_expert)).difference(numbers))
             if missing or len(numbers) != self.family.n_expert:
                 which = f"expert {missing[0]} is missing" if missing else "there are more"
                 raise FileFormatError(

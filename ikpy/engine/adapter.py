@@ -82,6 +82,8 @@ def check_adapter_file(path: str | os.PathLike[str], arch: str | None = None) ->
 def _check_type(gguf: GGUFFile) -> None:
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         found = gguf.get(key)
+        if found is None:
+            raise FileFormatError(f"{gguf.path}: not a LoRA adapter: it has no key {key} ('{wanted}' in adapters)")
         if not isinstance(found, str) or found != wanted:
             raise FileFormatError(f"{gguf.path}: not a LoRA adapter: {key} is {found!r}, not '{wanted}'")
 

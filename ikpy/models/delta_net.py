@@ -146,7 +146,7 @@ class GatedDeltaNet(PredictionLayers, Transformer):
         """Projections of the normed input h [D, T] of a recurrent layer."""
         raise NotImplementedError
 
-    def attention(self, b: BatchGraph, il: int, attn: Attention | DeltaNet, h: Value) -> Value:  # type: ignore[override]
+    def attention(self, b: BatchGraph, il: int, attn: Attention | DeltaNet, h: Value) -> Value:
         if isinstance(attn, DeltaNet):
             return self.recurrence(b, il, attn, h)
         both, k, v = self.project_heads(b, il, attn, h)

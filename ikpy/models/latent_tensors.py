@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 
 from ikpy._native import core
@@ -23,9 +25,7 @@ def to_float(value: Value) -> np.ndarray:
     return flat.reshape(value.shape[3], value.shape[2], value.shape[1], value.shape[0])[0]
 
 
-def _bytes_at(address: int, nbytes: int):  # type: ignore[no-untyped-def]
-    import ctypes
-
+def _bytes_at(address: int, nbytes: int) -> ctypes.Array[ctypes.c_uint8]:
     return (ctypes.c_uint8 * nbytes).from_address(address)
 
 

@@ -276,13 +276,18 @@ class Front:
         return self.engine.context.n_ctx
 
     @property
+    def n_ctx_slot(self) -> int:
+        """Tokens that one request may have, prompt and answer together: the share of a slot."""
+        return self.engine.n_ctx_slot
+
+    @property
     def model_name(self) -> str:
         """File name of the model."""
         return self.settings.model_path.replace("\\", "/").rpartition("/")[2]
 
     def describe(self, params: GenerationParams, *, seed: int | None = None) -> dict[str, Any]:
         """Generation settings of a request."""
-        shown = describe(params, self.settings, self.n_ctx, self.engine.n_ctx_slot, self.vocab.eos)
+        shown = describe(params, self.settings, self.n_ctx, self.n_ctx_slot, self.vocab.eos)
         return shown if seed is None else shown | {"seed": seed}
 
     def default_settings(self) -> dict[str, Any]:

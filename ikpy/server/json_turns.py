@@ -43,7 +43,7 @@ class PatientDecoder(json.JSONDecoder):
         text, at = text_and_start
         end = text.find("]", at)
         if end - at <= BLOCK or any(text.find(mark, at, end) >= 0 for mark in '"[{'):
-            return json.decoder.JSONArray(text_and_start, *more)  # type: ignore[attr-defined,no-any-return]
+            return json.decoder.JSONArray(text_and_start, *more)  # type: ignore[attr-defined]
         found: list[Any] = []
         while at <= end:
             cut = text.find(",", min(at + BLOCK, end), end)

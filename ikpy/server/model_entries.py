@@ -40,7 +40,7 @@ def shown_entry(entry: Mapping[str, Any], headers: Mapping[str, str]) -> dict[st
 
 
 def codex_entry(name: str, n_ctx: int | None) -> dict[str, Any]:
-    """A model in the list that Codex asks for; ``n_ctx``: tokens of its context, if it is loaded."""
+    """A model in the list that Codex asks for; ``n_ctx``: tokens of a request at most, if it is loaded."""
     return {
         "slug": name,
         "display_name": name,

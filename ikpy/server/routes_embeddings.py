@@ -127,7 +127,7 @@ async def embed(request: Request, front: Front, value: Any, *, cut: bool = False
     if await aside(request, is_batch, value):
         check_number(len(value))  # before all of them are tokenized
     prompts = await aside(request, read_prompts, value, front.vocab)
-    n_most = min(front.engine.context.n_ubatch, front.engine.n_ctx_slot)
+    n_most = min(front.engine.context.n_ubatch, front.n_ctx_slot)
     if cut:
         prompts = [replace(prompt, tokens=beginning(prompt.tokens, n_most, front.vocab)) for prompt in prompts]
     if max(len(prompt.tokens) for prompt in prompts) > n_most:
@@ -180,7 +180,7 @@ def vectors_of(front: Front, event: Embedded, normalize: int, n_first: int | Non
     ``n_first``: so many values, for models whose first ones are embeddings themselves.
     """
     if front.settings.pooling in ("none", "rank"):
-        return event.vectors  # type: ignore[no-any-return]
+        return event.vectors
     return normalized(event.vectors[0, :n_first], normalize)[None]
 
 

@@ -40,7 +40,7 @@ async def infill(request: Request) -> Response:
     front = front_of(request)
     body = await read_body(request, front.settings)
     params = await aside(request, front.read_params, body)
-    n_room = room_beside(params.limit, front.engine.n_ctx_slot)
+    n_room = room_beside(params.limit, front.n_ctx_slot)
     prompt = await aside(request, infill_prompt, front, body, n_room)
     return await answer_prompts(request, front, [prompt], params, several=False)
 

@@ -199,7 +199,7 @@ async def tokenize(request: Request) -> Response:
         return await made_response(
             3 * len(tokens), lambda: {"tokens": [{"id": token, "piece": piece(front, token)} for token in tokens]}
         )
-    more = {"count": len(tokens), "max_model_len": front.n_ctx} if as_vllm else {}
+    more = {"count": len(tokens), "max_model_len": front.n_ctx_slot} if as_vllm else {}
     return await made_response(len(tokens), lambda: {"tokens": tokens, **more})
 
 

@@ -359,7 +359,7 @@ async def tags(request: Request) -> Response:
 async def running(request: Request) -> Response:
     """GET /api/ps: the models that are loaded."""
     front = front_of(request)
-    return json_response({"models": [model_entry(front) | {"expires_at": FOREVER, "context_length": front.n_ctx}]})
+    return json_response({"models": [model_entry(front) | {"expires_at": FOREVER, "context_length": front.n_ctx_slot}]})
 
 
 async def show(request: Request) -> Response:
@@ -370,7 +370,7 @@ async def show(request: Request) -> Response:
     info = {
         "general.architecture": arch,
         "general.parameter_count": front.model.n_params,
-        f"{arch}.context_length": front.n_ctx,
+        f"{arch}.context_length": front.n_ctx_slot,
         f"{arch}.embedding_length": front.model.hparams.n_embd,
         f"{arch}.block_count": front.model.hparams.n_layer,
     }

@@ -17,7 +17,7 @@ VOCAB_TYPES = {"none": 0, "spm": 1, "bpe": 2, "wpm": 3, "ugm": 4}
 
 def front_of(request: Request) -> Front:
     """The shared state of the application."""
-    return request.app.state.front  # type: ignore[no-any-return]
+    return request.app.state.front
 
 
 async def health(request: Request) -> Response:
@@ -135,7 +135,7 @@ def model_entry(front: Front) -> dict[str, Any]:
         "created": front.started,
         "owned_by": "llamacpp",
         "meta": meta,
-        "max_model_len": front.n_ctx,
+        "max_model_len": front.n_ctx_slot,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 
 import numpy as np
 
@@ -21,7 +22,7 @@ _PIECE_BYTES = 1 << 24
 _PART_ELEMENTS = 1 << 18
 
 
-def _core():  # type: ignore[no-untyped-def]
+def _core() -> ModuleType:
     """The native core; imported late because planning alone does not need it."""
     from ikpy._native import core
 
@@ -207,7 +208,7 @@ def read_rows(data: np.ndarray, read: TensorType, shape: Sequence[int], first: i
         return piece.view(np.float32).reshape(count, ne0)
     if read.activation_only:
         raise UsageError(f"type {read.name} is no type of stored tensors")
-    return _core().dequantize(piece, read.id, ne0, count)  # type: ignore[no-any-return]
+    return _core().dequantize(piece, read.id, ne0, count)
 
 
 def check_finite(values: np.ndarray, name: str, rows: Sequence[int]) -> None:

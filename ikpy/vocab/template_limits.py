@@ -342,7 +342,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         step()
         return self.binop_table[operator](left, right)
 
-    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A call from a template, counted with what it makes."""
         step()
         if isinstance(function, LoopContext):

@@ -15,7 +15,7 @@ CASES = [
     ("cli --lora MISSING", "--lora MISSING: No such file or directory"),
     ("cli --lora-scaled MISSING 0.5", "--lora MISSING: No such file or directory"),
     ("cli --lora TEXT", "--lora TEXT: not a GGUF file"),
-    ("cli --lora MODEL", "--lora MODEL: not a LoRA adapter: general.type is"),
+    ("cli --lora MODEL", "--lora MODEL: not a LoRA adapter: it has no key general.type"),
     ("sweep-bench --lora MISSING", "--lora MISSING: No such file or directory"),
     ("imatrix -f TEXT --lora MISSING", "--lora MISSING: No such file or directory"),
     ("perplexity -f TEXT --control-vector MISSING", "--control-vector MISSING: No such file or directory"),

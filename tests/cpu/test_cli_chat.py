@@ -462,7 +462,7 @@ def test_adapters_and_control_vectors_change_the_text(cli, tmp_path: Path, monke
     out_of_range = ("--control-vector", str(path), "--control-vector-layer-range", "900", "999")
     assert cli("-p", OLD_MAN, *out_of_range)[1].rstrip("\n") == OLD_MAN + GREEDY
     status, _, err = cli("-p", OLD_MAN, "--lora", str(path))
-    assert status == 1 and "not a LoRA adapter: general.type is None, not 'adapter'" in err
+    assert status == 1 and "not a LoRA adapter: it has no key general.type ('adapter' in adapters)" in err
     status, _, err = cli("-p", OLD_MAN, "-m", str(path))
     assert status == 1 and "this is no model but a control vector" in err
     adapter = np.random.default_rng(2).normal(0, 1, (2, 4, 256)).astype(np.float32)

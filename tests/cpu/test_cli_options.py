@@ -167,6 +167,7 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
         ("-ot (=CPU", "Invalid tensor buffer type override: (=CPU"),
         ("-f -", "failed to open file '-': No such file or directory (standard input is called /dev/stdin)"),
         ("-f /no/such/file", "failed to open file '/no/such/file': No such file or directory"),
+        (f"-f {ikpy.default_model_path()}", "is a GGUF file, no text; a model is given with -m"),
         ("--hf-file x.gguf", "--hf-file requires --hf-repo"),
         ("--model-url http://x/y.gguf -hf a/b", "--model-url and --hf-repo exclude each other"),
         ("--fit -ncmoe 3", "-ncmoe | --n-cpu-moe cannot be used with --fit"),

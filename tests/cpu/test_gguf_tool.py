@@ -73,12 +73,32 @@ def test_the_ikpy_command_reaches_it(model, capfd):
     for arguments, message in (
         (["gguf", "set", str(model), "u8", "256"], "error: value 256 does not fit type u8\n"),
         (["gguf", "dump", "none.gguf"], "error: none.gguf: cannot open model: does not exist; give the path"),
-        (["gguf", "dump", str(model), "--jsn"], "error: No such option"),
-        (["gguf", "dump"], "error: Missing argument 'FILE'."),
     ):
         assert main(arguments) == 1
         out, err = capfd.readouterr()
         assert out == "" and err.startswith(message) and len(err.splitlines()) == 1, err
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "usage"),
+    [
+        ("gguf dump model.gguf --jsn", "No such option: --jsn", "gguf dump [OPTIONS] {FILE}"),
+        ("gguf dump", "Missing argument 'FILE'.", "gguf dump [OPTIONS] {FILE}"),
+        ("gguf nope", "No such command 'nope'.", "gguf [OPTIONS] COMMAND [ARGS]..."),
+        ("convert --outtyp f16", "No such option: --outtyp", "convert [OPTIONS] {FOLDER}"),
+        ("cuda build --archs sm_86", "unknown argument: --archs (of ikpy cuda build)", "cuda [options]"),
+        ("cuda build --jobs ²", "--jobs ²: expected a number", ""),
+    ],
+)
+def test_a_wrong_option_brings_a_line_on_usage(line, message, usage, capfd):
+    from ikpy.cli import main
+
+    assert main(line.split()) == 1
+    out, err = capfd.readouterr()
+    first, *more = err.splitlines()
+    assert out == "" and first.startswith(f"error: {message}"), err
+    program = usage.partition(" [")[0]
+    assert more == ([f"usage: ikpy {usage}; all options: ikpy {program} --help"] if usage else [])
 
 
 def test_dump_json(model):

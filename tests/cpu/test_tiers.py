@@ -137,3 +137,23 @@ def test_unknown_choice_is_an_error(variable: str, value: str, error: str) -> No
     )
     assert child.returncode == 1
     assert error in child.stderr
+
+
+def test_a_checkout_that_hides_the_installed_package_says_so(tmp_path: Path) -> None:
+    """Python finds the folder it is started in before what is installed; modules are not built in there."""
+    for name in ("__init__.py", "errors.py", "_native/__init__.py"):
+        target = tmp_path / "ikpy" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text((ROOT / "ikpy" / name).read_text())
+    env = {**os.environ, "PYTHONPATH": ""}
+    child = subprocess.run(
+        [sys.executable, "-c", "import ikpy._native"],
+        env=env,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    last = child.stderr.splitlines()[-1]
+    assert f"native modules are not built in {tmp_path.resolve()}: run `pip install -e .` there" in last
+    assert "start Python in another folder" in last

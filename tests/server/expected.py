@@ -198,9 +198,22 @@ def expected(capture: Capture, captures: dict[str, Capture]) -> Capture:
     if capture["path"] in ("/v1/responses", "/responses"):
         add_places(want)
     renamed(want)
+    share_of_a_slot(want)
     if capture["name"] in STOP_SEQUENCES:
         want["response"].update(stop_reason="stop_sequence", stop_sequence=STOP_SEQUENCES[capture["name"]])
     return want
+
+
+def share_of_a_slot(want: Capture) -> None:
+    """Lists of models say what one request may have, which the recorded program does not divide by its slots."""
+    slots = re.search(r" -np (\d+)", want["server"])
+    n_slots = int(slots[1]) if slots else 1
+    for entry in find_parents(want.get("response"), "max_model_len"):
+        entry["max_model_len"] //= n_slots
+    for entry in find_parents(want.get("response"), "context_window"):
+        n_ctx = entry["context_window"] // n_slots
+        entry.update(context_window=n_ctx, max_context_window=n_ctx, auto_compact_token_limit=n_ctx * 9 // 10)
+        entry["truncation_policy"]["limit"] = n_ctx
 
 
 def renamed(want: Capture) -> None:

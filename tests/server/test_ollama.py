@@ -29,7 +29,7 @@ TOOL = {
 def start_puppets() -> Iterator[dict[int, TestClient]]:
     """Servers whose model speaks the script with this first token: Ollama requests have no logit bias."""
     with (
-        running("llama-server -m PUPPET -t 1 -c 2048 -np 1 -l 259+100") as plain,
+        running("llama-server -m PUPPET -t 1 -c 4096 -np 2 -l 259+100") as plain,
         running("llama-server -m PUPPET -t 1 -c 2048 -np 1 -l 262+100") as tool,
         running("llama-server -m PUPPET -t 1 -c 2048 -np 1 -l 383+100") as think,
     ):

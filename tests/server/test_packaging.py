@@ -38,6 +38,12 @@ def test_the_example_configuration_is_accepted() -> None:
     assert params.warnings == []
 
 
+def test_the_instructions_make_the_folder_of_models() -> None:
+    folder = tomllib.loads(CONFIG.read_text())["server"]["models-dir"]
+    made = re.findall(r"^# +install -d (.*?)(?: {2,}.*)?$", UNIT.read_text(), re.MULTILINE)
+    assert folder in made[0].split()
+
+
 def test_every_option_that_is_commented_out_is_accepted_too() -> None:
     commented = re.findall(r"^# ([a-z-]+ = .*)$", CONFIG.read_text(), re.MULTILINE)
     assert len(commented) >= 3

@@ -1,9 +1,8 @@
 // Attention kernels. The arguments of one op, and the two kernel families:
 //   tile kernel: up to 64 (query, head) rows that share a K head, one row per SIMD lane; K and V tiles are
-//   expanded
-//     to f32 once per row tile, so every loaded value meets 16 to 64 rows.
+//     expanded to f32 once per row tile, so every loaded value meets 16 to 64 rows.
 //   row kernel: up to 8 rows, vectors run along the head; reads the cache once, straight from its stored
-//   format. Quantized caches on a tile unit: up to 16 rows.
+//     format. Quantized caches on a tile unit: up to 16 rows.
 // More rows of one K head whose rows contain V meet the cache in flash_latent.hpp where there is a tile unit.
 #pragma once
 #include "ikpy/ops.hpp"

@@ -3,13 +3,12 @@
 //   kRowScale         one f32 scale in front of the row instead of an f16 scale in front of each block
 //   kOffset           unsigned codes are by this larger than signed ones
 //   pair(b)           the 64 signed codes of the block at b and the one behind it, in their order
-//   four<kSigned>(b, out)    the codes of the blocks at b[0..3]: byte 4 i + c of out[h] = code 16 h + i of
-//                            block c
-//   sixteen(b, stride, out)  unsigned codes of 16 blocks: byte 4 c + i of out[g] = code 4 g + i of the block
-//   at
-//                            b + c * stride
-//   kTileUnit                what tile_four and tile_sixteen give: signed codes times this, in the same
-//   orders
+//   four<kSigned>(b, out)
+//       the codes of the blocks at b[0..3]: byte 4 i + c of out[h] = code 16 h + i of block c
+//   sixteen(b, stride, out)
+//       unsigned codes of 16 blocks: byte 4 c + i of out[g] = code 4 g + i of the block at b + c * stride
+//   kTileUnit
+//       what tile_four and tile_sixteen give: signed codes times this, in the same orders
 #pragma once
 #include "kernels/kv_blocks.hpp"
 #include "kernels/kv_types.hpp"

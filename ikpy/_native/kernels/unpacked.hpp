@@ -2,25 +2,31 @@
 //
 // An unpacker is a struct with
 //   kType, kGroup (16 or 32), kBlock (elements per block), kBlockBytes
-//   kZero: the code of weight 0 of symmetric types, 0 for types with an offset per group
-//   static void block(const uint8_t* p, uint8_t* codes, float* d, float* m)   one block, plain C++
-//   static Codes512 wide(const uint8_t* p)                                     256 elements, optional,
-//   AVX-512
-// Optional members:
-//   kHeaderBytes, static float row_scale(const uint8_t* row)   a header before the blocks of a row and the
-//   factor of all its weights
-//   kUnitScales   all d of groups of 32 are 1, the scale is that of the row
-//   kStep, static Codes512 unshifted(const uint8_t* p)   AVX-512, for types with a second level table that is
-//   the first one moved by kStep: codes of the first table and the groups that use the second kRows (4 or 8)
-//   row-interleaved type: p is the start of a group, and block() and row_scale() take the number of the row
-//   inside the group as second argument; kBlockBytes covers all rows of the group
-//   kPairs, static Codes512 halves(const uint8_t* p)   AVX-512, groups of 32 only: the codes of
-//   kernels/gemv_halves.hpp, unshifted if there is a kStep
+//   kZero
+//       the code of weight 0 of symmetric types, 0 for types with an offset per group
+//   static void block(const uint8_t* p, uint8_t* codes, float* d, float* m)
+//       one block, plain C++
+// and may have
+//   static Codes512 wide(const uint8_t* p)
+//       256 elements, AVX-512
+//   kHeaderBytes, static float row_scale(const uint8_t* row)
+//       a header before the blocks of a row and the factor of all its weights
+//   kUnitScales
+//       all d of groups of 32 are 1, the scale is that of the row
+//   kStep, static Codes512 unshifted(const uint8_t* p)
+//       AVX-512, for types with a second level table that is the first one moved by kStep: codes of the first
+//       table and the groups that use the second
+//   kRows (4 or 8)
+//       row-interleaved type: p is the start of a group, and block() and row_scale() take the number of the
+//       row inside the group as second argument; kBlockBytes covers all rows of the group
+//   kPairs, static Codes512 halves(const uint8_t* p)
+//       AVX-512, groups of 32 only: the codes of kernels/gemv_halves.hpp, unshifted if there is a kStep
 //   kLevels, kLevelCount (4, 8, 16, or 32 with groups of 32), static Codes512 level_numbers(const uint8_t* p)
-//   AVX-512, types of few codes: these, and their numbers instead of codes, unshifted if there is a kStep.
-//   Of 16 levels: template <int Place = 0>, numbers at bit Place, other bits undefined if that is not 0
-//   kLow, kHigh   the smallest and the largest code of types that do not use all bytes (up to 127 if kZero is
-//   not 128)
+//       AVX-512, types of few codes: these, and their numbers instead of codes, unshifted if there is a
+//       kStep. Of 16 levels: template <int Place = 0>, numbers at bit Place, other bits undefined if that is
+//       not 0
+//   kLow, kHigh
+//       the smallest and the largest code of types that do not use all bytes (up to 127 if kZero is not 128)
 // Types whose codes times integer scales fit into a byte have a specialization of IntegerScaled below.
 // A weight is d * (code - kZero) when kZero > 0, else d * code + m. Only codes with kZero = 128 exceed 127.
 #pragma once
@@ -88,11 +94,14 @@ struct CodeRange<U, std::void_t<decltype(U::kHigh)>> {
 constexpr int exact_pairs(int span) { return 32767 / (2 * 127 * span); }
 
 // Specializations, for tiers with dot products of bytes, have
-//   Unpack   the unpacker of the type with d of groups of 16 without the factor of the block: the integers
-//   static float factor(const uint8_t* block, int row)   that factor, of a row of a group
-//   static float offset_factor(const uint8_t* block, int row)   what the integers (up to 15) of its offsets
-//   are multiplied by, of types with offsets
-//   kLowScale, kHighScale   the smallest and the largest integer
+//   Unpack
+//       the unpacker of the type with d of groups of 16 without the factor of the block: the integers
+//   static float factor(const uint8_t* block, int row)
+//       that factor, of a row of a group
+//   static float offset_factor(const uint8_t* block, int row)
+//       of types with offsets: what the integers (up to 15) of the offsets are multiplied by
+//   kLowScale, kHighScale
+//       the smallest and the largest integer
 template <class U>
 struct IntegerScaled;
 template <class U, class = void>

@@ -32,7 +32,7 @@ struct SubBlock {
 //   prepare(b, x, w)             called once per sub-block before anything else
 //   scan(b, x, w, table, dl, s)  fills s for LANES scales dl (0 allowed: all levels count as 0)
 //   assign(b, x, w, table, dl, out)  OUTPUTS values of type Output: the levels or codebook indices at scale
-//   dl extent(table, positive)      magnitude of the outermost level on that side
+//   dl extent(table, positive)   magnitude of the outermost level on that side
 template <class Codec, class Codes>
 class ScaledCodebookSearch {
   public:

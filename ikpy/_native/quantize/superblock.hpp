@@ -7,8 +7,8 @@
 namespace ikpy::quantize {
 
 // Format: Codec, codec(), CODES, EFFORT, BLOCK_BYTES,
-//   pack(block, d, sub_blocks, levels) writes one zeroed block; row-scale types keep d in the row header
-//   instead.
+//   pack(block, d, sub_blocks, levels)
+//       writes one zeroed block; row-scale types keep d in the row header instead
 template <class Format>
 void encode_superblocks(const Rows& r) {
     using Codec = typename Format::Codec;

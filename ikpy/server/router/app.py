@@ -46,7 +46,7 @@ STATUS_PATHS = frozenset((*REMEMBERED, "/api/ps", "/metrics", "/slots"))
 
 def pool_of(request: Request) -> Pool:
     """The models."""
-    return request.app.state.pool  # type: ignore[no-any-return]
+    return request.app.state.pool
 
 
 def path_of(request: Request) -> str:

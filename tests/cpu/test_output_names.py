@@ -35,7 +35,7 @@ def made_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["gguf", "split", "model.gguf", "folder/"], "cannot write to 'folder/': shards need a prefix"),
         (["quantize", "model.gguf", "", "q8_0"], "OUTPUT, TYPE and NTHREADS must not be empty"),
         (["quantize", "--imatrix", "", "model.gguf", "out.gguf", "q8_0"], f"--imatrix: {EMPTY}"),
-        (["imatrix", "-f", "model.gguf", "-o", ""], f"-o : {EMPTY}"),
+        (["imatrix", "-p", "x", "-o", ""], f"-o : {EMPTY}"),
         (["cli", "-m", "", "-p", "x"], f"-m ({EMPTY})"),
     ],
 )

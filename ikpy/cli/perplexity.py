@@ -52,8 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         result = evaluate(session, timed, plan)
     except NotANumberError as error:
-        where = context.first_not_a_number(error.tokens) if error.tokens else ""
-        raise NotANumberError(where=where) from None
+        raise NotANumberError(where=context.first_not_a_number(error.tokens)) from None
     if params.log.directory:
         write_result(params, session.path, result)
     session.finish()

@@ -201,8 +201,10 @@ class Context:
     def first_not_a_number(self, tokens: Sequence[int]) -> str:
         """Evaluates a sequence in the empty cache op by op; the first op that makes a NaN or an overflow, "" if none.
 
-        The cache is empty afterwards.
+        The cache is empty afterwards. Without tokens there is nothing to look at.
         """
+        if not tokens:
+            return ""
         self.kv.clear()
         try:
             for piece in self.kv.pieces(Batch.single(list(tokens)), self.n_ubatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import secrets
@@ -14,19 +13,6 @@ from typing import BinaryIO
 
 _BUFFER_BYTES = 1 << 20
 _MAX_NAME = 255  # bytes of a name that file systems take
-
-
-# File systems without locks: Lustre and NFS as some mount them, some of FUSE.
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-
-
-def lock_file(descriptor: int, operation: int) -> None:
-    """`fcntl.flock`, without effect on file systems that know no locks. BlockingIOError as there."""
-    try:
-        fcntl.flock(descriptor, operation)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
 
 
 def hidden_name(name: str, ending: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
 from ikpy.errors import ResourceError, UsageError
-from ikpy.gguf.atomic import lock_file
+from ikpy.file_locks import lock_file
 from ikpy.gguf.splits import paths_from_first
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ikpy.errors import ResourceError, UsageError
-from ikpy.gguf.atomic import hidden_name, lock_file, sync_folder
+from ikpy.file_locks import lock_file
+from ikpy.gguf.atomic import hidden_name, sync_folder
 from ikpy.gguf.types import align_up
 from ikpy.gguf.writer import ShardPlan
 

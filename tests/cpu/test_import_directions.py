@@ -16,6 +16,7 @@ import ikpy
 ROOT = Path(ikpy.__file__).parent
 ALLOWED = {
     "errors": "",
+    "file_locks": "",
     "end_signals": "",
     "held_interrupts": "",
     "lost_interrupts": "",
@@ -29,11 +30,11 @@ ALLOWED = {
     "vocab": "errors",
     "gguf": "errors threads machine_memory numa quants",
     "graph": "errors quants",
-    "backends": "errors held_interrupts threads _native graph quants",
+    "backends": "errors file_locks held_interrupts threads _native graph quants",
     "models": "errors threads machine_memory _native gguf graph quants",
     "engine": "errors held_interrupts threads machine_memory _native backends gguf graph models quants",
     "convert": "errors threads _native gguf models quants vocab",
-    "tools": "errors held_interrupts threads _native backends engine gguf graph models quants vocab",
+    "tools": "errors file_locks held_interrupts threads _native backends engine gguf graph models quants vocab",
     "llm": "errors engine tools vocab",
     "server": "errors engine gguf quants tools vocab",
     "cli": "end_signals errors lost_interrupts machine_memory threads numa _native backends convert engine gguf graph "

@@ -21,8 +21,8 @@ import pytest
 
 from ikpy.cli.quantize import run
 from ikpy.errors import UsageError
+from ikpy.file_locks import lock_file
 from ikpy.gguf import disk_space
-from ikpy.gguf.atomic import lock_file
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.tools import quantize_job, resumable, tensor_convert

@@ -193,10 +193,10 @@ constexpr int64_t interleaved_expert_tokens() {
 }
 
 // On AMD's CPUs words pay no longer once their sums leave the registers: of five tokens IQ4_K_R4 took 1.4
-// times as long on Zen 3 as with panels. WordTokens: up to this many do not.
-constexpr int kWordTokens = 4;  // of most types
+// times as long on Zen 3 as with panels. AmdTokens: up to this many do not.
+constexpr int kAmdWordTokens = 4;  // of most types
 
-template <class U, int WordTokens = kWordTokens>
+template <class U, int AmdTokens = kAmdWordTokens>
 constexpr WeightKernels interleaved_kernels() {
     WeightKernels kernels =
         with_many_tokens<U>({U::kType,
@@ -210,7 +210,7 @@ constexpr WeightKernels interleaved_kernels() {
                              row_scales_of<U>(),
                              true});
 #if defined(__AVX2__) && !defined(IKPY_BYTE_DOTS)
-    if (row_words::kHas<U>) kernels.amd_gemv_tokens = WordTokens;
+    if (row_words::kHas<U>) kernels.amd_gemv_tokens = AmdTokens;
 #endif
     return kernels;
 }

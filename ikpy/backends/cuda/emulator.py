@@ -16,12 +16,12 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from ikpy.backends.cuda.launch import limits
 from ikpy.errors import UnsupportedError
+from ikpy.file_locks import lock_file
 
 KERNELS = Path(__file__).parent / "kernels"
 SHIM = Path(__file__).parent / "shim"
@@ -215,6 +215,5 @@ def library(*, checked: bool = False) -> Emulator:
     folder = cache_dir()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ("checked.lock" if checked else "plain.lock")).open("ab") as lock:
-        with suppress(OSError):  # file systems without locks: what is compiled twice is the same
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        lock_file(lock.fileno(), fcntl.LOCK_EX)  # without locks: what is compiled twice is the same
         return build(sources(), checked=checked)

@@ -175,12 +175,12 @@ class HybridPlan:
         for reader, transfers in exports:
             if reader is not None and reader.device != CPU:
                 self._add_sends(transfers)
-            for transfer in transfers if reader is None or reader.device == CPU else []:
+                continue
+            for transfer in transfers:
                 self._add_transfer(transfer)
-            if reader is None or reader.device == CPU:
-                event = state.device.new_event()
-                self._events[state.device.name, id(reader)] = event
-                self._operations.append(lambda run, event=event: state.stream.record(event))  # type: ignore[misc]
+            event = state.device.new_event()
+            self._events[state.device.name, id(reader)] = event
+            self._operations.append(lambda run, event=event: state.stream.record(event))  # type: ignore[misc]
 
     def _exports(self, index: int, split: Split) -> list[tuple[Split | None, list[Transfer]]]:
         """Copies that later splits, or None for the results, need from this split's device.

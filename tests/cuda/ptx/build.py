@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ikpy.backends.cuda import emulator, modules
+from ikpy.file_locks import lock_file
 from tests.cuda.ptx.encode import Machine
 from tests.cuda.ptx.parser import PtxError
 
@@ -60,7 +61,7 @@ def library() -> ctypes.CDLL:
     """The machine, with the types of its functions. Other processes wait for the one that compiles it."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     with (cache_dir() / "machine.lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock_file(lock.fileno(), fcntl.LOCK_EX)
         return _built()
 
 

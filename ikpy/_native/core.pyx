@@ -15,6 +15,18 @@ cdef extern from "ikpy/tensor.hpp" namespace "ikpy":
         pass
     cdef struct Runtime:
         int64_t n_kv
+        CppExpertReader* reader
+
+
+cdef extern from "ikpy/expert_reader.hpp" namespace "ikpy" nogil:
+    cdef struct ExpertMatrix:
+        const uint8_t* data
+        int64_t stride, nbytes
+        int32_t stage
+    cdef cppclass CppExpertReader "ikpy::ExpertReader":
+        CppExpertReader(int) except +
+        int add_layer(const vector[ExpertMatrix]&, int) except +
+        int64_t bytes_asked()
 
 
 cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
@@ -195,16 +207,59 @@ cdef class WorkMemory:
         self.nbytes = nbytes
 
 
+cdef class ExpertReader:
+    """Threads that read the pages of the experts that tokens are sent to, for plans whose expert weights are mapped.
+
+    OSError if the threads cannot be started.
+    """
+
+    cdef CppExpertReader* reader
+
+    def __cinit__(self, int n_threads):
+        try:
+            self.reader = new CppExpertReader(n_threads)
+        except RuntimeError as error:
+            raise OSError(str(error)) from None
+
+    def __dealloc__(self):
+        del self.reader
+
+    def add_layer(self, const int64_t[:, ::1] matrices, int n_experts) -> int:
+        """Adds the expert weights of a layer behind those of the layers before; returns its number.
+
+        matrices: int64 [n, 4] of address of the first expert, bytes from one to the next, bytes of one, and stage:
+        matrices of one stage are multiplied together, those of the next afterwards. The memory must outlive this
+        object.
+        """
+        cdef vector[ExpertMatrix] records
+        cdef ExpertMatrix record
+        cdef int64_t i
+        if matrices.shape[1] != 4:
+            raise ValueError("matrices of experts have four numbers")
+        for i in range(matrices.shape[0]):
+            record.data = <const uint8_t*> <size_t> matrices[i, 0]
+            record.stride, record.nbytes, record.stage = matrices[i, 1], matrices[i, 2], <int32_t> matrices[i, 3]
+            records.push_back(record)
+        return self.reader.add_layer(records, n_experts)
+
+    @property
+    def bytes_asked(self) -> int:
+        """Bytes that the system was asked to read so far, whether they were in memory or not."""
+        return self.reader.bytes_asked()
+
+
 cdef class Plan:
     """A compiled plan: op records over tensor records.
 
     tensors, ops: contiguous structured arrays (ikpy.graph.plan.TENSOR_DTYPE, OP_DTYPE); their memory, and all
     memory their data pointers name, must outlive the plan. dynamic: int32 [n, 2] of (tensor, dimension) whose
-    extent is n_kv at run time. Indices are checked here; shapes are the graph builder's duty.
+    extent is n_kv at run time. Indices are checked here; shapes are the graph builder's duty. reader: gets to know
+    which experts are needed.
     """
 
     cdef Executor* executor
     cdef object tensors, ops
+    cdef ExpertReader reader
     cdef Tensor* records
     cdef int32_t[:, ::1] dynamic
     cdef int64_t[::1] largest
@@ -213,7 +268,7 @@ cdef class Plan:
     cdef readonly double seconds
     """Of the last run, threads and kernels."""
 
-    def __cinit__(self, tensors, ops, dynamic):
+    def __cinit__(self, tensors, ops, dynamic, ExpertReader reader=None):
         self.executor = NULL
         if tensors.dtype.itemsize != sizeof(Tensor) or ops.dtype.itemsize != sizeof(Op):
             raise ValueError("tensor or op records do not have the native size")
@@ -226,7 +281,7 @@ cdef class Plan:
             raise ValueError("unknown op kind")
         if len(tensors) and not tensors["data"].all():
             raise ValueError("a tensor has no memory")
-        self.tensors, self.ops = tensors, ops
+        self.tensors, self.ops, self.reader = tensors, ops, reader
         changing = np.ascontiguousarray(dynamic, dtype=np.int32).reshape(-1, 2)
         if ((changing < 0) | (changing >= (len(tensors), 4))).any():
             raise ValueError("a dynamic extent of a tensor or dimension that does not exist")
@@ -282,6 +337,8 @@ cdef class Plan:
         if n_kv != self.n_kv:
             self.set_extents(n_kv)
         runtime.n_kv = n_kv
+        if self.reader is not None:
+            runtime.reader = self.reader.reader
         with nogil:
             self.seconds = self.executor.run(runtime, n_threads, first, last, address)
         return self.seconds

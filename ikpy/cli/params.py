@@ -53,6 +53,8 @@ class ModelOptions:
     use_mmap: bool = True
     huge_pages: bool = False
     use_mlock: bool = False
+    prefetch_experts: bool | None = None
+    prefetch_threads: int = 4
     repack: bool = False
     load_mode: str = "auto"
     numa: str | None = None
@@ -324,6 +326,8 @@ class CommonParams:
             huge_pages=model.huge_pages,
             read_ahead=model.numa is None,
             use_mlock=model.use_mlock,
+            prefetch_experts=model.prefetch_experts,
+            prefetch_threads=model.prefetch_threads,
             check_tensors=model.check_tensors,
             kv_overrides=dict(model.kv_overrides),
             repack=model.repack,

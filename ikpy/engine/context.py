@@ -18,6 +18,7 @@ from ikpy.backends.cuda.plan import HybridPlan, Run
 from ikpy.backends.cuda.runtime import DeviceRuntime
 from ikpy.backends.cuda.state import Inputs
 from ikpy.engine.batch import Batch
+from ikpy.engine.expert_reads import expert_reads
 from ikpy.engine.forks import check_threads
 from ikpy.engine.graphs import MicroBatchGraphs
 from ikpy.engine.inputs import BatchInputs, as_input
@@ -119,9 +120,14 @@ class Context:
         """Finds out what the largest micro-batches need, and takes it."""
         graphs = {shape: self._graphs.nodes(*shape) for shape in largest_shapes(self.n_ubatch)}
         self.devices = self._use_devices([nodes for nodes, _ in graphs.values()])
-        threads = self.n_threads, self.n_threads_batch
         self._plans = Plans(
-            self._graphs, self._steps, self.devices, threads=threads, plan_only=self.plan_only, log=self._log
+            self._graphs,
+            self._steps,
+            self.devices,
+            threads=(self.n_threads, self.n_threads_batch),
+            plan_only=self.plan_only,
+            reads=None if self.plan_only else expert_reads(self.model, self._log),
+            log=self._log,
         )
         self._plans.reserve(graphs)
 

@@ -63,9 +63,7 @@ class MemoryReport:
 def memory_report(context: Context) -> MemoryReport:
     """What the context and its model take."""
     model, report = context.model, MemoryReport(is_mapped=context.model.params.use_mmap)
-    sizes = {info.name: info.nbytes for info in model.gguf.tensors.values()}
-    mapped = {name: 0 if name in model.replaced else size for name, size in sizes.items()}
-    report.add(CPU, "mapped", model.placement.bytes_per_device(mapped).get(CPU, 0))
+    report.add(CPU, "mapped", model.mapped_bytes.get(CPU, 0))
     report.add(CPU, "copied", model.own_bytes)
     report.add(CPU, "derived", model.arch.derived_bytes)
     devices = context.devices

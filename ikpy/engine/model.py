@@ -251,6 +251,12 @@ class Model:
         """Bytes of all tensors."""
         return sum(t.nbytes for t in self.gguf.tensors.values())
 
+    @property
+    def mapped_bytes(self) -> dict[str, int]:
+        """Bytes of the tensors that are used as they are in the file, per device where they have their place."""
+        sizes = {info.name: 0 if info.name in self.replaced else info.nbytes for info in self.gguf.tensors.values()}
+        return self.placement.bytes_per_device(sizes)
+
     @cached_property
     def fingerprint(self) -> int:
         """CRC-32 of bytes from all over the weights: tells models of the same shapes and types apart."""

@@ -11,6 +11,7 @@ from ikpy._native.steps import Ready, Steps
 from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.plan import HybridPlan
 from ikpy.backends.cuda.runtime import DeviceRuntime
+from ikpy.engine.expert_reads import ExpertReads
 from ikpy.engine.graphs import MicroBatchGraphs, UnplannedGraph, buffers_of
 from ikpy.engine.paused_collection import paused_collection
 from ikpy.graph import work as plan_work
@@ -52,15 +53,21 @@ class BuiltGraph:
         self.cpu_nodes = [step.node for step in self.graph.steps(CPU)] if self.graph else nodes
         self.n_nodes = len(nodes)
 
-    def cpu_plan(self, arena_address: int) -> CompiledPlan | None:
+    def cpu_plan(self, arena_address: int, reads: ExpertReads | None = None) -> CompiledPlan | None:
         """What runs on the CPU, if anything does."""
-        return CompiledPlan(core, self.cpu_nodes, self.arena, arena_address) if self.cpu_nodes else None
+        if not self.cpu_nodes:
+            return None
+        if reads is None:
+            return CompiledPlan(core, self.cpu_nodes, self.arena, arena_address)
+        reads.number_layers(self.cpu_nodes)
+        return CompiledPlan(core, self.cpu_nodes, self.arena, arena_address, reads.reader)
 
 
 class Plans:
     """Compiled plans by size, kept in ``steps``, and the compute memory that they share.
 
-    threads: for single tokens, and for more. plan_only: sizes are computed, nothing is allocated.
+    threads: for single tokens, and for more. plan_only: sizes are computed, nothing is allocated. reads: reads experts
+    ahead.
     """
 
     def __init__(
@@ -71,6 +78,7 @@ class Plans:
         *,
         threads: tuple[int, int],
         plan_only: bool,
+        reads: ExpertReads | None,
         log: Callable[[str], None],
     ) -> None:
         self._graphs = graphs
@@ -78,6 +86,7 @@ class Plans:
         self._devices = devices
         self._n_threads, self._n_threads_batch = threads
         self._plan_only = plan_only
+        self._reads = reads
         self._log = log
         self.arena_bytes = self.work_bytes = self.n_graph_nodes = 0
         self.n_graph_splits = 1
@@ -142,7 +151,7 @@ class Plans:
     # compiling
 
     def _compile(self, n_tokens: int, n_outputs: int, built: BuiltGraph) -> Ready:
-        cpu_plan = built.cpu_plan(self.arena.ctypes.data)
+        cpu_plan = built.cpu_plan(self.arena.ctypes.data, self._reads)
         plan: CompiledPlan | HybridPlan
         if built.graph and self._devices:
             plan = self._devices.compile(built.graph, cpu_plan, self.arena.ctypes.data)

@@ -220,6 +220,11 @@ class GGUFFile:
         """Address of a tensor's first byte, for native code; valid while this file is open."""
         return int(self.data(info).ctypes.data)
 
+    def maps(self, address: int) -> bool:
+        """Whether an address is that of a byte in the mapped files, which the system reads when it is needed."""
+        shards = (shard.data for shard in self.shards if shard.mapped)
+        return any(0 <= address - data.ctypes.data < data.size for data in (*shards, *self._mapped_again.values()))
+
     def release(self, info: TensorInfo, nbytes: int | None = None) -> None:
         """Tell the system that a tensor's bytes are not needed for now: they leave this process's memory.
 

@@ -38,7 +38,10 @@ def _padded(rows: list[list[T]], n: int, fill: T) -> list[list[T]]:
 
 
 class CompiledPlan:
-    """Native records of a graph: tensors and ops bound to an arena, ready to run."""
+    """Native records of a graph: tensors and ops bound to an arena, ready to run.
+
+    reader: core.ExpertReader that the expert groups of the nodes are numbered for.
+    """
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class CompiledPlan:
         nodes: list[Node],
         arena: Arena,
         arena_address: int,
+        reader: Any = None,
     ) -> None:
         self._core = core
         self._keep_alive = [v.buffer.owner for n in nodes for v in (n.dst, *n.src) if v is not None]
@@ -68,7 +72,7 @@ class CompiledPlan:
         self.tensors = np.array(self._rows, TENSOR_DTYPE)
         self.ops = ops
         self.dynamic = np.array(self._dynamic, np.int32).reshape(-1, 2)
-        self.native = core.Plan(self.tensors, self.ops, self.dynamic)
+        self.native = core.Plan(self.tensors, self.ops, self.dynamic, reader)
 
     def _tensor(self, value: Value) -> int:
         base = value.buffer.address

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "ikpy/expert_reader.hpp"
 #include "ikpy/ops.hpp"
 
 namespace ikpy {
@@ -132,9 +133,9 @@ void op_moe_route(const ThreadContext& ctx, const Op& op, const Tensor* ts, cons
     }
 }
 
-// src0 = ids i32 [K, T]; dst = i32: E + 1 offsets, then token*K + slot of every assignment, by expert. ip[0]
-// = E.
-void op_moe_group(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
+// src0 = ids i32 [K, T]; dst = i32: E + 1 offsets, then token*K + slot of every assignment, by expert. ip: E,
+// 1 + number of the layer for the reader of experts (0: none).
+void op_moe_group(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime& runtime) {
     if (ctx.ith != 0) return;
     const Tensor& ids = ts[op.src[0]];
     const int64_t k = ids.ne[0], n_expert = op.ip[0];
@@ -148,6 +149,7 @@ void op_moe_group(const ThreadContext& ctx, const Op& op, const Tensor* ts, cons
         }
     }
     for (int64_t e = 0; e < n_expert; ++e) offsets[e + 1] += offsets[e];
+    if (runtime.reader && op.ip[1]) runtime.reader->ask(op.ip[1] - 1, offsets);
     int32_t next[kMaxExperts];
     std::copy(offsets, offsets + n_expert, next);
     for (int64_t t = 0; t < ids.ne[1]; ++t) {

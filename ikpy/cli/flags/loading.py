@@ -1,15 +1,15 @@
 """Options of loading and of host memory."""
 
-from ikpy.cli.options import BARE_OR_BIT, FLAG, INT, OFF, TEXT, Kind, always, ignored, option
-from ikpy.cli.values import choice, to_numa
+from ikpy.cli.options import BARE_OR_BIT, FLAG, INT, OFF, SWITCH, TEXT, Kind, always, ignored, option
+from ikpy.cli.values import bounded, choice, to_numa
 
-NOT_YET = "not supported yet"
 TASKSET = "set the CPU mask with taskset"
 PRIORITY = "thread priorities are left to the system"
 WAITING = "threads always wait actively for a short time"
 PAGE_CACHE = "files are read through the page cache"
 LAZY = "mapped weights are read on first use, those of --no-mmap while loading"
 BIT = Kind("0|1")
+MAX_READERS = 64
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 
 ROWS = (
@@ -61,8 +61,18 @@ ROWS = (
         "machines with several memory nodes: threads in turn on all nodes, on the starting node, or as inherited",
     ),
     ignored("--defer-experts", "pages of the mapping are read on first use anyway", "no early read of expert pages"),
-    ignored("--prefetch-experts", NOT_YET, "read expert pages ahead"),
-    ignored("--prefetch-experts-threads", NOT_YET, "threads that read expert pages ahead", kind=INT),
+    option(
+        "--prefetch-experts",
+        SWITCH,
+        "model.prefetch_experts",
+        "read the chosen experts of the mapped file ahead of their products; default: if its weights exceed the memory",
+    ),
+    option(
+        "--prefetch-experts-threads",
+        Kind("N", bounded(1, MAX_READERS)),
+        "model.prefetch_threads",
+        f"threads of --prefetch-experts, up to {MAX_READERS}",
+    ),
     ignored(
         "--prio --prio-batch --prio-draft --prio-batch-draft --spec-draft-prio --spec-draft-prio-batch",
         PRIORITY,

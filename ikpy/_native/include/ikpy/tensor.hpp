@@ -37,9 +37,12 @@ struct Op {
 };
 static_assert(sizeof(Op) == 168, "mirrored in Python");
 
+class ExpertReader;
+
 // What changes between two runs of one plan.
 struct Runtime {
-    int64_t n_kv;  // attended cache cells, padded
+    int64_t n_kv;                    // attended cache cells, padded
+    ExpertReader* reader = nullptr;  // is told which experts' weights come next; null: nobody is
 };
 
 template <typename T>

@@ -25,9 +25,11 @@ from ikpy.engine.inputs import BatchInputs, as_input
 from ikpy.engine.kv_cache import KVCache, KVCacheFullError
 from ikpy.engine.model import Model
 from ikpy.engine.nan_search import first_not_a_number
+from ikpy.engine.padding import padded_outputs, padded_tokens
 from ikpy.engine.params import ContextParams
 from ikpy.engine.paused_collection import paused_collection
-from ikpy.engine.plans import Plans, aligned_bytes, largest_shapes
+from ikpy.engine.plans import Plans, Shape, aligned_bytes, largest_shapes
+from ikpy.engine.results import Results, copied, first_rows, joined
 from ikpy.engine.settings import Sizes, graph_params, window_cells
 from ikpy.errors import UsageError
 from ikpy.graph.builder import Graph
@@ -39,24 +41,10 @@ from ikpy.held_interrupts import held_back
 __all__ = ["Context", "KVCacheFullError"]
 
 # Plans that are kept at most.
-MAX_PLANS = 16
+MAX_PLANS = 32
 # Tokens of the load-time check: enough for the kernels of prompts.
 CHECK_TOKENS = 16
 MAX_POSITION = 1 << 31
-Results = tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]
-"""Logits float32 [n_outputs, n_vocab], embeddings [n_outputs, n_embd] and token states [n, n_embd] as far as wanted."""
-
-
-def _copied(result: np.ndarray | None) -> np.ndarray | None:
-    return None if result is None else result.copy()
-
-
-def _joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """Rows of several micro-batches, of which some have none."""
-    rows = [part for part in parts if part is not None]
-    if len(rows) > 1:
-        return np.concatenate(rows)
-    return rows[0] if rows else None
 
 
 class Context:
@@ -130,6 +118,9 @@ class Context:
             log=self._log,
         )
         self._plans.reserve(graphs)
+        # A repeated token would go on with its sequence's state, be seen by those before it, or count as another one.
+        alone = self._graphs.is_recurrent or not self.graph_params.causal or self.params.collector is not None
+        self._pads = self.devices is not None and not alone
 
     # what it holds
 
@@ -321,15 +312,28 @@ class Context:
             for cells in taken:
                 self.kv.release(cells)
             raise
-        logits, self.embeddings, self.token_states = map(_joined, zip(*found, strict=True))
+        logits, self.embeddings, self.token_states = map(joined, zip(*found, strict=True))
         return self._no_logits if logits is None else logits
 
     def _evaluate(self, piece: Batch, taken: Taken, *, copy: bool) -> Results:
         """Results of a micro-batch in the cells it took, logits as a view without ``copy``."""
-        ready = self._plans.get(len(piece), self._inputs.write(piece, taken))
+        sizes = len(piece), self._inputs.write(piece, taken)
+        padded = self._padded(*sizes)
+        if padded != sizes:
+            self._inputs.pad(sizes, padded)
+        ready = self._plans.get(*padded)
         ready.plan.run(self._steps.n_kv(), ready.n_threads, self._steps.work)
+        n_tokens, n_outputs = sizes
         logits, embeddings, token_states = ready.results
-        return _copied(logits) if copy else logits, _copied(embeddings), _copied(token_states)
+        logits, embeddings = first_rows(logits, n_outputs), first_rows(embeddings, n_outputs)
+        return copied(logits) if copy else logits, copied(embeddings), copied(first_rows(token_states, n_tokens))
+
+    def _padded(self, n_tokens: int, n_outputs: int) -> Shape:
+        """Sizes of the plan for a micro-batch; on devices, those near to each other share one."""
+        if not self._pads:
+            return n_tokens, n_outputs
+        padded = padded_tokens(n_tokens, self.n_ubatch)
+        return padded, padded_outputs(n_outputs, n_tokens, padded)
 
     def _check_states(self, batch: Batch, states: np.ndarray | None) -> None:
         wanted = (len(batch), self.model.hparams.n_embd) if self.model.arch.reads_states else None

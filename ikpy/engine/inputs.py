@@ -37,6 +37,14 @@ class BatchInputs(InputArrays):
         """All arrays but the states, which only models in host memory read."""
         return [*self.arrays, *self.scales, *([] if self._keep_slots is None else [self._keep_slots])]
 
+    def pad(self, sizes: tuple[int, int], padded: tuple[int, int]) -> None:
+        """Repeats the last of the tokens and outputs that were written, up to other numbers of them."""
+        (n_tokens, n_outputs), (end, end_of_outputs) = sizes, padded
+        for row in (*self.arrays[:3], *self.arrays[4:], *self.scales):
+            row[n_tokens:end] = row[n_tokens - 1]
+        if n_outputs:
+            self.arrays[3, n_outputs:end_of_outputs] = self.arrays[3, n_outputs - 1]
+
     def write_states(self, states: np.ndarray) -> None:
         """Sets the hidden states float32 [n, n_embd] of the tokens."""
         assert self.states is not None

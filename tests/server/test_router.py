@@ -234,9 +234,10 @@ def processes(server: subprocess.Popen[str]) -> list[psutil.Process]:
 def test_models_of_a_folder(folder: Path) -> None:
     for i in (1, 2):
         (folder / f"big-0000{i}-of-00002.gguf").write_bytes(b"x" * 10)
-    (folder / "mmproj-x.gguf").write_bytes(b"x")
+    for name in ("mmproj-x", "imatrix", "m-Q8_0.imatrix", "m-imatrix-Q4_K_M"):
+        (folder / f"{name}.gguf").write_bytes(b"x")
     found = scan(folder)
-    assert list(found) == ["big", "puppet", "small/tiny"]
+    assert list(found) == ["big", "m-imatrix-Q4_K_M", "puppet", "small/tiny"]
     assert found["big"].size == 20
 
 

@@ -101,6 +101,8 @@ def save_combined(params: CommonParams, data: ImatrixData, *, chunks: int = 0, d
     fmt = file_format(options.output, options.output_format)
     log = partial(_log, params)
     save(data, options.output, fmt, chunks=chunks, dataset=dataset, log=log)
+    if params.log.verbosity > 0:
+        log(f"\nsave_imatrix: stored collected data after {chunks} chunks in {options.output}")
 
 
 def _log(params: CommonParams, text: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import Parser
 from ikpy.cli.presets import COMMON, Preset, Uses, overriding, read_presets
 from ikpy.cli.server import log_listening, origins, reload_keys
-from ikpy.errors import ResourceError, UsageError
+from ikpy.errors import IkpyError, ResourceError, UsageError
 from ikpy.server.router.catalog import ModelFile, scan, size_of
 
 if TYPE_CHECKING:
@@ -92,6 +93,27 @@ def single_model(params: CommonParams, stop_seconds: float) -> dict[str, ModelFi
     return {name: ModelFile(name, path, size, changed, stop_seconds=stop_seconds)}
 
 
+def request_tokens(model: ModelFile, words: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    """Tokens of a slot, as the header of a file and the words of its command line give them; None if they do not."""
+    from ikpy.gguf.reader import GGUFFile
+
+    if model.path is None:
+        return None
+    parser = Parser("server", environment)
+    try:
+        parser.apply_config(words)
+        parser.apply_environment()
+        parser.apply_arguments(words)
+        with GGUFFile.open(str(model.path), header_only=True) as file:
+            key = f"{file.get('general.architecture')}.context_length"
+            trained = dict(parser.params.model.kv_overrides).get(key, file.get(key))
+    except (IkpyError, OSError):  # said where the model is loaded
+        return None
+    context = parser.params.context_params()
+    cells = context.n_ctx or (trained if isinstance(trained, int) else 0)
+    return -(-cells // context.cell_multiple) * context.cell_multiple // context.n_seq_max or None
+
+
 def make_pool(params: CommonParams, arguments: Sequence[str], log: ServerLog) -> tuple[Pool, list[str]]:
     """The models' processes, none of them started, and the names of those to start at once.
 
@@ -107,9 +129,15 @@ def make_pool(params: CommonParams, arguments: Sequence[str], log: ServerLog) ->
     is_single = options.models_dir is None and options.models_preset is None
     alias = [] if params.model.alias is None else ["--alias", params.model.alias]
 
+    def words_of(model: ModelFile) -> list[str]:
+        return [*model.arguments, *(word for _, use in shared for word in use)]
+
+    @lru_cache(maxsize=256)
+    def tokens_of(model: ModelFile) -> int | None:
+        return request_tokens(model, words_of(model), environment)
+
     def make_worker(model: ModelFile) -> Worker:
-        words = [*model.arguments, *(word for _, use in shared for word in use)]
-        words += ["--host", "127.0.0.1", "--port", "0", "--no-webui"]
+        words = [*words_of(model), "--host", "127.0.0.1", "--port", "0", "--no-webui"]
         words += [] if model.path is None else ["-m", str(model.path)]
         words += alias if is_single else ["--alias", model.name]
         return Worker(model, words, environment, log, float(options.timeout))
@@ -124,7 +152,7 @@ def make_pool(params: CommonParams, arguments: Sequence[str], log: ServerLog) ->
     sleep = options.sleep_idle_seconds > 0
     idle = options.sleep_idle_seconds if sleep else options.models_ttl
     limits = Limits(options.models_max, float(idle), options.models_memory << 20, options.models_autoload, sleep)
-    return Pool(catalog, limits, make_worker, is_single=is_single), at_start
+    return Pool(catalog, limits, make_worker, is_single=is_single, request_tokens=tokens_of), at_start
 
 
 def run_router(

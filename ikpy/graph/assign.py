@@ -219,9 +219,17 @@ class _Assigner:
             n_used, n_expert = node.ip[3], node.ip[4]
             smallest = rules.offload_batch * n_expert // max(1, n_used)
         wanted = rules.policy.get(MATMUL_KINDS[node.kind], True)
-        return (
-            wanted and weight.buffer.role == "weight" and node.ip[1] >= smallest and self._offload_device(node) != CPU
-        )
+        device = self._offload_device(node)
+        # Rows of all attended cells (keys and values made again of latents) are many; they are made where the cache is.
+        enough = node.ip[1] >= smallest if node.dst.dynamic_dim is None else self._made_from_on(node) == device
+        return wanted and weight.buffer.role == "weight" and enough and device != CPU
+
+    def _made_from_on(self, node: Node) -> str:
+        """Device of the activations of a product, before they are prepared for it."""
+        value = node.src[1]
+        assert value is not None
+        origin = self.prepare[value.buffer].src[0] if value.buffer in self.prepare else value
+        return CPU if origin is None else self.made_on.get(origin.buffer, CPU)
 
     def _offload_device(self, node: Node) -> str:
         """Device that large products with a weight in host memory go to: that of its layer, or the first one."""

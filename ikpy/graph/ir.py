@@ -104,6 +104,11 @@ class Value:
             raise ValueError(f"reshape of {self.shape} to {shape}")
         return result
 
+    def span(self) -> tuple[int, int]:
+        """First byte in the buffer and the one behind the last, of a value with rows."""
+        steps = sum((n - 1) * stride for n, stride in zip(self.shape[1:], self.strides[1:], strict=True))
+        return self.offset, min(self.offset + steps + self.strides[1], self.buffer.nbytes)
+
     def slice0(self, start: int, length: int) -> Value:
         """Elements start .. start+length of dimension 0 (plain types only)."""
         item = self.strides[0]

@@ -91,13 +91,16 @@ class RuleReport:
         if not self.matched:
             return f"{rule} matches no tensor of this model"
         if not self.taken:
-            return f"{rule} has no effect: earlier rules take all {self.matched} tensors that it matches"
+            taken = f"all {self.matched} tensors" if self.matched > 1 else "the tensor"
+            return f"{rule} has no effect: earlier rules take {taken} that it matches"
         return None
 
     @property
     def line(self) -> str:
         """The rule and what it took."""
-        return f"override {self.pattern}={self.device}: {self.taken} tensors, {self.taken_bytes / MIB:.2f} MiB"
+        line = f"override {self.pattern}={self.device}: {self.taken} tensors, {self.taken_bytes / MIB:.2f} MiB"
+        more = self.matched - self.taken
+        return f"{line} ({more} more go by earlier rules)" if more else line
 
 
 @dataclass

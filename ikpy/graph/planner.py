@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from ikpy.graph.ir import Buffer, Node
 
 ALIGNMENT = 64
+LASTING_STEPS = 64
+"""Ranges in use for more steps than this are kept once, not with every step: where all values are fetched at the end,
+as for importance matrices, lists per step would grow with the square of the graph."""
 
 
 @dataclass
@@ -42,16 +45,21 @@ def place_buffers(first: dict[Buffer, int], last: dict[Buffer, int], alignment: 
     starts = sorted(set(first.values()))
     index = {step: i for i, step in enumerate(starts)}
     placed: list[list[tuple[int, int]]] = [[] for _ in starts]
-    """Of every such step the ranges in use."""
+    """Of every such step the ranges in use, without those of lasting buffers."""
+    lasting: list[tuple[tuple[int, int], int, int]] = []
     offsets: dict[Buffer, int] = {}
     end = 0
     for buffer in order:
         size = -(-max(buffer.nbytes, 1) // alignment) * alignment
         steps = placed[index[first[buffer]] : bisect_right(starts, last[buffer])]
-        offset = _best_gap(sorted(set().union(*steps)), size)
+        busy = {span for span, begin, stop in lasting if begin <= last[buffer] and stop >= first[buffer]}
+        offset = _best_gap(sorted(busy.union(*steps)), size)
         offsets[buffer] = offset
-        for step in steps:
-            step.append((offset, offset + size))
+        if len(steps) > LASTING_STEPS:
+            lasting.append(((offset, offset + size), first[buffer], last[buffer]))
+        else:
+            for step in steps:
+                step.append((offset, offset + size))
         end = max(end, offset + size)
     return Arena(offsets, end)
 

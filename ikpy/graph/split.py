@@ -18,6 +18,9 @@ from ikpy.graph.planner import ALIGNMENT, Arena, place_buffers
 DEVICE_ALIGNMENT = 256
 # Columns up to which a device launches products of the same activations at once.
 TOGETHER_COLUMNS = 8
+# Nodes that add inputs of products to statistics, and the bytes of inputs after which they run before others go on.
+STATISTICS = ("act_stats", "act_similarity")
+OBSERVED_BYTES = 256 << 20
 
 
 @dataclass
@@ -120,7 +123,10 @@ def _dependencies(steps: list[Step]) -> list[set[int]]:
 
 
 def _schedule(steps: list[Step]) -> list[Step]:
-    """Steps in the original order as far as the current device can go on, then on the device of the first one left."""
+    """Steps in the original order as far as the current device can go on, then on the device of the first one left.
+
+    Statistics of inputs (importance matrices), which nothing waits for, are taken before much memory is held for them.
+    """
     needs = _dependencies(steps)
     users: list[list[int]] = [[] for _ in steps]
     missing = [len(before) for before in needs]
@@ -133,7 +139,12 @@ def _schedule(steps: list[Step]) -> list[Step]:
             ready.setdefault(steps[i].device, []).append(i)
     order: list[Step] = []
     device = ""
+    observed: set[Buffer] = set()
     while len(order) < len(steps):
+        if ready.get(CPU) and sum(buffer.nbytes for buffer in observed) > OBSERVED_BYTES:
+            device = CPU
+        if device == CPU:
+            observed.clear()
         if not ready.get(device):
             device = min((queue[0], name) for name, queue in ready.items() if queue)[1]
         i = ready[device].pop(_next(order[-1:], [steps[j] for j in ready[device]]))
@@ -141,6 +152,8 @@ def _schedule(steps: list[Step]) -> list[Step]:
         for j in users[i]:
             missing[j] -= 1
             if missing[j] == 0:
+                if steps[j].node.kind in STATISTICS:
+                    observed.update(value.buffer for value in read(steps[j].node))
                 queue = ready.setdefault(steps[j].device, [])
                 queue.append(j)
                 queue.sort()

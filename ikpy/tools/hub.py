@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 from ikpy.errors import IkpyError, ResourceError, UsageError
+from ikpy.gguf.model_names import is_model, names_imatrix
 from ikpy.gguf.splits import paths_from_first, shard_paths, split_parts
 
-NO_MODELS = re.compile(r"mmproj|imatrix|(^|/)mtp-", re.IGNORECASE)
 HUB_ADDRESS = re.compile(r"^(https?://)?(huggingface\.co|hf\.co)/")
 USUAL_QUANTS = ("Q4_K_M", "Q4_K_S", "IQ4_XS", "Q4_0", "Q5_K_M", "Q8_0")
 """Taken in this order when no quantization is named."""
@@ -45,9 +45,12 @@ def choose(files: Sequence[str], quant: str | None, repo: str) -> list[str]:
 
     Raises UsageError naming what there is.
     """
-    models = sorted(name for name in files if name.lower().endswith(".gguf") and not NO_MODELS.search(name))
+    models = sorted(filter(is_model, files), key=lambda name: (names_imatrix(name), name))
     firsts = [name for name in models if (part := split_parts(name)) is None or part[1] == 0]
     if not firsts:
+        others = sorted(name for name in files if name.lower().endswith(".gguf"))
+        if others:
+            raise UsageError(f"-hf {repo}: no file is a model by its name; -hff takes any of {', '.join(others)}")
         raise UsageError(f"-hf {repo}: the repository has no GGUF files")
     for wanted in (quant,) if quant else USUAL_QUANTS:
         found = [name for name in firsts if has_quant(name, wanted)]

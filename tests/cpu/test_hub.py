@@ -293,10 +293,12 @@ def test_a_model_that_is_not_there_yet_is_put_where_it_is_to_be(tmp_path: Path, 
 def test_errors_name_what_is_wrong(tmp_path: Path, hub: FakeHub) -> None:
     hub.files["me/tiny"] = {"tiny-F16.gguf": b"x", "tiny-Q8_0.gguf": b"x"}
     hub.files["me/empty"] = {"README.md": b"x"}
+    hub.files["me/others"] = {"imatrix_a.gguf": b"x", "a.mmproj-F16.gguf": b"x"}
     cases: list[tuple[str, str | None, bool, str]] = [
         ("me/tiny:Q4_K_M", None, False, "no such quantization; there are: tiny-F16, tiny-Q8_0"),
         ("me/none", None, False, "no such repository"),
         ("me/empty", None, False, "the repository has no GGUF files"),
+        ("me/others:F16", None, False, "by its name; -hff takes any of a.mmproj-F16.gguf, imatrix_a.gguf"),
         ("tiny", None, False, "expected user/repository"),
         ("me/tiny.", None, False, "-hf me/tiny.: Repo id must"),
         ("me/tiny", "other.gguf", False, "the repository has no file other.gguf"),
@@ -402,6 +404,10 @@ def test_errors_are_one_line(tmp_path: Path, hub: FakeHub) -> None:
         (["Q4_0/m-00002-of-00002.gguf", "Q4_0/m-00001-of-00002.gguf"], "Q4_0",
          ["Q4_0/m-00001-of-00002.gguf", "Q4_0/m-00002-of-00002.gguf"]),
         (["mmproj-F16.gguf", "a-F16.gguf"], "F16", ["a-F16.gguf"]),
+        (["a.imatrix.IQ4_XS.gguf", "a.imatrix.gguf", "imatrix.gguf"], "iq4_xs", ["a.imatrix.IQ4_XS.gguf"]),
+        (["a-imatrix-Q8_0.gguf", "a-Q8_0.gguf", "imatrix-a-Q4_0.gguf"], None, ["a-Q8_0.gguf"]),
+        (["imatrix/a-Q8_0-iMatrix.gguf", "Q8_0/a-Q8_0.gguf"], "Q8_0", ["Q8_0/a-Q8_0.gguf"]),
+        (["a-imatrix-UD-IQ2_M-00001-of-00001.gguf"], "IQ2_M", ["a-imatrix-UD-IQ2_M-00001-of-00001.gguf"]),
     ],
 )  # fmt: skip
 def test_choice_of_files(files: list[str], quant: str | None, wanted: list[str]) -> None:

@@ -73,6 +73,12 @@ def test_first_matching_rule_wins_and_patterns_are_not_anchored() -> None:
         "-ot ffn_up_exps=CUDA0 has no effect: earlier rules take all 6 tensors that it matches",
         "-ot nothing=CPU matches no tensor of this model",
     ]
+    experts = [rule.line for rule in placed.rules[:2]]
+    assert experts[0].endswith("MiB") and experts[1].endswith("MiB (6 more go by earlier rules)")
+    rules = (("ffn_up", CPU), (r"blk\.3\.ffn_up_exps", "CUDA0"))
+    assert place(model(), N_LAYER, PlacementParams(rules=rules), TWO).warnings == [
+        r"-ot blk\.3\.ffn_up_exps=CUDA0 has no effect: earlier rules take the tensor that it matches"
+    ]
 
 
 def test_patterns_may_name_posix_classes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ikpy.engine.memory import memory_report
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import CPU, DeviceParams, PlacementParams
+from ikpy.models.latent_attention import LatentDecoder
 from scripts.make_deepseek_header import write_header
 from tests.cuda.models import emulated, zoo
 from tests.cuda.test_placement_matrix import tokens_for
@@ -87,6 +89,37 @@ def test_only_experts_with_tokens_are_copied(monkeypatch: pytest.MonkeyPatch) ->
     assert rest == 0 and found[False] >= sum(tensor.nbytes for tensor in experts)
     # Three parts of every layer; four tokens choose at least three experts.
     assert len(experts) <= left_out <= 7 * len(experts)
+
+
+@pytest.mark.parametrize("heads", [0, 1])
+def test_keys_and_values_of_latents_are_made_where_the_cache_is(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where attn_kv_b is: they are larger than it by cells over columns. Some heads at a time copy their rows."""
+    if heads:
+        monkeypatch.setattr(LatentDecoder, "_heads_per_expansion", lambda *_: heads)
+    name, settings = "deepseek2-v3-mla", ContextParams(n_ctx=256, n_ubatch=256, n_threads=1, mla=3)
+    tokens, found = tokens_for(1, 140), {}
+    copied: list[tuple[str, int]] = []
+    plain = DeviceState.fill_slot
+
+    def fill(self: DeviceState, slot: WeightSlot, parts: Iterable[tuple[int, np.ndarray]]) -> None:
+        listed = list(parts)
+        copied.append((self.device.name, sum(source.nbytes for _, source in listed)))
+        plain(self, slot, listed)
+
+    monkeypatch.setattr(DeviceState, "fill_slot", fill)
+    for where, rules in {"device": (), "host": (("attn_kv_b", CPU),), "cache too": (("attn", CPU),)}.items():
+        with emulated(1) as kernels:
+            placement = PlacementParams(rules=rules, kv_offload=where != "cache too")
+            model = Model.load(zoo(name), ModelParams(placement=placement, devices=DeviceParams(offload_batch=200)))
+            context = Context(model, settings)
+            copied.clear()
+            kernels.launched.clear()
+            found[where] = context.decode(Batch.single(tokens, 0, logits="all")).copy()
+            weights = {node.src[0].buffer.name for node in kernels.launched if node.src and node.src[0] is not None}
+            assert any("attn_kv_b" in weight for weight in weights) == (where != "cache too")
+        sizes = [t.nbytes for t in model.gguf.tensors.values() if t.name.split(".")[-2] in ("attn_k_b", "attn_v_b")]
+        assert sum(nbytes for _, nbytes in copied) == (sum(sizes) if where == "host" else 0), (where, copied)
+    assert np.abs(found["host"] - found["device"]).max() <= 1e-5 * np.abs(found["device"]).max()
 
 
 def test_a_weight_is_copied_while_the_last_one_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,12 +20,14 @@ from ikpy.cli.params import CommonParams
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.fit import fit
+from ikpy.engine.memory import memory_report
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.sequence_state import load_sequence, save_sequence
 from ikpy.engine.session import load_session, save_session
 from ikpy.errors import ResourceError, UsageError
 from ikpy.gguf.reader import GGUFFile
+from ikpy.graph import split
 from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.placement import DeviceParams, PlacementParams
 from tests.cuda.cpu_kernels import CpuKernels
@@ -211,7 +213,10 @@ def test_token_states() -> None:
         assert_same(run(context_on("qwen3moe", rules, token_states=True, n_ubatch=8)), truth)
 
 
-def test_statistics_of_activations_are_collected_on_the_cpu() -> None:
+@pytest.mark.parametrize("limit", [split.OBSERVED_BYTES, 1 << 15])
+def test_statistics_of_activations_are_collected_on_the_cpu(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split, "OBSERVED_BYTES", limit)
+
     def run(placement: PlacementParams) -> dict[str, np.ndarray]:
         collector = ActivationCollector({}, similarity=True)
         context = context_on("qwen3moe", placement, collector=collector)
@@ -225,6 +230,20 @@ def test_statistics_of_activations_are_collected_on_the_cpu() -> None:
     assert set(ours) == set(truth) and any("_exps" in name for name in truth)
     for name, sums in truth.items():
         np.testing.assert_allclose(ours[name], sums, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_inputs_that_statistics_are_made_of_are_not_held_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some at a time cross to the CPU: what a plan takes does not grow with the layers."""
+    inputs = []
+    for limit in (1 << 40, 1 << 15, 0):
+        monkeypatch.setattr(split, "OBSERVED_BYTES", limit)
+        with emulated(1):
+            context = context_on("qwen3moe", collector=ActivationCollector({}), n_ubatch=64)
+            report = memory_report(context)
+            inputs.append((report.devices["CUDA0"]["compute"], report.devices["CPU"]["compute"]))
+    (held, received), (some, part), (least, _) = inputs
+    assert held - some > 3 * (1 << 15) and received - part > 3 * (1 << 15)
+    assert least <= some
 
 
 def test_growing_plans_keep_working() -> None:

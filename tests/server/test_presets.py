@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
-from ikpy.cli.router import Models, shared_uses
+from ikpy.cli.router import Models, request_tokens, shared_uses
 from ikpy.errors import UsageError
+from ikpy.gguf.reader import GGUFFile
+from ikpy.server.router.catalog import ModelFile
 from ikpy.server.router.worker import worker_environment
 from tests.server.harness import MODELS
 from tests.server.live import PATIENCE, address_of, wait_for
@@ -95,6 +98,21 @@ def test_options_of_sections(tmp_path: Path) -> None:
     assert catalog["odd one"].size == Path(MODELS["PUPPET"]).stat().st_size and catalog["hub"].path is None
     hub = arguments_of(models, "hub")
     assert hub[-5:] == ["--hf-repo", "user/repository:Q4_0", "--control-vector-layer-range", "1", "3"]
+
+
+def test_tokens_of_a_request_by_options_and_header(tmp_path: Path) -> None:
+    path = Path(MODELS["PUPPET"])
+    model = ModelFile("puppet", path, 1, 1)
+    with GGUFFile.open(str(path), header_only=True) as file:
+        key = f"{file.get('general.architecture')}.context_length"
+        trained = file.get(key)
+    assert request_tokens(model, [], {}) == -(-trained // 256) * 256
+    assert request_tokens(model, ["-c", "1025", "-np", "4"], {}) == 320
+    assert request_tokens(model, ["-np", "2", "-fa", "off"], {"LLAMA_ARG_CTX_SIZE": "100"}) == 64
+    assert request_tokens(model, ["--override-kv", f"{key}=int:768"], {}) == 768
+    assert request_tokens(model, ["--unknown"], {}) is None
+    assert request_tokens(replace(model, path=None), ["-c", "512"], {}) is None
+    assert request_tokens(replace(model, path=tmp_path / "gone.gguf"), ["-c", "512"], {}) is None
 
 
 def test_processes_do_not_repeat_warnings_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:

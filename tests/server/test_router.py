@@ -234,10 +234,28 @@ def processes(server: subprocess.Popen[str]) -> list[psutil.Process]:
 def test_models_of_a_folder(folder: Path) -> None:
     for i in (1, 2):
         (folder / f"big-0000{i}-of-00002.gguf").write_bytes(b"x" * 10)
-    (folder / "mmproj-x.gguf").write_bytes(b"x")
+    for name in ("mmproj-x", "imatrix", "m-Q8_0.imatrix", "m-imatrix-Q4_K_M"):
+        (folder / f"{name}.gguf").write_bytes(b"x")
     found = scan(folder)
-    assert list(found) == ["big", "puppet", "small/tiny"]
+    assert list(found) == ["big", "m-imatrix-Q4_K_M", "puppet", "small/tiny"]
     assert found["big"].size == 20
+
+
+def test_lengths_of_requests_are_known_before_a_model_is_loaded(folder: Path) -> None:
+    """From the header of a file and the options; then what the process says, also after it is unloaded."""
+    (folder / "damaged.gguf").write_bytes(b"GGUF")
+    with router(folder, "-np", "2", "-c", "1000") as (client, _):
+        expected = {"damaged": None, "puppet": 512, "small/tiny": 512}
+        for _ in range(2):
+            answer = client.get("/v1/models").json()
+            assert {entry["id"]: entry.get("max_model_len") for entry in answer["data"]} == expected
+            assert {entry["slug"]: entry["context_window"] for entry in answer["models"]} == expected
+            assert chat(client, "puppet").status_code == 200
+        assert client.get("/v1/models/puppet").json()["meta"]["n_vocab"] > 0
+        assert client.post("/models/unload", json={"model": "puppet"}).json() == {"success": True}
+        entry = client.get("/v1/models/puppet").json()
+        assert entry["status"]["value"] == "unloaded"
+        assert entry["max_model_len"] == 512 and entry["meta"]["n_ctx_train"] > 0
 
 
 def test_load_on_demand_stream_unload_and_errors(folder: Path) -> None:

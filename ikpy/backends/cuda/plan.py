@@ -302,7 +302,7 @@ class HybridPlan:
         groups = node.src[2] if routed else None
 
         def upload_and_launch(run: Run) -> None:
-            spans = [(0, weight.buffer.nbytes)] if groups is None else self._active_spans(state, node, weight, groups)
+            spans = [weight.span()] if groups is None else self._active_spans(state, node, weight, groups)
             state.fill_slot(slot, ((slot.block.address + start, source[start:end]) for start, end in spans))
             for launch in launches:
                 state.stream.launch(launch)

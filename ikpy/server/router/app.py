@@ -66,28 +66,33 @@ async def health(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """GET /v1/models: all models of the folder with their state."""
-    return json_response(model_list(entries(pool_of(request)), request.headers))
+    return json_response(model_list(await entries(pool_of(request)), request.headers))
 
 
 async def model(request: Request) -> Response:
     """GET /v1/models/NAME."""
     name = request.path_params["id"]
-    found = [entry for entry in entries(pool_of(request)) if entry["id"] == name]
+    found = [entry for entry in await entries(pool_of(request)) if entry["id"] == name]
     if not found:
         raise ApiError(404, f"there is no model {name}")
     return json_response(shown_entry(found[0], request.headers))
 
 
-def entries(pool: Pool) -> list[dict[str, Any]]:
+async def entries(pool: Pool) -> list[dict[str, Any]]:
     """What clients of the OpenAI API see of the models."""
     data = []
-    for name, model in pool.catalog().items():
+    catalog = pool.catalog()
+    lengths = await asyncio.to_thread(lambda: {name: pool.request_tokens(model) for name, model in catalog.items()})
+    for name, model in catalog.items():
         worker = pool.workers.get(name)
         status: dict[str, Any] = {"value": pool.state_of(name).value}
         if worker is not None:
             status |= {"memory": worker.memory, "crashes": worker.n_crashes, "running": worker.n_running}
         entry = {"id": name, "object": "model", "created": model.changed, "owned_by": "llamacpp"}
-        data.append(entry | {"meta": {"size": model.size}, "status": status})
+        told = {} if worker is None or worker.model != model else worker.own_entry
+        length = told.get("max_model_len") or lengths[name]
+        entry |= {"meta": told.get("meta") or {"size": model.size}, "status": status}
+        data.append(entry | ({} if length is None else {"max_model_len": length}))
     return data
 
 

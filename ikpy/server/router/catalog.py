@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ikpy.gguf.model_names import is_model
 from ikpy.gguf.splits import shard_paths, split_parts
-
-NO_MODELS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ def scan(folder: Path) -> dict[str, ModelFile]:
     found: dict[str, ModelFile] = {}
     for path in sorted(folder.rglob("*.gguf")):
         part = split_parts(str(path))
-        if NO_MODELS.search(path.name) or (part and part[1] != 0):
+        if not is_model(path.name) or (part and part[1] != 0):
             continue
         prefix = path.with_suffix("") if part is None else Path(part[0])
         name = prefix.relative_to(folder).as_posix()

@@ -40,8 +40,11 @@ class Pool:
         make_worker: Callable[[ModelFile], Worker],
         *,
         is_single: bool = False,
+        request_tokens: Callable[[ModelFile], int | None] = lambda _: None,
     ) -> None:
         self.catalog = catalog
+        self.request_tokens = request_tokens
+        """Tokens that a request to a model may have at most, as far as its file and options tell."""
         self.limits = limits
         self.is_single = is_single
         self.problem: str | None = None

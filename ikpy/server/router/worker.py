@@ -90,6 +90,13 @@ class Worker:
         return {"authorization": f"Bearer {self._secret}"}
 
     @property
+    def own_entry(self) -> dict[str, Any]:
+        """What the process said of its model in its list of models; empty before it was loaded once."""
+        listed = self.remembered.get("/v1/models", {}).get("data") or [{}]
+        entry: dict[str, Any] = listed[0]
+        return entry
+
+    @property
     def memory(self) -> int:
         """Resident bytes of the process."""
         if self._process is None or self._process.returncode is not None:

@@ -20,6 +20,13 @@ def machine_memory(*, swap: bool = True) -> int:
     return _least(memory + _least(psutil.swap_memory().total, limits.swap), limits.both)
 
 
+def available_memory() -> int:
+    """Bytes of memory that this process may take before what is in use has to leave it."""
+    import psutil
+
+    return min(machine_memory(swap=False), psutil.virtual_memory().available)
+
+
 def _least(available: int, limit: int | None) -> int:
     return int(available if limit is None else min(available, limit))
 

@@ -54,6 +54,7 @@ def run(arguments: Sequence[str]) -> int:
 
     settings = replace(settings, n_kv_max=context.n_ctx, n_batch=context.n_batch, n_ubatch=context.n_ubatch)
     bench = BatchedBench(settings, context, session.timings)
+    session.model.gguf.wait_until_filled()
     bench.warm_up()
     session.reset_timings()
     bench.run(FORMS[params.batched.output_format], sys.stdout, lambda line: session.log([line]))

@@ -19,7 +19,7 @@ from ikpy.cli.bench_values import (
     to_thread_pair,
     to_threads_pair,
 )
-from ikpy.cli.flags.loading import LAZY, LOAD_MODES, PAGE_CACHE, PRIORITY, TASKSET, WAITING
+from ikpy.cli.flags.loading import LOAD_MODES, PAGE_CACHE, PRIORITY, TASKSET, WAITING
 from ikpy.cli.flags.placement import ASYNCHRONOUS
 from ikpy.cli.options import NO_GPU, Kind, Option
 from ikpy.cli.values import Warn
@@ -140,12 +140,11 @@ ROWS = (
     ),
     row(
         "-lzm --lazy-mode",
-        "",
+        "lazy_mode",
         "on|off|auto",
-        "reading weights when they are needed",
+        "on: mapped weights are read when they are needed, else before the first test if memory holds them",
         convert=values.choice("on", "off", "auto"),
-        no_effect=LAZY,
-        idle="auto",
+        many=False,
     ),
     switch("-embd --embeddings", "embeddings", "embedding output (default: 0)", many=True),
     switch(
@@ -331,10 +330,9 @@ ROWS = (
         "--defer-experts",
         "defer_experts",
         "",
-        "no early read of expert pages",
+        "read experts of the mapped file when they are needed, not before the first test",
         flag=True,
         many=False,
-        no_effect="pages of the mapping are read on first use anyway",
     ),
 )
 SOURCES = ("hf_repos", "hf_files", "hf_token", "offline", "list_devices")

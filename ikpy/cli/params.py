@@ -53,6 +53,8 @@ class ModelOptions:
     use_mmap: bool = True
     huge_pages: bool = False
     use_mlock: bool = False
+    lazy_mode: str = "auto"
+    defer_experts: bool = False
     prefetch_experts: bool | None = None
     prefetch_threads: int = 4
     repack: bool = False
@@ -326,6 +328,8 @@ class CommonParams:
             huge_pages=model.huge_pages,
             read_ahead=model.numa is None,
             use_mlock=model.use_mlock,
+            fill=model.lazy_mode != "on",
+            defer_experts=model.defer_experts,
             prefetch_experts=model.prefetch_experts,
             prefetch_threads=model.prefetch_threads,
             check_tensors=model.check_tensors,

@@ -261,6 +261,8 @@ def merge(params: CommonParams) -> None:
     if model.load_mode != "auto":
         model.use_mmap = model.load_mode.startswith("mmap")
         model.use_mlock = "mlock" in model.load_mode
+    if model.defer_experts:
+        context.warmup = False
     if len(model.fit_targets) == 1:
         model.fit_margin = model.fit_targets[0]
     else:

@@ -58,6 +58,7 @@ def run(arguments: Sequence[str]) -> int:
     decoder = ContextDecoder(context, session.timings)
     sweep = Sweep(settings, decoder, session.model.hparams.n_vocab, session.vocab.bos)
     printer.begin()
+    session.model.gguf.wait_until_filled()
     sweep.warm_up()
     session.reset_timings()
     sweep.run(printer.row)

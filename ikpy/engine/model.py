@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ikpy import numa
 from ikpy._native import core
 from ikpy.backends.cuda import setup
 from ikpy.backends.cuda.devices import wanted_devices
@@ -23,8 +24,9 @@ from ikpy.gguf.huge_pages import fitting_reserved_pages
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.division import OUTPUTS, Matrix
 from ikpy.graph.ir import Buffer, Value
-from ikpy.graph.placement import CPU, Placement, check_placement, place, placement_lines
+from ikpy.graph.placement import CPU, EXPERT_NAME, Placement, check_placement, place, placement_lines
 from ikpy.graph.weight_parts import whole_name
+from ikpy.machine_memory import available_memory
 from ikpy.models import architecture
 from ikpy.models.base import Architecture
 from ikpy.models.hparams import HParams
@@ -33,6 +35,7 @@ from ikpy.models.weights import WeightSource, interleaved_sizes, interleaved_typ
 from ikpy.quants import registry
 
 MIB = 1 << 20
+LEAST_FILLED = 64 * MIB  # the first token has read less before threads have started
 SAMPLED_TENSORS = 64
 SAMPLED_BYTES = 256
 NO_MODELS = (
@@ -174,6 +177,7 @@ class Model:
             log(f"============ Repacked {len(weights.repacked)} tensors")
         model.log_decoded_types(log, set(weights.repacked))
         model._lock(model._buffers_on_cpu(weights.own_bytes), log)
+        model._fill()
         if params.check_tensors and not params.header_only:
             model.check_finite()
         return model
@@ -198,6 +202,22 @@ class Model:
         """Locks memory that the CPU reads, where that is wanted."""
         if self.params.use_mlock and not self.params.header_only:
             lock_memory([(buffer.address, buffer.nbytes) for buffer in buffers if buffer.address is not None], log)
+
+    def _fill(self) -> None:
+        """Lets mapped weights that the CPU reads come into memory from now on, where there is room for all of them.
+
+        On machines of several memory nodes pages belong to the node of the thread that first needs them.
+        """
+        params = self.params
+        if not params.fill or not params.use_mmap or not params.read_ahead or params.use_mlock or params.header_only:
+            return
+        tensors = [self.gguf.tensors[name] for name in self.gguf.tensors if name not in self.replaced]
+        tensors = [t for t in tensors if self.placement.device_of(t.name) == CPU]
+        if params.defer_experts:
+            tensors = [t for t in tensors if not EXPERT_NAME.match(t.name)]
+        nbytes = sum(t.nbytes for t in tensors)
+        if LEAST_FILLED <= nbytes <= available_memory() and len(numa.nodes()) <= 1:
+            self.gguf.fill(tensors)
 
     def _place(self, log: Callable[[str], None]) -> None:
         """Decides where the tensors go, and which devices of this machine are used."""

@@ -27,6 +27,8 @@ class ModelParams:
     use_mmap: bool = True
     huge_pages: bool = False  # without use_mmap: reserved huge pages where enough are free
     read_ahead: bool = True  # False: pages of the mapping are read one by one by the threads that use them
+    fill: bool = True  # bring the mapping into memory in the background, if there is room for all of it
+    defer_experts: bool = False  # but for experts, which are read when they are needed
     prefetch_experts: bool | None = None  # read chosen experts of the mapping ahead; None: if it exceeds the memory
     prefetch_threads: int = 4
     use_mlock: bool = False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Container, Mapping
+import weakref
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from ikpy.gguf.data_checks import check_data
 from ikpy.gguf.file_bytes import Reading, areas_without, file_bytes, memory_map, no_report, share_of
 from ikpy.gguf.header import Header, TensorRecord, parse_header
 from ikpy.gguf.metadata import Metadata, scalar_or
+from ikpy.gguf.page_fill import PageFill, joined_areas
 from ikpy.gguf.splits import split_path, split_prefix
 from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, GGUFValueType, align_up
 from ikpy.machine_memory import check_memory
@@ -103,6 +105,7 @@ class GGUFFile:
         self._metadata = first.metadata
         self._dropped: set[str] = set()
         self._mapped_again: dict[int, np.ndarray] = {}
+        self._fill: PageFill | None = None
         self.tensors = _collect_tensors(shards)
         check_data(self.tensors, shards, header_only=header_only)
 
@@ -262,6 +265,17 @@ class GGUFFile:
                 self._mapped_again[shard.index] = np.empty(0, np.uint8)
         return self._mapped_again[shard.index]
 
+    def fill(self, tensors: Iterable[TensorInfo]) -> None:
+        """Lets threads bring mapped tensors into memory until this file is closed."""
+        areas = joined_areas((t.shard, t.offset, t.offset + t.nbytes) for t in tensors)
+        self._fill = PageFill([self.shards[shard].data[start:end] for shard, start, end in areas])
+        weakref.finalize(self, self._fill.stop)
+
+    def wait_until_filled(self) -> None:
+        """Waits until what is brought into memory is there, as measurements want it."""
+        if self._fill:
+            self._fill.wait()
+
     def stop_read_ahead(self) -> None:
         """Pages of the mapped tensors are read one by one from now on, each where the thread that wants it runs."""
         for shard in self.shards:
@@ -271,6 +285,8 @@ class GGUFFile:
 
     def close(self) -> None:
         """Let go of the mapping; using the file afterwards is an error."""
+        if self._fill:
+            self._fill.stop()
         self.shards = []
         self.tensors = {}
         self._mapped_again = {}

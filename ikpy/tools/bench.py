@@ -67,6 +67,7 @@ class BenchParams:
     output_err: str = "none"
     mqkv: bool = False
     muge: bool = False
+    lazy_mode: str = "auto"
     defer_experts: bool = False
     fused_moe: bool = True
     grouped_er: bool = False
@@ -229,13 +230,17 @@ class Engine:
             mla=test.values["mla_attn"],
             use_mmap=test.values["use_mmap"] and not self.params.use_thp,
             huge_pages=self.params.use_thp,
+            fill=self.params.lazy_mode != "on",
+            defer_experts=self.params.defer_experts,
             read_ahead=self.params.numa is None,
             repack=test.values["repack"],
             header_only=self.params.dry_run,
             placement=self.placement(test),
             devices=self.device_params(),
         )
-        return Model.load(test.model, params, log=self.log)
+        model = Model.load(test.model, params, log=self.log)
+        model.gguf.wait_until_filled()
+        return model
 
     def placement(self, test: BenchTest) -> PlacementParams:
         """Where the tensors of a test's model go."""

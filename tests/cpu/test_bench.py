@@ -257,6 +257,7 @@ def test_threads_of_a_test():
         ("-rtr 1 -nr", "repack", [True, False]),
         ("-lm auto,none,mmap,mlock,mmap+mlock,dio", "use_mmap", [True, False, True, False, True, False]),
         ("--defer-experts -p 1", "defer_experts", True),
+        ("-lzm auto -lzm on", "lazy_mode", "on"),
         ("-ot a=CPU,b=CPU -ot c=CPU", "override_tensor", "a=CPU;b=CPU;c=CPU"),
         ("-ot a=CPU;b{1,2}=CPU", "override_tensor", "a=CPU;b{1,2}=CPU"),
     ],
@@ -302,8 +303,6 @@ def test_warnings():
     no_gpu = "no effect: -ngl (no usable CUDA device)"
     assert command("-ngl 99 -fmoe 1 -fa 1 -mmp 1").warnings == [no_gpu]
     assert command("-fmoe 0").warnings == ["no effect: -fmoe (the graph compiler always fuses)"]
-    lazy = "mapped weights are read on first use, those of --no-mmap while loading"
-    assert command("-lzm auto -lzm on").warnings == [f"no effect: -lzm ({lazy})"]
     assert command("-ger 0,1").warnings == ["-ger: takes one value, using 0"]
 
 

@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 
 import ikpy
-from benchmarks import attention, ceiling, compare, engine_step, matmul, operations, overhead, report, tables
+from benchmarks import (
+    attention,
+    ceiling,
+    compare,
+    engine_step,
+    expert_reads,
+    matmul,
+    operations,
+    overhead,
+    report,
+    tables,
+)
 from benchmarks.encoder_draws import Matrix, by_ikpy, decoded
 from benchmarks.peers import LlamaBench, open_peers, types_of_cache
 from benchmarks.quantize import errors, whole_groups
@@ -319,3 +330,15 @@ def test_rates_of_products_come_from_the_weights_that_a_token_meets(tmp_path: Pa
     assert both == pytest.approx(2e-9 * 32 * (dense + experts) / spent)
     text = operations.table(32, ["first", "same"], [context.model] * 2, [seconds, seconds])
     assert text.splitlines()[-1].startswith("| same |") and "| 1.00 |" in text.splitlines()[-1]
+
+
+def test_speed_with_experts_read_ahead(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row per number of readers, in the order of the command line."""
+    sizes = ["--prompt", "8", "--tokens", "2", "--rounds", "1", "--threads", "1"]
+    monkeypatch.setattr("sys.argv", ["expert_reads", str(ikpy.default_model_path()), "--readers", "2,0", *sizes])
+    expert_reads.main()
+    drive, head, _, *rows = capsys.readouterr().out.splitlines()
+    assert drive.endswith("GB/s of the drive") and head.count("|") == 6
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [row[0] for row in cells] == ["2", "0"]
+    assert all(float(prompt) > 0 and float(generation) > 0 for _, prompt, generation, *_ in cells)

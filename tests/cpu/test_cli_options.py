@@ -105,6 +105,8 @@ def test_all_golden_spellings_are_known(tool):
         ("-lm mmap+mlock", "model.use_mlock", True),
         ("-m x", "model.prefetch_experts", None),
         ("--prefetch-experts", "model.prefetch_experts", True),
+        ("--defer-experts", "context.warmup", False),
+        ("--lazy-mode on", "model.lazy_mode", "on"),
         ("--prefetch-experts off", "model.prefetch_experts", False),
         ("--prefetch-experts-threads 7", "model.prefetch_threads", 7),
         ("-sm tensor", "model.split_mode", "layer"),
@@ -241,10 +243,6 @@ def test_interactive_contradiction():
         (
             "--moe-cache-mib 900",
             ["no effect: --moe-cache-mib (experts in host memory run there, or are copied for one batch)"],
-        ),
-        (
-            "--lazy-mode on",
-            ["no effect: --lazy-mode (mapped weights are read on first use, those of --no-mmap while loading)"],
         ),
     ],
 )

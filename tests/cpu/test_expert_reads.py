@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +21,7 @@ from ikpy.graph.builder import Graph
 from ikpy.graph.ir import I32, external
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
+from tests.cpu.cold_files import cold_bytes, resident
 from tests.cpu.test_loading import quantized
 
 ZOO = Path(__file__).parents[1] / "data" / "zoo"
@@ -43,27 +42,10 @@ def wait_for(condition: Callable[[], bool], what: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def resident(data: np.ndarray) -> np.ndarray:
-    """Which pages of mapped bytes are in memory: bool [n]."""
-    pages = np.zeros(-(-data.size // mmap.PAGESIZE), np.uint8)
-    mincore = ctypes.CDLL(None, use_errno=True).mincore
-    status = mincore(ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(data.size), ctypes.c_void_p(pages.ctypes.data))
-    assert status == 0, os.strerror(ctypes.get_errno())
-    return pages & 1 == 1
-
-
 @pytest.fixture
 def cold(tmp_path: Path) -> np.ndarray:
     """Mapped bytes of [matrices, experts, NBYTES] of which no page is in memory."""
-    path = tmp_path / "experts"
-    path.write_bytes(os.urandom(MATRICES * N_EXPERTS * NBYTES))
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    if resident(data).any():
-        pytest.skip("the file system of temporary files keeps its pages in memory")
-    return data
+    return cold_bytes(tmp_path / "experts", MATRICES * N_EXPERTS * NBYTES)
 
 
 def group(ids: list[list[int]], reader: object, layer: int) -> np.ndarray:

@@ -20,6 +20,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.gguf.reader import GGUFFile
 from ikpy.graph.placement import DeviceParams, PlacementParams
 from ikpy.held_interrupts import held_back
 from tests.cuda import fake_pycuda
@@ -179,6 +180,18 @@ def test_pages_of_uploaded_weights_are_dropped(monkeypatch: pytest.MonkeyPatch) 
             assert model.devices is not None
             on_device = {name for name, device in model.placement.tensors.items() if device == "CUDA0"}
             assert set(dropped) == (set() if mlock else on_device) and len(dropped) == len(set(dropped))
+
+
+def test_weights_of_devices_are_not_brought_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read once, while they are copied."""
+    monkeypatch.setattr("ikpy.engine.model.LEAST_FILLED", 0)
+    monkeypatch.setattr("ikpy.numa.nodes", lambda: {0: (0,)})
+    filled: list[str] = []
+    monkeypatch.setattr(GGUFFile, "fill", lambda self, tensors: filled.extend(t.name for t in tensors))
+    with emulated(1):
+        model = Model.load(zoo("qwen3moe"), ModelParams(placement=EXPERTS))
+    assert set(filled) == {name for name, device in model.placement.tensors.items() if device == "CPU"}
+    assert any("_exps" in name for name in filled) and len(filled) < len(model.gguf.tensors)
 
 
 def test_of_a_file_that_is_read_devices_take_their_tensors_from_the_disk() -> None:

@@ -7,7 +7,6 @@ TASKSET = "set the CPU mask with taskset"
 PRIORITY = "thread priorities are left to the system"
 WAITING = "threads always wait actively for a short time"
 PAGE_CACHE = "files are read through the page cache"
-LAZY = "mapped weights are read on first use, those of --no-mmap while loading"
 BIT = Kind("0|1")
 MAX_READERS = 64
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
@@ -36,12 +35,11 @@ ROWS = (
         "model.load_mode",
         "none and dio are --no-mmap, mlock is --no-mmap --mlock, mmap+mlock is --mlock",
     ),
-    ignored(
+    option(
         "-lzm --lazy-mode",
-        LAZY,
-        "reading weights when they are needed",
-        kind=Kind("on|off|auto"),
-        quiet="auto",
+        Kind("on|off|auto", choice("on", "off", "auto")),
+        "model.lazy_mode",
+        "on: mapped weights are read when they are needed; else in the background too, if memory holds them",
     ),
     ignored("-dio --direct-io", PAGE_CACHE, "read past the page cache"),
     always("-ndio --no-direct-io", "reading through the page cache"),
@@ -60,7 +58,12 @@ ROWS = (
         "model.numa",
         "machines with several memory nodes: threads in turn on all nodes, on the starting node, or as inherited",
     ),
-    ignored("--defer-experts", "pages of the mapping are read on first use anyway", "no early read of expert pages"),
+    option(
+        "--defer-experts",
+        FLAG,
+        "model.defer_experts",
+        "read experts of the mapped file when they are needed, not in the background; no warm-up",
+    ),
     option(
         "--prefetch-experts",
         SWITCH,

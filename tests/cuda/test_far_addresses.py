@@ -123,13 +123,15 @@ QUANTIZED = ("q8_0", "q4_k_r4", "iq4_ks")
     [
         *((name, n, "int8") for name in (*QUANTIZED, "f16", "bf16", "f32") for n in (2, 20)),
         *((name, 20, way) for name in (*QUANTIZED, "bf16") for way in list(LARGE)[1:]),
+        *((name, 1, "int8") for name in ("q2_K", "iq3_ks")),
     ],
 )
 def test_products(type_name: str, n_tokens: int, way: str) -> None:
     def build() -> tuple[Program, list[Value]]:
         p = Program(launch.Target(large={"": LARGE[way]}))
         w = p.weight(packed(type_name, (256, 24), 1), type_name, (256, 24))
-        return p, [p.graph.mul_mat(w, p.array(normal(n_tokens, 256)))]
+        x = normal(n_tokens, 256) if n_tokens > 1 else normal(2, 1, 256)  # in batches, for more than one row of results
+        return p, [p.graph.mul_mat(w, p.array(x))]
 
     same_from_afar(build)
 

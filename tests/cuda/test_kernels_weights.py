@@ -137,7 +137,7 @@ def test_row_lengths_that_fill_no_tile(type_name: str) -> None:
     check_product(type_name, 160, 72, 130, 2e-6)
 
 
-@pytest.mark.parametrize("type_name", ["q6_K", "f16"])
+@pytest.mark.parametrize("type_name", ["q6_K", "q2_K", "iq3_ks", "f16"])
 def test_long_rows_are_shared_by_warps(type_name: str) -> None:
     check_product(type_name, 4096, 10, 1, 2e-6)
     check_product(type_name, 4096, 10, 3, 2e-6)
@@ -182,9 +182,9 @@ def test_up_and_gate_with_biases(type_name: str, n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("n_out", [1, 5, 22])
-@pytest.mark.parametrize("type_name", sorted(products.NEIGHBOURS))
+@pytest.mark.parametrize("type_name", sorted(products.SET_ROWS))
 def test_rows_that_lanes_take_in_turn(type_name: str, n_out: int) -> None:
-    """A warp has four rows, or two and two of up and gate, of which some are not there."""
+    """A warp has two sets of rows, or one of up and one of gate, of which some are not there."""
     rng = np.random.default_rng(n_out)
     p = Program()
     shape = (1280, n_out)
@@ -193,13 +193,15 @@ def test_rows_that_lanes_take_in_turn(type_name: str, n_out: int) -> None:
     p.compare(p.graph.mul_mat_up_gate(up, gate, x, "relu", bias, None), p.graph.mul_mat(up, x, bias), bound=1e-5)
 
 
-def test_neighbours_are_those_of_the_unpackers() -> None:
+def test_sets_of_rows_are_those_of_the_kernels() -> None:
     found = {}
+    work = (emulator.KERNELS / "matvec_work.cuh").read_text()
+    part_rows = int(re.findall(r"constexpr int kPartRows = (\d+);", work)[0])
     for path in (emulator.KERNELS / "unpack").glob("*.cuh"):
         for body in re.split(r"\nstruct Unpack", path.read_text())[1:]:
-            if shared := re.search(r"static constexpr int kNeighbours = (\d+);", body):
-                found[re.split(r"\W", body)[0].lower()] = int(shared[1])
-    assert found == products.NEIGHBOURS
+            if shared := re.search(r"static constexpr int kNeighbours = (\d+);|using (Part) = Part", body):
+                found[re.split(r"\W", body)[0].lower()] = int(shared[1]) if shared[1] else part_rows
+    assert found == products.SET_ROWS
 
 
 @pytest.mark.parametrize("n_tokens", [1, 3, 30])

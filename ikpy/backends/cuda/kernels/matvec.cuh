@@ -1,12 +1,8 @@
 // Matrix-vector product of quantized weights (dp4a). Activations are int8 (quantize_q8.cuh).
 #pragma once
-#include "product.cuh"
-#include "quantize_q8.cuh"
-#include "weight_blocks.cuh"
+#include "matvec_parts.cuh"
 
 namespace ikpy::cuda {
-
-constexpr int kVectorWarps = 4;
 
 // 32 activations of a token with their scale and the sums that offsets are multiplied with. start: of integer
 // sums, what the bias of levels takes from them.
@@ -60,77 +56,19 @@ __device__ __forceinline__ float group_product(const Group& w, const ActGroup& x
     return x.scale * sum;
 }
 
-// How the lanes of a warp divide rows. Neighbouring groups of 32 of a row share bytes in types that have
-// kNeighbours of them: with one token a lane takes these, so that the bytes are loaded and cut once, and as
-// many neighbouring lanes take as many rows.
 template <class U, int N>
-struct Lanes {
-    static constexpr int kGroups = N == 1 ? U::kNeighbours : 1;  // of a row, per lane and step
-    static constexpr int kRows = U::kRows * kGroups;             // in turn over the lanes
-    static_assert(U::kRows == 1 || kGroups == 1);
-};
-
-// What a warp of matvec multiplies: rows group0 * Lanes::kRows on and a second time as many, of which a lane
-// has one each (weight), with N tokens; of the columns part `part`. An inactive warp has no rows and takes
-// part in barriers only.
-template <int N>
-struct VectorWork {
-    int part, group0;
-    bool active, second;
-    const uint8_t* weight[2];
-    const uint8_t* x[N];
-};
-
-// Row of the lane; the last one where there are no more.
-template <class U, int N>
-__device__ __forceinline__ int lane_row(const Product& p, int group) {
-    using L = Lanes<U, N>;
-    if (L::kGroups == 1) return group * L::kRows;
-    return min(group * L::kRows + lane_id() % L::kGroups, p.n_out - 1);
-}
-
-template <class U, int N>
-__device__ __forceinline__ void begin_work(const Product& p, int row_block, const BlockColumns& block,
-                                           VectorWork<N>& work) {
-    constexpr int kRows = Lanes<U, N>::kRows;
-    const int warp = warp_id(), sets = kVectorWarps / p.split, n_groups = (p.n_out + kRows - 1) / kRows;
-    const int set = row_block * sets + warp / p.split;
-    work.part = warp % p.split;
-    work.group0 = p.gate ? set : 2 * set;
-    work.active = work.group0 < n_groups;
-    work.second = p.gate || work.group0 + 1 < n_groups;
-    if (work.active) {
-        const long long matrix = block.columns.matrix * p.matrix_bytes;
-        const int row = lane_row<U, N>(p, work.group0), second = lane_row<U, N>(p, work.group0 + 1);
-        work.weight[0] = row_group<U>(p.up + matrix, p.row_bytes, row);
-        work.weight[1] = p.gate        ? row_group<U>(p.gate + matrix, p.row_bytes, row)
-                         : work.second ? row_group<U>(p.up + matrix, p.row_bytes, second)
-                                       : work.weight[0];
-    }
-#pragma unroll
-    for (int c = 0; c < N; ++c)
-        work.x[c] = column_at(p, block.columns, block.first + min(c, block.count - 1)).x;
-}
-
-// Sums of the lane's two rows, with groups that have the same place among neighbours.
-template <class U, int N>
-struct VectorSums {
-    float of[2][N][Lanes<U, N>::kGroups];
-};
-
-template <class U, int N>
-__device__ __forceinline__ void add_products(const Product& p, const VectorWork<N>& work,
+__device__ __forceinline__ void add_products(const Product& p, const VectorWork<U, N>& work,
                                              VectorSums<U, N>& sum) {
     using L = Lanes<U, N>;
     const ActQ8Layout at(p.n_in);
     constexpr int kStep = 32 / U::kRows;
     const int lane = lane_id(), k = lane % U::kRows;
-    const int first = work.part * kStep + lane / L::kRows * L::kGroups;
+    const int first = work.part * kStep + lane / L::kLanes * L::kGroups;
 #pragma unroll 1
     for (int g = first; g < p.n_in / 32; g += p.split * kStep) {
         Group w[2][L::kGroups];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) unpack_neighbours<U>(work.weight[i], k, g, w[i]);
+        for (int i = 0; i < 2; ++i) unpack_neighbours<U>(work.weight[i][0], k, g, w[i]);
 #pragma unroll
         for (int c = 0; c < N; ++c)
 #pragma unroll
@@ -138,50 +76,8 @@ __device__ __forceinline__ void add_products(const Product& p, const VectorWork<
                 ActGroup x;
                 load_activations<U>(work.x[c], at, g + j, x);
 #pragma unroll
-                for (int i = 0; i < 2; ++i) sum.of[i][c][j] += group_product<U>(w[i][j], x);
+                for (int i = 0; i < 2; ++i) sum.of[0][i][c][j] += group_product<U>(w[i][j], x);
             }
-    }
-}
-
-// Joins the sums of the lanes that share a row, in the order that lanes with one group each would.
-template <class U, int N>
-__device__ __forceinline__ void join_lanes(const VectorWork<N>& work, VectorSums<U, N>& sum) {
-    using L = Lanes<U, N>;
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int c = 0; c < N; ++c) {
-            float (&s)[L::kGroups] = sum.of[i][c];
-#pragma unroll
-            for (int m = 16; m >= L::kRows; m >>= 1)
-#pragma unroll
-                for (int j = 0; j < L::kGroups; ++j) s[j] += __shfl_xor_sync(kAllLanes, s[j], m);
-#pragma unroll
-            for (int m = L::kGroups / 2; m > 0; m >>= 1)
-#pragma unroll
-                for (int j = 0; j < m; ++j) s[j] += s[j + m];
-            if (work.active) s[0] *= U::row_scale(work.weight[i], lane_id() % U::kRows);
-        }
-}
-
-// partial: the sums of all warps, of which those that share rows are added up.
-template <class U, int N>
-__device__ __forceinline__ void store_vector(const Product& p, const BlockColumns& block,
-                                             const VectorWork<N>& work,
-                                             const float (*partial)[2][N][Lanes<U, N>::kRows]) {
-    constexpr int kRows = Lanes<U, N>::kRows;
-    const int warp = warp_id(), matrix = block.columns.matrix;
-    for (int i = lane_id(); i < block.count * kRows; i += 32) {
-        const int c = i / kRows, in_group = i % kRows, row = work.group0 * kRows + in_group;
-        if (row >= p.n_out) continue;
-        float first_sum = 0.0f, second_sum = 0.0f;
-        for (int w = warp; w < warp + p.split; ++w) {
-            first_sum += partial[w][0][c][in_group];
-            second_sum += partial[w][1][c][in_group];
-        }
-        uint8_t* dst = column_at(p, block.columns, block.first + c).dst;
-        store_sum(p, dst, matrix, row, first_sum, second_sum);
-        if (!p.gate && row + kRows < p.n_out) store_sum(p, dst, matrix, row + kRows, second_sum, 0.0f);
     }
 }
 
@@ -193,23 +89,29 @@ template <class U, int N>
 __device__ __forceinline__ void matvec_body(const Products& ps) {
     const int number = block_product(ps);
     const Product& p = ps.product[number];
-    constexpr int kRows = Lanes<U, N>::kRows;
-    __shared__ float partial[kVectorWarps][2][N][kRows];
+    using L = Lanes<U, N>;
+    __shared__ float partial[kVectorWarps][2][N][L::kRows];
     const BlockColumns block = vector_columns<N>(p);
     if (block.count == 0) return;
-    VectorWork<N> work;
+    VectorWork<U, N> work;
     begin_work<U>(p, blockIdx.y - ps.first[number], block, work);
     VectorSums<U, N> sum = {};
-    if (work.active) add_products<U>(p, work, sum);
+    if constexpr (L::kParts) {
+        __shared__ PartStage<U> stages[kVectorWarps][2];
+        if (work.active) add_parts<U>(p, work, stages[warp_id()], sum);
+    } else {
+        if (work.active) add_products<U>(p, work, sum);
+    }
     join_lanes<U>(work, sum);
     // Sums that are picked by a number known at run time must not be in registers: the compiler would keep
     // them in local memory from the start.
     const int lane = lane_id();
-    if (lane < kRows) {
+    if (lane < L::kLanes) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
+        for (int i = 0; i < 2 * L::kOwn; ++i)
 #pragma unroll
-            for (int c = 0; c < N; ++c) partial[warp_id()][i][c][lane] = sum.of[i][c][0];
+            for (int c = 0; c < N; ++c)
+                partial[warp_id()][i % 2][c][i / 2 * L::kLanes + lane] = sum.of[i / 2][i % 2][c][0];
     }
     if (p.split > 1) {
         __syncthreads();

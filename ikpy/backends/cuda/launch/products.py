@@ -30,8 +30,9 @@ from ikpy.graph.ir import F32, Node, Value
 from ikpy.quants import registry
 
 KINDS = ("mul_mat", "mul_mat_up_gate", "mul_mat_id", "mul_mat_id_up_gate")
-# kNeighbours of the unpackers of weight types (kernels/unpack) where it is not 1.
-NEIGHBOURS = dict.fromkeys(("q2_k", "q3_k", "iq2_k", "iq3_k", "iq2_ks", "iq3_ks", "iq5_ks", "iq2_kl"), 2)
+# Rows of a set that a warp of matvec1_ takes twice, or of up and of gate, where they are more than those of a group:
+# kNeighbours of the unpackers (kernels/unpack), or those of types with parts (kernels/matvec_work.cuh).
+SET_ROWS = {"iq5_ks": 2, **dict.fromkeys(("q2_k", "q3_k", "iq2_k", "iq3_k", "iq2_ks", "iq3_ks", "iq2_kl"), 4)}
 # Of the int8 kernels of sm_90 (kernels/matmul_wgmma.cuh), of all types.
 WGMMA_S8_SHARED = 70656
 
@@ -59,16 +60,20 @@ def _prepare(x: Value, fmt: int, out: int, c: OpContext) -> Launch:
 def _rows_per_warp(p: Product, wide: bool) -> int:
     """Rows of an output that a warp of matvec1_, or matvec4_ (wide), computes."""
     row = registry.by_id(p.up.type_id)
-    neighbours = 1 if wide else NEIGHBOURS.get(row.name.lower(), 1)
-    return row.interleave * neighbours * (1 if p.gate else 2)
+    set_rows = 1 if wide else SET_ROWS.get(row.name.lower(), 1)
+    return row.interleave * set_rows * (1 if p.gate else 2)
 
 
 def _split(p: Product, rows_per_warp: int) -> int:
-    """Warps that share rows: enough for about 2000 warps in all, each with at least two groups per lane."""
+    """Warps that share rows: enough for about 2000 warps in all, each with at least two groups per lane.
+
+    Sets of four rows and more have as many in one step.
+    """
     warps = ceil_div(p.up.shape[1], rows_per_warp)
-    lanes_per_row = 32 // registry.by_id(p.up.type_id).interleave
+    row = registry.by_id(p.up.type_id)
+    least = (1 if SET_ROWS.get(row.name.lower(), 1) >= 4 else 2) * 32 // row.interleave
     split = 1
-    while split < 4 and warps * split < 2048 and p.up.shape[0] // 32 >= 2 * lanes_per_row * 2 * split:
+    while split < 4 and warps * split < 2048 and p.up.shape[0] // 32 >= least * 2 * split:
         split *= 2
     return split
 

@@ -8,6 +8,7 @@
 //   static void group(const uint8_t* block, int k, int s, Group& g)   elements 32 s .. 32 s + 31 of row k
 //   kNeighbours: groups whose bytes are shared, so that a lane of matvec1_ takes them together (1, 2 or 4)
 //   static void groups<N>(const uint8_t* block, int s, Group* g)      with kNeighbours > 1: N of them
+//   Part: how a lane of matvec1_ multiplies a quarter of a block (parts.cuh); void: by groups
 //   static float row_scale(const uint8_t* group, int k)               with kHeader > 0: factor of the row
 // A weight is row scale * (d * (q - bias) + m). Blocks are addressed by the structs of ikpy/blocks.hpp.
 #pragma once
@@ -28,6 +29,7 @@ struct UnpackerTraits {
     static constexpr int kBlock = Block, kBytes = Bytes, kRows = Rows, kHeader = Header;
     static constexpr bool kHalves = Halves, kOffset = Offset;
     static constexpr int kBias = 0, kNeighbours = 1;
+    using Part = void;
     __device__ static float row_scale(const uint8_t*, int) { return 1.0f; }
 };
 
@@ -46,8 +48,8 @@ __device__ __forceinline__ unsigned negate_bytes(unsigned magnitudes, unsigned o
     return (magnitudes ^ ones * 0xff) + ones;
 }
 
-// Bytes of a and b (0 to 3 and 4 to 7) that the low four nibbles of the selector number, each below 8. nvcc's
-// own function masks the selector once more.
+// Bytes of a and b (0 to 3 and 4 to 7) that the low four nibbles of the selector number; of a nibble from 8
+// on, the sign of byte nibble - 8 eight times. nvcc's own function masks the selector once more.
 __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
 #if defined(__CUDACC__)
     unsigned out;

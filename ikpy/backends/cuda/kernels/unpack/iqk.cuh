@@ -2,6 +2,7 @@
 // (quant-formats.md#non-linear-levels, quant-formats.md#scales-per-row).
 #pragma once
 #include "heads.cuh"
+#include "parts_iqk.cuh"
 
 namespace ikpy::cuda {
 
@@ -18,25 +19,17 @@ struct UnpackIQ4_XS : UnpackerTraits<256, 136> {
 };
 
 struct UnpackIQ2_K : UnpackerTraits<256, 76, 1, 0, true> {
-    static constexpr int kNeighbours = 2;
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) { groups<1>(p, s, &g); }
-    template <int N>
-    __device__ __forceinline__ static void groups(const uint8_t* p, int s, Group* g) {
+    using Part = PartIQ2_K;
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         unsigned head[3];  // d, a bit per 16 columns that chooses the levels, eight bytes of two scales
         load_head<4, 12>(p, head);
         const float d = f16_to_f32(static_cast<uint16_t>(head[0]));
-        const Bytes32<4> pairs(as<BlockIQ2_K>(p).qs + 32 * (s >> 2));
+        const unsigned scales = (s < 4 ? head[1] : head[2]) >> 8 * (s & 3), shifted = head[0] >> (16 + 2 * s);
 #pragma unroll
-        for (int j = 0; j < N; ++j) {
-            const int t = s + j;
-            const unsigned scales = (t < 4 ? head[1] : head[2]) >> 8 * (t & 3),
-                           shifted = head[0] >> (16 + 2 * t);
-#pragma unroll
-            for (int h = 0; h < 2; ++h)
-                g[j].d[h] = d * static_cast<float>(static_cast<int>(scales >> 4 * h & 15) - 8);
-            pairs.bits(2 * (t & 3), kPairs, 0, g[j].q);
-            table_levels<4, TableIq2nl, true>(shifted & 1, shifted & 2, g[j].q);
-        }
+        for (int h = 0; h < 2; ++h)
+            g.d[h] = d * static_cast<float>(static_cast<int>(scales >> 4 * h & 15) - 8);
+        pairs32<4>(as<BlockIQ2_K>(p).qs, s, g.q, 0);
+        table_levels<4, TableIq2nl, true>(shifted & 1, shifted & 2, g.q);
     }
 };
 
@@ -47,10 +40,8 @@ __device__ __forceinline__ float signed_odd(int magnitude, int negative) {
 }
 
 struct UnpackIQ3_K : UnpackerTraits<256, 110, 1, 0, true> {
-    static constexpr int kNeighbours = 2;
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) { groups<1>(p, s, &g); }
-    template <int N>
-    __device__ __forceinline__ static void groups(const uint8_t* p, int s, Group* g) {
+    using Part = PartIQ3_K;
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ3_K>(p);
         // d, bits that choose the levels, signs of sixteen scales, eight bytes of two scales
         unsigned head[4];
@@ -58,19 +49,13 @@ struct UnpackIQ3_K : UnpackerTraits<256, 110, 1, 0, true> {
         const float d = f16_to_f32(static_cast<uint16_t>(head[0]));
         const unsigned four =
             s < 4 ? __funnelshift_r(head[1], head[2], 16) : __funnelshift_r(head[2], head[3], 16);
-        const Bytes32<2> pairs(b.qs + 32 * (s >> 2));
-        const Bytes32<2, 8> upper(b.qh);
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-            const int t = s + j;
-            const unsigned scales = four >> 8 * (t & 3);
-            const unsigned shifted = head[0] >> (16 + 2 * t), negative = head[1] >> 2 * t;
-            g[j].d[0] = d * signed_odd(scales & 15, negative & 1);
-            g[j].d[1] = d * signed_odd(scales >> 4 & 15, negative & 2);
-            pairs.bits(2 * (t & 3), kPairs, 0, g[j].q);
-            upper.bits(t, kOnes, 2, g[j].q);
-            table_levels<8, TableIq3nl, true>(shifted & 1, shifted & 2, g[j].q);
-        }
+        const unsigned scales = four >> 8 * (s & 3);
+        const unsigned shifted = head[0] >> (16 + 2 * s), negative = head[1] >> 2 * s;
+        g.d[0] = d * signed_odd(scales & 15, negative & 1);
+        g.d[1] = d * signed_odd(scales >> 4 & 15, negative & 2);
+        pairs32<2>(b.qs, s, g.q, 0);
+        plane32<2>(b.qh, s, g.q, 2);
+        table_levels<8, TableIq3nl, true>(shifted & 1, shifted & 2, g.q);
     }
 };
 
@@ -123,51 +108,32 @@ struct UnpackIQ6_K : UnpackerTraits<256, 212, 1, 0, true> {
 
 struct UnpackIQ2_KS : UnpackerTraits<256, 70, 1, 2> {
     __device__ static float row_scale(const uint8_t* row, int) { return load_f16<2>(row); }
-    static constexpr int kNeighbours = 2;
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) { groups<1>(p, s, &g); }
-    template <int N>
-    __device__ __forceinline__ static void groups(const uint8_t* p, int s, Group* g) {
+    using Part = PartIQ2_KS;
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         // A bit per 32 columns that chooses the levels, and the highest one of its scale; the others.
         unsigned head[2];
         load_head<2, 6>(p, head);
-        const unsigned scales = __funnelshift_r(head[0], head[1], 16);
-        const Bytes32<2> pairs(as<BlockIQ2_KS>(p).qs + 32 * (s >> 2));
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-            const int t = s + j;
-            const unsigned extra = head[0] >> t;
-            const unsigned scale = (scales >> 4 * t & 15) | (extra >> 8 & 1) << 4;
-            g[j].d[0] = static_cast<float>(static_cast<int>(scale) - 16);
-            pairs.bits(2 * (t & 3), kPairs, 0, g[j].q);
-            const bool shifted = extra & 1;
-            table_levels<4, TableIq2nl, false>(shifted, shifted, g[j].q);
-        }
+        const unsigned scales = __funnelshift_r(head[0], head[1], 16), extra = head[0] >> s;
+        const unsigned scale = (scales >> 4 * s & 15) | (extra >> 8 & 1) << 4;
+        g.d[0] = static_cast<float>(static_cast<int>(scale) - 16);
+        pairs32<2>(as<BlockIQ2_KS>(p).qs, s, g.q, 0);
+        table_levels<4, TableIq2nl, false>(extra & 1, false, g.q);
     }
 };
 
 struct UnpackIQ3_KS : UnpackerTraits<256, 102, 1, 2> {
     __device__ static float row_scale(const uint8_t* row, int) { return load_f16<2>(row); }
-    static constexpr int kNeighbours = 2;
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) { groups<1>(p, s, &g); }
-    template <int N>
-    __device__ __forceinline__ static void groups(const uint8_t* p, int s, Group* g) {
+    using Part = PartIQ3_KS;
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ3_KS>(p);
         unsigned head[2];  // the highest bit of every scale, and one that chooses the levels; the others
         load_head<2, 6>(p, head);
-        const unsigned scales = __funnelshift_r(head[0], head[1], 16);
-        const Bytes32<2> pairs(b.qs + 32 * (s >> 2));
-        const Bytes32<2, 8> upper(b.qh);
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-            const int t = s + j;
-            const unsigned extra = head[0] >> t;
-            const unsigned scale = (scales >> (8 * (t & 3) + 4 * (t >> 2)) & 15) | (extra & 1) << 4;
-            g[j].d[0] = static_cast<float>(static_cast<int>(scale) - 16);
-            pairs.bits(2 * (t & 3), kPairs, 0, g[j].q);
-            upper.bits(t, kOnes, 2, g[j].q);
-            const bool shifted = extra >> 8 & 1;
-            table_levels<8, TableIq3nl, false>(shifted, shifted, g[j].q);
-        }
+        const unsigned scales = __funnelshift_r(head[0], head[1], 16), extra = head[0] >> s;
+        const unsigned scale = (scales >> (8 * (s & 3) + 4 * (s >> 2)) & 15) | (extra & 1) << 4;
+        g.d[0] = static_cast<float>(static_cast<int>(scale) - 16);
+        pairs32<2>(b.qs, s, g.q, 0);
+        plane32<2>(b.qh, s, g.q, 2);
+        table_levels<8, TableIq3nl, false>(extra >> 8 & 1, false, g.q);
     }
 };
 
@@ -227,10 +193,8 @@ struct UnpackIQ4_KSS : UnpackerTraits<256, 128, 1, 4> {
 
 struct UnpackIQ2_KL : UnpackerTraits<256, 86, 1, 2> {
     __device__ static float row_scale(const uint8_t* row, int) { return load_f16<2>(row); }
-    static constexpr int kNeighbours = 2;
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) { groups<1>(p, s, &g); }
-    template <int N>
-    __device__ __forceinline__ static void groups(const uint8_t* p, int s, Group* g) {
+    using Part = PartIQ2_KL;
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ2_KL>(p);
         unsigned head[2];  // the upper two bits of eight scales, and the lower four
         load_head<2, 6>(p, head);
@@ -243,25 +207,21 @@ struct UnpackIQ2_KL : UnpackerTraits<256, 86, 1, 2> {
         unsigned low[4], high[4];
         load_words<2, 4>(b.qs + 16 * (s >> 1), low);
         load_words<2, 4>(b.qh, high);
+        const unsigned scales = __funnelshift_r(head[0], head[1], 16) >> (8 * (s & 3) + 4 * (s >> 2));
+        const unsigned scale = (scales & 15) | (head[0] >> 2 * s & 3) << 4;
+        g.d[0] = static_cast<float>(static_cast<int>(scale) - 32);
 #pragma unroll
-        for (int j = 0; j < N; ++j) {
-            const int t = s + j;
-            const unsigned scales = __funnelshift_r(head[0], head[1], 16) >> (8 * (t & 3) + 4 * (t >> 2));
-            const unsigned scale = (scales & 15) | (head[0] >> 2 * t & 3) << 4;
-            g[j].d[0] = static_cast<float>(static_cast<int>(scale) - 32);
+        for (int i = 0; i < 4; i += 2) {
+            unsigned x[2], y[2];
 #pragma unroll
-            for (int i = 0; i < 4; i += 2) {
-                unsigned x[2], y[2];
+            for (int n = 0; n < 2; ++n)
+                x[n] = y[n] = (low[i + n] >> 4 * (s & 1) & kNibbles) | (high[i + n] >> s & kOnes) << 4;
+            look_up<32>(first, x[0], x[1]);
+            look_up<32>(second, y[0], y[1]);
 #pragma unroll
-                for (int n = 0; n < 2; ++n)
-                    x[n] = y[n] = (low[i + n] >> 4 * (t & 1) & kNibbles) | (high[i + n] >> t & kOnes) << 4;
-                look_up<32>(first, x[0], x[1]);
-                look_up<32>(second, y[0], y[1]);
-#pragma unroll
-                for (int n = 0; n < 2; ++n) {
-                    g[j].q[2 * (i + n)] = __byte_perm(x[n], y[n], 0x5140);
-                    g[j].q[2 * (i + n) + 1] = __byte_perm(x[n], y[n], 0x7362);
-                }
+            for (int n = 0; n < 2; ++n) {
+                g.q[2 * (i + n)] = __byte_perm(x[n], y[n], 0x5140);
+                g.q[2 * (i + n) + 1] = __byte_perm(x[n], y[n], 0x7362);
             }
         }
     }

@@ -1,58 +1,44 @@
 // The k-quants (quant-formats.md#k-quants).
 #pragma once
 #include "heads.cuh"
+#include "parts_kquants.cuh"
 
 namespace ikpy::cuda {
 
 struct UnpackQ2_K : UnpackerTraits<256, 84, 1, 0, true, true> {
-    static constexpr int kNeighbours = 2;
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) { groups<1>(p, s, &g); }
-    template <int N>
-    __device__ __forceinline__ static void groups(const uint8_t* p, int s, Group* g) {
+    using Part = PartQ2_K;
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockQ2_K>(p);
         const unsigned factors = load4<4>(b.d.bytes);
         const float d = f16_to_f32(static_cast<uint16_t>(factors));
         const float m = -f16_to_f32(static_cast<uint16_t>(factors >> 16));
-        const unsigned both = N == 1 ? load2<2>(b.scales + 2 * s) : load4<4>(b.scales + 2 * s);
-        const Bytes32<4> pairs(b.qs + 32 * (s >> 2));
+        const unsigned scales = load2<2>(b.scales + 2 * s);
 #pragma unroll
-        for (int j = 0; j < N; ++j) {
-            const unsigned scales = both >> 16 * j;
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                g[j].d[h] = d * static_cast<float>(scales >> 8 * h & 15);
-                g[j].m[h] = m * static_cast<float>(scales >> (8 * h + 4) & 15);
-            }
-            pairs.bits(2 * ((s + j) & 3), kPairs, 0, g[j].q);
+        for (int h = 0; h < 2; ++h) {
+            g.d[h] = d * static_cast<float>(scales >> 8 * h & 15);
+            g.m[h] = m * static_cast<float>(scales >> (8 * h + 4) & 15);
         }
+        pairs32<4>(b.qs, s, g.q, 0);
     }
 };
 
 struct UnpackQ3_K : UnpackerTraits<256, 110, 1, 0, true> {
     static constexpr int kBias = 4;
-    static constexpr int kNeighbours = 2;
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) { groups<1>(p, s, &g); }
-    template <int N>
-    __device__ __forceinline__ static void groups(const uint8_t* p, int s, Group* g) {
+    using Part = PartQ3_K;
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockQ3_K>(p);
         unsigned tail[4];  // the lower four bits of sixteen scales, the upper two, and d
         load_head<2, 14>(b.scales, tail);
         const float d = f16_to_f32(static_cast<uint16_t>(tail[3]));
-        const Bytes32<2> pairs(b.qs + 32 * (s >> 2));
-        const Bytes32<2, 8> upper(b.hmask);
+        const unsigned low = (s & 2 ? tail[1] : tail[0]) >> (16 * (s & 1) + 4 * (s >> 2));
+        const unsigned high = tail[2] >> (16 * (s & 1) + 2 * (s >> 1));
 #pragma unroll
-        for (int j = 0; j < N; ++j) {
-            const int t = s + j;
-            const unsigned low = (t & 2 ? tail[1] : tail[0]) >> (16 * (t & 1) + 4 * (t >> 2));
-            const unsigned high = tail[2] >> (16 * (t & 1) + 2 * (t >> 1));
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const unsigned scale = (low >> 8 * h & 15) | (high >> 8 * h & 3) << 4;
-                g[j].d[h] = d * static_cast<float>(static_cast<int>(scale) - 32);
-            }
-            pairs.bits(2 * (t & 3), kPairs, 0, g[j].q);
-            upper.bits(t, kOnes, 2, g[j].q);
+        for (int h = 0; h < 2; ++h) {
+            const unsigned scale = (low >> 8 * h & 15) | (high >> 8 * h & 3) << 4;
+            g.d[h] = d * static_cast<float>(static_cast<int>(scale) - 32);
         }
+        pairs32<2>(b.qs, s, g.q, 0);
+        plane32<2>(b.hmask, s, g.q, 2);
     }
 };
 

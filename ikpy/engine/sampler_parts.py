@@ -113,9 +113,12 @@ class History:
 
 class RandomNumbers:
     """Numbers from 0 to 1 of the 32-bit Mersenne Twister with its classic seeding, made in blocks: one at a time costs
-    more than the draw it is for. Seeding takes long and waits for the first number; greedy samplers need none."""
+    more than the draw it is for. Seeding takes long and waits for the first number; greedy samplers need none.
 
-    def __init__(self, seed: int) -> None:
+    seed: a number, or several for numbers that have nothing to do with those of one of them.
+    """
+
+    def __init__(self, seed: int | tuple[int, ...]) -> None:
         self._seed = seed
         self._generator: np.random.RandomState | None = None
         self._block: list[int] = []

@@ -142,7 +142,8 @@ class Sampler:
     def reset(self) -> None:
         """Forgets the history and starts the random numbers and the grammar afresh."""
         self._draws = RandomNumbers(self.seed)
-        self._other = RandomNumbers(self.seed)  # XTC: its use leaves the draws of the other tokens unchanged
+        # XTC: its use leaves the draws of the other tokens unchanged, and must not depend on them.
+        self._xtc_draws = RandomNumbers((self.seed, 1))
         self._mu = 2.0 * self.params.mirostat_tau
         self._adaptive = AdaptiveP(self.params, self.n_vocab) if self.params.adaptive_target >= 0 else None
         self._history = History()
@@ -354,7 +355,7 @@ class Sampler:
         params = self.params
         if params.xtc_probability <= 0 or params.xtc_threshold > 0.5 or len(c) < 2:
             return c
-        if self._other.next() >= params.xtc_probability:
+        if self._xtc_draws.next() >= params.xtc_probability:
             return c
         return shape.xtc(c, params.xtc_threshold, params.min_keep)
 

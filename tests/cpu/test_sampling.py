@@ -241,6 +241,22 @@ def test_distribution_of_the_default_chain() -> None:
     assert set(np.flatnonzero(counts)) <= set(kept)
 
 
+@pytest.mark.parametrize("probability", [0.5, 0.9])
+def test_distribution_with_xtc(probability: float) -> None:
+    """Whether XTC cuts at a token has nothing to do with the number that the token is drawn with."""
+    p = np.array([0.4, 0.3, 0.2, 0.1])
+    params = SamplingParams(
+        seed=3, samplers=("xtc", "temperature"), temperature=1.0, xtc_probability=probability, xtc_threshold=0.15
+    )
+    sampler = Sampler(params, 4)
+    logits = np.log(p).astype(np.float32)
+    counts = np.bincount([sampler.sample(logits) for _ in range(8000)], minlength=4)
+    cut = np.array([0, 0, 0.2, 0.1]) / 0.3
+    wanted = probability * cut + (1 - probability) * p
+    chi_square = ((counts - 8000 * wanted) ** 2 / (8000 * wanted)).sum()
+    assert chi_square < 16.3, f"{counts / 8000} instead of {wanted}"  # 1 in 1,000 of 3 degrees of freedom
+
+
 def odd_logits(rng: np.random.Generator, n: int) -> np.ndarray:
     """Random logits, now and then with many equal ones, impossible tokens or huge values."""
     logits = (rng.standard_normal(n) * rng.choice([0.01, 2, 30])).astype(np.float32)

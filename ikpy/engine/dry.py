@@ -93,7 +93,7 @@ def repetition_lengths(history: NDArray[np.int64], most: int) -> dict[int, int]:
 def dry_penalties(
     history: NDArray[np.int64], breakers: DryBreakers, multiplier: float, base: float, allowed_length: int
 ) -> dict[int, float]:
-    """Amount to subtract from the logit of every token that would extend a repetition."""
+    """Amount to subtract from the logit of each token that would extend a repetition; one that breaks alone ends it."""
     limit = tokens_since_breaker(history, breakers)
     if limit < allowed_length:
         return {}
@@ -102,5 +102,5 @@ def dry_penalties(
     return {
         token: multiplier * base ** min(length - allowed_length, exponent)
         for token, length in repetition_lengths(history, useful).items()
-        if length >= allowed_length
+        if length >= allowed_length and () not in breakers.get(token, ())
     }

@@ -117,6 +117,8 @@ def test_dry() -> None:
     assert dry_penalties(history, {}, 0.8, 1.75, 2) == pytest.approx(wanted)
     assert dry_penalties(history, {1: [()]}, 0.8, 1.75, 2) == pytest.approx({4: 0.8})
     assert dry_penalties(history, {2: [()]}, 0.8, 1.75, 2) == {}
+    assert dry_penalties(history, {4: [()]}, 0.8, 1.75, 2) == {}, "a breaker ends a repetition"
+    assert dry_penalties(history, {4: [(8,)]}, 0.8, 1.75, 2) == pytest.approx(wanted), "the beginning of one does not"
     assert tokens_since_breaker(history, {9: [(1, 2)], 4: [()]}) == 1
     assert tokens_since_breaker(history, {9: [(1, 3)]}) == 9
     long = np.tile([1, 2], 400)

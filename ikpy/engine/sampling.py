@@ -280,8 +280,7 @@ class Sampler:
         if params.temperature <= 0:
             _check_numbers(logits)
             return self._greedy(logits, allowed)
-        dry = "dry" in params.samplers and not params.mirostat
-        if dry and params.dry_multiplier > 0:
+        if "dry" in params.samplers and not params.mirostat and params.dry_multiplier > 0:
             logits = self._dry(logits)
         if allowed is None and self._usual is not None:
             self._last = self._usual
@@ -319,8 +318,7 @@ class Sampler:
         return result
 
     def _window(self, last_n: int) -> NDArray[np.int64]:
-        last_n = self.n_ctx if last_n < 0 else last_n
-        recent = self._history.last(last_n)
+        recent = self._history.last(self.n_ctx if last_n < 0 else last_n)
         return recent[(recent >= 0) & (recent < self.n_vocab)]
 
     def _dry(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -362,15 +360,17 @@ class Sampler:
     def _mirostat(self, c: Candidates) -> int:
         params = self.params
         c = shape.temperature(c, params.temperature).sort()
+        p = c.probabilities()
         if params.mirostat == 1:
-            c = shape.top_k(c, shape.mirostat_k(c.probabilities(), self._mu, self.n_vocab), 1)
+            c = shape.top_k(c, shape.mirostat_k(p, self._mu, self.n_vocab), 1)
         else:
-            p = c.probabilities()
             with np.errstate(divide="ignore"):
                 kept = max(1, int((-np.log2(p) <= self._mu).sum()))
             c = c.select(slice(0, kept), True)
         token = self._draw(c)
-        surprise = -math.log2(float(self.last_probabilities[self.last_ids == token][0]))
+        if params.mirostat == 2:  # 1 steers the surprise of the whole distribution, 2 that of the candidates it leaves
+            p = self.last_probabilities
+        surprise = -math.log2(float(p[: len(c)][c.ids == token][0]))
         self._mu -= params.mirostat_eta * (surprise - params.mirostat_tau)
         return token
 

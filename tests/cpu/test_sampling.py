@@ -171,6 +171,18 @@ def test_mirostat_1_formula() -> None:
     assert len(sampler.last_ids) == int(max(1, min(k, N)))
 
 
+def test_mirostat_1_learns_from_the_surprise_of_the_whole_distribution() -> None:
+    """As in its paper (arXiv:2007.14966): among the candidates it keeps, the only one would surprise nobody."""
+    params = SamplingParams(mirostat=1, mirostat_tau=1.0, mirostat_eta=0.3, temperature=1.0, seed=5)
+    sampler = Sampler(params, N)
+    ids, p = descending()
+    mu = 2.0
+    for _ in range(20):
+        token = sampler.sample(logits_of())
+        assert list(sampler.last_ids) == list(ids[: shape.mirostat_k(p, mu, N)])
+        mu -= 0.3 * (-math.log2(p[list(ids).index(token)]) - 1.0)
+
+
 def test_mirostat_1_keeps_all_when_its_formula_leaves_the_range_of_floats() -> None:
     flat = np.arange(1, N + 1) ** -0.01
     assert shape.mirostat_k(flat / flat.sum(), 40.0, 32_000) == N

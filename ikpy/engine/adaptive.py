@@ -7,26 +7,24 @@ from numpy.typing import NDArray
 
 from ikpy.engine import candidates as shape
 from ikpy.engine.candidates import Candidates
+from ikpy.engine.feedback import Feedback
 from ikpy.engine.sampling_params import SamplingParams
 
 MOST_DECAY = 0.99
 
 
-class AdaptiveP:
-    """Keeps a decaying sum of the probabilities of drawn tokens, and aims where it falls short of the target.
-
-    drawn: the last drawn token and its probability, until it is accepted.
-    """
+class AdaptiveP(Feedback[tuple[float, float]]):
+    """Aims where the mean probability of the accepted tokens falls short of the target. Its state is their decaying sum
+    and the sum of their weights."""
 
     def __init__(self, params: SamplingParams, n_vocab: int) -> None:
         self._target = params.adaptive_target
         self._decay = min(params.adaptive_decay, MOST_DECAY)
         self._counts_current = params.adaptive_updt_w_cur
         self._n_vocab = n_vocab
-        self._total = 1.0 / (1.0 - self._decay)
-        self._sum = self._target * self._total
         self._original: NDArray[np.float64] | None = None
-        self.drawn: tuple[int, float] | None = None
+        total = 1.0 / (1.0 - self._decay)
+        super().__init__((self._target * total, total))
 
     def begin(self, c: Candidates) -> None:
         """Notes the probabilities before all samplers, if those are what counts."""
@@ -37,7 +35,7 @@ class AdaptiveP:
         probability = c.probabilities()
         if self._original is None:
             self._original = self._by_token(c.ids, probability)
-        wanted = min(max(2.0 * self._target - self._sum / self._total, 0.0), 1.0)
+        wanted = min(max(2.0 * self._target - self.state[0] / self.state[1], 0.0), 1.0)
         return Candidates(c.ids, shape.adaptive_logits(probability, wanted))
 
     def note_drawn(self, token: int) -> None:
@@ -45,12 +43,8 @@ class AdaptiveP:
         if self._original is not None:
             self.drawn = token, float(self._original[token])
 
-    def accept(self, token: int) -> None:
-        """Counts the drawn token, if it is the accepted one."""
-        if self.drawn and self.drawn[0] == token:
-            self._sum = self.drawn[1] + self._decay * self._sum
-            self._total = 1.0 + self._decay * self._total
-        self.drawn = None
+    def learned(self, value: float) -> tuple[float, float]:
+        return value + self._decay * self.state[0], 1.0 + self._decay * self.state[1]
 
     def _by_token(self, ids: NDArray[np.int32], probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
         found = np.zeros(self._n_vocab)

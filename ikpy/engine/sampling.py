@@ -18,6 +18,7 @@ from ikpy.engine import candidates as shape
 from ikpy.engine.adaptive import AdaptiveP
 from ikpy.engine.candidates import Candidates, FloatArray
 from ikpy.engine.dry import DryBreakers, dry_penalties
+from ikpy.engine.mirostat import Mirostat
 from ikpy.engine.sampler_parts import (
     History,
     KnownMaxima,
@@ -144,8 +145,10 @@ class Sampler:
         self._draws = RandomNumbers(self.seed)
         # XTC: its use leaves the draws of the other tokens unchanged, and must not depend on them.
         self._xtc_draws = RandomNumbers((self.seed, 1))
-        self._mu = 2.0 * self.params.mirostat_tau
-        self._adaptive = AdaptiveP(self.params, self.n_vocab) if self.params.adaptive_target >= 0 else None
+        params = self.params
+        self._mirostat = Mirostat(params, self.n_vocab) if params.mirostat else None
+        is_adaptive = params.adaptive_target >= 0 and not params.mirostat
+        self._adaptive = AdaptiveP(params, self.n_vocab) if is_adaptive else None
         self._history = History()
         self._refused = False
         self._last: tuple[NDArray[np.int32], FloatArray] | Draws | int = np.empty(0, np.int32), np.empty(0)
@@ -183,8 +186,8 @@ class Sampler:
             self.grammar.accept(int(token))
         if grammar and self.guidance:
             self.guidance.accept(int(token))
-        if self._adaptive:
-            self._adaptive.accept(int(token))
+        if grammar and (feedback := self._mirostat or self._adaptive):
+            feedback.accept(int(token))
 
     def accept_prompt(self, tokens: Sequence[int]) -> None:
         """Appends the tokens of a prompt to the history."""
@@ -193,8 +196,8 @@ class Sampler:
     def take_back(self, n: int, kept: Iterable[int]) -> None:
         """Forgets the last ``n`` accepted tokens; ``kept`` are the generated ones that stay, for the grammar."""
         self._history.n = max(0, self._history.n - n)
-        if self._adaptive:
-            self._adaptive.drawn = None
+        if feedback := self._mirostat or self._adaptive:
+            feedback.take_back(n)
         if self.grammar:
             self.grammar.reset()
             for token in kept:
@@ -295,8 +298,8 @@ class Sampler:
             c = Candidates(_all_ids(self.n_vocab), logits)
         else:
             c = Candidates(allowed.astype(np.int32), logits[allowed])
-        if params.mirostat:
-            return self._mirostat(c)
+        if self._mirostat:
+            return self._draw(self._mirostat.limited(c))
         if self._adaptive:
             self._adaptive.begin(c)
         for name in params.samplers:
@@ -357,23 +360,6 @@ class Sampler:
             return c
         return shape.xtc(c, params.xtc_threshold, params.min_keep)
 
-    def _mirostat(self, c: Candidates) -> int:
-        params = self.params
-        c = shape.temperature(c, params.temperature).sort()
-        p = c.probabilities()
-        if params.mirostat == 1:
-            c = shape.top_k(c, shape.mirostat_k(p, self._mu, self.n_vocab), 1)
-        else:
-            with np.errstate(divide="ignore"):
-                kept = max(1, int((-np.log2(p) <= self._mu).sum()))
-            c = c.select(slice(0, kept), True)
-        token = self._draw(c)
-        if params.mirostat == 2:  # 1 steers the surprise of the whole distribution, 2 that of the candidates it leaves
-            p = self.last_probabilities
-        surprise = -math.log2(float(p[: len(c)][c.ids == token][0]))
-        self._mu -= params.mirostat_eta * (surprise - params.mirostat_tau)
-        return token
-
     def _draw(self, c: Candidates) -> int:
         p = c.probabilities()
         self._last = c.ids, p
@@ -382,7 +368,9 @@ class Sampler:
         index = int(np.searchsorted(cumulative, r, side="right"))
         index = min(index, int(np.flatnonzero(p)[-1]))
         token = int(c.ids[index])
-        if self._adaptive:
+        if self._mirostat:
+            self._mirostat.note_drawn(token, c.ids, p)
+        elif self._adaptive:
             self._adaptive.note_drawn(token)
         return token
 

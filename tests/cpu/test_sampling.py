@@ -150,6 +150,7 @@ def test_mirostat_2_keeps_surprises_below_mu_and_learns() -> None:
     mu = 4.0
     for _ in range(20):
         token = sampler.sample(logits)
+        sampler.accept(token)
         surprise = -np.log2(descending()[1])
         kept = max(1, int((surprise <= mu).sum()))
         assert set(sampler.last_ids) == set(descending()[0][:kept])
@@ -179,6 +180,7 @@ def test_mirostat_1_learns_from_the_surprise_of_the_whole_distribution() -> None
     mu = 2.0
     for _ in range(20):
         token = sampler.sample(logits_of())
+        sampler.accept(token)
         assert list(sampler.last_ids) == list(ids[: shape.mirostat_k(p, mu, N)])
         mu -= 0.3 * (-math.log2(p[list(ids).index(token)]) - 1.0)
 
@@ -189,7 +191,9 @@ def test_mirostat_1_keeps_all_when_its_formula_leaves_the_range_of_floats() -> N
     assert shape.mirostat_k(descending()[1], 2000.0, N) == N
     sampler = Sampler(SamplingParams(mirostat=1, mirostat_tau=50.0, mirostat_eta=1.0, seed=3), N)
     for _ in range(100):  # every token is less surprising than wanted, so that mu grows without end
-        assert 0 <= sampler.sample(logits_of(scale=0.1)) < N
+        token = sampler.sample(logits_of(scale=0.1))
+        sampler.accept(token)
+        assert 0 <= token < N
 
 
 def test_adaptive_p_prefers_probabilities_near_the_target() -> None:
@@ -209,6 +213,28 @@ def test_adaptive_p_prefers_probabilities_near_the_target() -> None:
     sampler.sample(row)
     wanted = shape.adaptive_logits(p, min(1, max(0, 0.6 - total / weight)))
     np.testing.assert_allclose(sampler.last_probabilities, probabilities(wanted), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "more", [{"mirostat": 1}, {"mirostat": 2, "mirostat_tau": 2.0}, {"adaptive_target": 0.3}], ids=str
+)
+def test_nothing_is_learned_from_tokens_that_are_taken_back(more: dict[str, Any]) -> None:
+    def probabilities_behind(detours: int) -> np.ndarray:
+        sampler = Sampler(SamplingParams(seed=1, top_k=0, top_p=1, min_p=0, **more), N)
+
+        def draw(unit: float) -> None:
+            sampler._draws.next = lambda: unit  # type: ignore[method-assign]
+            sampler.accept(sampler.sample(logits_of()))
+
+        for unit in (0.1, 0.9, 0.5):
+            draw(unit)
+            for _ in range(detours):
+                draw(0.999)
+            sampler.take_back(detours, [])
+        draw(0.2)
+        return sampler.last_probabilities
+
+    np.testing.assert_array_equal(probabilities_behind(2), probabilities_behind(0))
 
 
 def test_draws_follow_the_classic_generator() -> None:
@@ -417,6 +443,20 @@ def test_grammar_masks_after_the_draw(temperature: float) -> None:
     assert grammar.accepted == [token] and list(sampler.history) == [token, 5]
     with pytest.raises(GrammarDeadEndError):
         Sampler(GREEDY, N, grammar=Only()).sample(logits)
+
+
+def test_mirostat_learns_nothing_from_tokens_that_the_grammar_refused() -> None:
+    logits = logits_of()
+    ids, p = descending()
+    params = SamplingParams(mirostat=2, mirostat_tau=2.0, mirostat_eta=0.5, temperature=1.0, seed=1)
+    grammar = Only(int(ids[-1]))  # is never among those that are drawn freely
+    sampler = Sampler(params, N, grammar=grammar)
+    for _ in range(2):
+        sampler.accept(sampler.sample(logits))  # as the only one that is left it surprises nobody
+    grammar.allowed = tuple(range(N))
+    sampler.sample(logits)
+    mu = 2 * 2.0 + 2 * 0.5 * 2.0
+    assert list(sampler.last_ids) == list(ids[: int((-np.log2(p) <= mu).sum())])
 
 
 def test_parameters_are_checked() -> None:

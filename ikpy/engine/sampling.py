@@ -266,10 +266,16 @@ class Sampler:
         saved = np.asarray(logits, dtype=np.float32).reshape(-1)
         if len(saved) != self.n_vocab:
             raise ValueError(f"{len(saved)} logits given to a sampler of {self.n_vocab} tokens")
-        if self._bias is not None:
-            saved = saved.copy()
-            saved[self._bias[0]] += self._bias[1]
+        saved = self.biased(saved)
         return self.guidance.apply(saved) if self.guidance else saved
+
+    def biased(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits [n_vocab] with the biases, those of ignored ends among them; the same array if there are none."""
+        if self._bias is None:
+            return logits
+        logits = logits.copy()
+        logits[self._bias[0]] += self._bias[1]
+        return logits
 
     def _choose(
         self,

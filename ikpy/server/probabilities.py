@@ -44,10 +44,8 @@ def largest(p: NDArray[Any], n: int) -> NDArray[np.intp]:
 
 
 def softmax(logits: NDArray[np.float32], task: CompletionTask) -> NDArray[np.float64]:
-    """Softmax of the logits with the biases of the request, [n_vocab]."""
-    x = logits.astype(np.float64)
-    for token, bias in task.params.sampling.logit_bias:
-        x[token] += bias
+    """Softmax of the logits with the biases of the request and without ignored ends, [n_vocab]."""
+    x = task.sampler.biased(logits).astype(np.float64)
     p = np.exp(x - x.max())
     return p / p.sum()
 

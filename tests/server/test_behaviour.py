@@ -134,6 +134,17 @@ def test_probabilities_sum_to_one(tiny: TestClient) -> None:
     assert sum(item["prob"] for item in probs) <= 1 + 1e-9
 
 
+def test_ends_that_are_ignored_have_no_probability(tiny: TestClient) -> None:
+    end = tiny.post("/tokenize", json={"content": "<|end_of_text|>", "parse_special": True}).json()["tokens"][0]
+    body = {"prompt": "The old man", "max_tokens": 1, "temperature": 0, "logprobs": 4096, "logit_bias": [[end, 100]]}
+    for ignored in (False, True):
+        answer = tiny.post("/v1/completions", json=body | {"ignore_eos": ignored}).json()
+        shown = answer["choices"][0]["logprobs"]["content"][0]
+        found = {item["id"]: item["logprob"] for item in shown["top_logprobs"]}
+        assert shown["id"] == shown["top_logprobs"][0]["id"] != (end if ignored else -1)
+        assert found[end] == (-9999.0 if ignored else pytest.approx(0, abs=1e-6))
+
+
 def test_seeds_reproduce_and_mirostat_too(tiny: TestClient) -> None:
     for more in ({}, {"mirostat": 1}, {"mirostat": 2}, {"xtc_probability": 0.5, "xtc_threshold": 0.05}):
         texts = [complete(tiny, temperature=1.2, seed=9, n_predict=16, **more)["content"] for _ in range(2)]

@@ -16,7 +16,8 @@ from ikpy.gguf.data_checks import check_data
 from ikpy.gguf.file_bytes import Reading, areas_without, file_bytes, memory_map, no_report, share_of
 from ikpy.gguf.header import Header, TensorRecord, parse_header
 from ikpy.gguf.metadata import Metadata, scalar_or
-from ikpy.gguf.page_fill import PageFill, joined_areas
+from ikpy.gguf.page_fill import PageFill
+from ikpy.gguf.pages import Area, whole_pages
 from ikpy.gguf.splits import split_path, split_prefix
 from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, GGUFValueType, align_up
 from ikpy.machine_memory import check_memory
@@ -267,8 +268,11 @@ class GGUFFile:
 
     def fill(self, tensors: Iterable[TensorInfo]) -> None:
         """Lets threads bring mapped tensors into memory until this file is closed."""
-        areas = joined_areas((t.shard, t.offset, t.offset + t.nbytes) for t in tensors)
-        self._fill = PageFill([self.shards[shard].data[start:end] for shard, start, end in areas])
+        of_shard: dict[int, list[Area]] = {}
+        for info in tensors:
+            of_shard.setdefault(info.shard, []).append((self.address(info), info.nbytes))
+        areas = [area for shard in sorted(of_shard) for area in whole_pages(of_shard[shard])]
+        self._fill = PageFill(areas, [shard.data for shard in self.shards])
         weakref.finalize(self, self._fill.stop)
 
     def wait_until_filled(self) -> None:

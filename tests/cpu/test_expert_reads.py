@@ -127,7 +127,7 @@ def bytes_asked(context: Context) -> int:
 
 
 def test_a_model_that_is_read_ahead() -> None:
-    """Same numbers; every token asks for the experts that it uses, of all layers with experts."""
+    """Same numbers; a token asks for the experts that it uses, of a layer as long as the next one does not ask."""
     context = load(TINY, prefetch_experts=True)
     for expected, got in zip(logits(load(TINY)), logits(context), strict=True):
         np.testing.assert_array_equal(got, expected)
@@ -135,11 +135,11 @@ def test_a_model_that_is_read_ahead() -> None:
     experts = [w for name, w in context.model.weights.items() if "_exps." in name]
     assert len(experts) == 3 * (hp.n_layer - hp.n_dense_layers)
     per_token = sum(w.strides[2] for w in experts) * hp.n_expert_used
-    time.sleep(0.05)  # what the last token asked for may be under way
     before = bytes_asked(context)
     context.decode(Batch.single([11], 42))
-    wait_for(lambda: bytes_asked(context) >= before + per_token, lambda: bytes_asked(context) - before)
-    assert bytes_asked(context) == before + per_token
+    of_last = sum(w.strides[2] for w in experts[-3:]) * hp.n_expert_used
+    wait_for(lambda: bytes_asked(context) >= before + of_last, lambda: bytes_asked(context) - before)
+    assert bytes_asked(context) <= before + 2 * per_token  # what the token before asked for may have been under way
 
 
 def test_what_is_in_memory_is_not_read_ahead(tmp_path: Path) -> None:

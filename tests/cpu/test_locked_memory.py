@@ -8,9 +8,10 @@ import pytest
 
 import ikpy
 from ikpy.engine.context import Context
-from ikpy.engine.locking import lock_memory, whole_pages
+from ikpy.engine.locking import lock_memory
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.gguf.pages import whole_pages
 from tests.cpu.test_loading import PAGE, quantized
 from tests.cpu.test_prediction_head import glm4moe
 

@@ -16,8 +16,10 @@ from ikpy.engine import model as model_module
 from ikpy.engine.model import Model
 from ikpy.engine.params import ModelParams
 from ikpy.gguf import page_fill
-from ikpy.gguf.page_fill import PageFill, joined_areas
+from ikpy.gguf.page_fill import PageFill
+from ikpy.gguf.pages import whole_pages
 from ikpy.graph.placement import EXPERT_NAME
+from ikpy.tools.gguf_split import split
 from tests.cpu.cold_files import cold_bytes, resident
 from tests.cpu.test_loading import quantized
 
@@ -25,14 +27,16 @@ TINY = ikpy.default_model_path()
 DEADLINE = 20.0  # seconds
 PAGE = mmap.PAGESIZE
 
-pytestmark = pytest.mark.skipif(page_fill._populate() is None, reason="Linux only")
+pytestmark = pytest.mark.skipif(page_fill._advise() is None, reason="Linux only")
 
 
 def test_areas_come_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In steps of any size, from the middle of a page to that of another."""
     monkeypatch.setattr(page_fill, "STEP", 3 * PAGE)
     data = cold_bytes(tmp_path / "weights", 64 * PAGE)
-    assert PageFill([data[PAGE + 7 : 20 * PAGE], data[:0], data[40 * PAGE + 1 : 41 * PAGE + 1]]).wait(DEADLINE)
+    first = data.ctypes.data
+    areas = [(first + PAGE + 7, 19 * PAGE - 7), (first, 0), (first + 40 * PAGE + 1, PAGE)]
+    assert PageFill(whole_pages(areas), data).wait(DEADLINE)
     pages = resident(data)
     assert pages[1:20].all() and pages[40:42].all(), pages
 
@@ -42,19 +46,14 @@ def test_a_file_that_became_shorter(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     data = cold_bytes(path, 64 * PAGE)
     os.truncate(path, PAGE)
-    assert PageFill([data]).wait(DEADLINE)
+    assert PageFill([(data.ctypes.data, data.size)], data).wait(DEADLINE)
 
 
 def test_kernels_that_cannot_do_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = cold_bytes(tmp_path / "weights", 4 * PAGE)
     monkeypatch.setattr(page_fill, "_POPULATE_READ", 1 << 20)
-    fill = PageFill([data])
+    fill = PageFill([(data.ctypes.data, data.size)], data)
     assert not fill._threads and fill.wait(0) and not resident(data).any()
-
-
-def test_joined_areas() -> None:
-    areas = [(1, 0, 10), (0, 100, 200), (0, 232, 300), (0, 300 + PAGE, 310 + PAGE), (1, 10, 20)]
-    assert joined_areas(areas) == [(0, 100, 300), (0, 300 + PAGE, 310 + PAGE), (1, 0, 20)]
 
 
 @pytest.fixture
@@ -72,15 +71,15 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 def filled_bytes(model: Model) -> int:
     """Bytes that are brought into memory."""
     fill = model.gguf._fill
-    return sum(area.size for area in fill._areas) if fill else 0
+    return sum(nbytes for _, nbytes in fill.areas) if fill else 0
 
 
 def test_what_a_model_fills(load: Any) -> None:
-    """All tensors or, if those are deferred, all but the experts'; gaps between tensors come along."""
+    """The pages of all tensors or, if those are deferred, of all but the experts'."""
     model = load()
     tensors = list(model.gguf.tensors.values())
     total, experts = (sum(t.nbytes for t in tensors if EXPERT_NAME.match(t.name) or full) for full in (True, False))
-    gaps = len(tensors) * model.gguf.alignment
+    gaps = len(tensors) * 2 * PAGE
     assert 0 <= filled_bytes(model) - total < gaps
     assert model.gguf._fill.wait(DEADLINE)
     for info in tensors:
@@ -88,6 +87,16 @@ def test_what_a_model_fills(load: Any) -> None:
         assert resident(model.gguf.shards[0].data[start : info.offset + info.nbytes]).all(), info.name
     assert 0 <= filled_bytes(load(defer_experts=True)) - (total - experts) < gaps
     assert 0 < experts < total
+
+
+def test_split_files_are_filled_in_their_order(load: Any, tmp_path: Path) -> None:
+    """Mappings lie in any order."""
+    split(str(TINY), str(tmp_path / "model"), max_tensors=12)
+    file = load(sorted(tmp_path.iterdir())[0]).gguf
+    starts = np.array([shard.data.ctypes.data for shard in file.shards])
+    ends = starts + [shard.file_size for shard in file.shards]
+    order = [int(np.flatnonzero((starts <= address) & (address < ends))[0]) for address, _ in file._fill.areas]
+    assert order == list(range(len(file.shards))) and len(order) > 2
 
 
 def test_what_is_not_filled(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

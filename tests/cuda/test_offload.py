@@ -19,6 +19,7 @@ from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import CPU, DeviceParams, PlacementParams
 from ikpy.models.latent_attention import LatentDecoder
 from scripts.make_deepseek_header import write_header
+from tests.cpu.test_expert_reads import bytes_asked, wait_for
 from tests.cuda.models import emulated, zoo
 from tests.cuda.test_placement_matrix import tokens_for
 
@@ -158,3 +159,20 @@ def test_a_plan_knows_what_is_free(tmp_path: Path) -> None:
         report = memory_report(Context(model, ContextParams(n_ctx=163840)))
     found = [line.split(":")[1] for line in report.shortages() if "CUDA" in line]
     assert found == [" CUDA0", " CUDA1"] and set(report.free) == {"CUDA0", "CUDA1"}
+
+
+@pytest.mark.parametrize("rule", ["exps", r"blk\.[01]\..*exps", "up_exps", "down_exps", "ffn_gate_inp"])
+@pytest.mark.parametrize("mode", ["layer", "graph"])
+def test_experts_on_the_cpu_are_read_ahead(mode: str, rule: str) -> None:
+    """Whichever of them stay there; the numbers do too."""
+    found = []
+    placement = PlacementParams(n_gpu_layers=99, split_mode=mode, rules=((rule, "CPU"),))
+    for wanted in (False, True):
+        with emulated(2):
+            model = Model.load(zoo("qwen3moe"), ModelParams(placement=placement, prefetch_experts=wanted))
+            context = Context(model, SETTINGS)
+            found.append(context.decode(Batch.single(np.arange(8))))
+    np.testing.assert_array_equal(*found)
+    if "exps" in rule:
+        wait_for(lambda: bytes_asked(context) > 0, lambda: "nothing is read ahead")
+    assert "exps" in rule or bytes_asked(context) == 0

@@ -7,7 +7,7 @@ value somewhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -120,6 +120,7 @@ TEXT = Kind("TEXT")
 PATH = Kind("FILE")
 NONEMPTY_PATH = Kind("FILE", values.to_file)
 SWITCH = Kind("on|off", values.to_switch, const=True, optional=tuple(values.SWITCH_WORDS))
+SWITCH_OR_AUTO = replace(SWITCH, metavar="on|off|auto", convert=values.to_switch_or_auto)
 BARE_OR_BIT = Kind("0|1", values.to_switch, const=True, optional=("0", "1"))
 
 

@@ -121,6 +121,11 @@ def to_switch(text: str, warn: Warn) -> bool:
     return SWITCH_WORDS[text.lower()]
 
 
+def to_switch_or_auto(text: str, warn: Warn) -> bool | None:
+    """Yes, no, or None for "auto", where that is a third choice."""
+    return None if text.lower() == "auto" else to_switch(text, warn)
+
+
 def choice(*words: str) -> Convert:
     """Converter that accepts exactly the given words, in any letter case."""
 

@@ -108,6 +108,7 @@ def test_all_golden_spellings_are_known(tool):
         ("--defer-experts", "context.warmup", False),
         ("--lazy-mode on", "model.lazy_mode", "on"),
         ("--prefetch-experts off", "model.prefetch_experts", False),
+        ("--prefetch-experts --prefetch-experts auto", "model.prefetch_experts", None),
         ("--prefetch-experts-threads 7", "model.prefetch_threads", 7),
         ("-sm tensor", "model.split_mode", "layer"),
         ("--spec-type draft-simple,draft-mtp", "speculative.types", ["draft", "mtp"]),

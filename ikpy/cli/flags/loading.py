@@ -1,6 +1,6 @@
 """Options of loading and of host memory."""
 
-from ikpy.cli.options import BARE_OR_BIT, FLAG, INT, OFF, SWITCH, TEXT, Kind, always, ignored, option
+from ikpy.cli.options import BARE_OR_BIT, FLAG, INT, OFF, SWITCH_OR_AUTO, TEXT, Kind, always, ignored, option
 from ikpy.cli.values import bounded, choice, to_numa
 
 TASKSET = "set the CPU mask with taskset"
@@ -66,9 +66,9 @@ ROWS = (
     ),
     option(
         "--prefetch-experts",
-        SWITCH,
+        SWITCH_OR_AUTO,
         "model.prefetch_experts",
-        "read the chosen experts of the mapped file ahead of their products; default: if its weights exceed the memory",
+        "read the chosen experts of the mapped file ahead of their products (auto: if it exceeds the memory)",
     ),
     option(
         "--prefetch-experts-threads",

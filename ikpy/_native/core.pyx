@@ -26,6 +26,7 @@ cdef extern from "ikpy/expert_reader.hpp" namespace "ikpy" nogil:
     cdef cppclass CppExpertReader "ikpy::ExpertReader":
         CppExpertReader(int) except +
         int add_layer(const vector[ExpertMatrix]&, int) except +
+        void ask(int, const int32_t*)
         int64_t bytes_asked()
 
 
@@ -214,8 +215,10 @@ cdef class ExpertReader:
     """
 
     cdef CppExpertReader* reader
+    cdef dict n_experts
 
     def __cinit__(self, int n_threads):
+        self.n_experts = {}
         try:
             self.reader = new CppExpertReader(n_threads)
         except RuntimeError as error:
@@ -240,7 +243,18 @@ cdef class ExpertReader:
             record.data = <const uint8_t*> <size_t> matrices[i, 0]
             record.stride, record.nbytes, record.stage = matrices[i, 1], matrices[i, 2], <int32_t> matrices[i, 3]
             records.push_back(record)
-        return self.reader.add_layer(records, n_experts)
+        number = self.reader.add_layer(records, n_experts)
+        self.n_experts[number] = n_experts
+        return number
+
+    def ask(self, int layer, const int32_t[::1] offsets):
+        """Reads the experts e of a layer with offsets[e] < offsets[e + 1] from now on, nothing asked for before.
+
+        offsets: int32 [E + 1]. ValueError for another length or a layer that was not added.
+        """
+        if self.n_experts.get(layer, -1) + 1 != offsets.shape[0]:
+            raise ValueError(f"layer {layer} has no {offsets.shape[0] - 1} experts")
+        self.reader.ask(layer, &offsets[0])
 
     @property
     def bytes_asked(self) -> int:

@@ -8,14 +8,16 @@ memory").
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from ikpy._native import core
+from ikpy.backends.cuda.plan import Told
 from ikpy.engine.model import MIB, Model
 from ikpy.errors import ResourceError
 from ikpy.gguf.reader import GGUFFile
-from ikpy.graph.assign import EXPERT_KINDS, FUSED_KINDS
+from ikpy.graph.assign import EXPERT_KINDS, FUSED_KINDS, Step
 from ikpy.graph.ir import Buffer, Node, Value
 from ikpy.graph.placement import CPU
 from ikpy.machine_memory import machine_memory
@@ -51,8 +53,27 @@ class ExpertReads:
                 groups[group.buffer][1].extend(self._records(node, stage))
         for group_node, records in groups.values():
             if records:
-                number = self.reader.add_layer(np.array(records, np.int64), group_node.ip[0])
-                group_node.ip = [group_node.ip[0], number + 1]
+                group_node.ip = [group_node.ip[0], self._add_layer(records, group_node.ip[0]) + 1]
+
+    def number_uploads(self, steps: Sequence[Step]) -> dict[Buffer, Told]:
+        """What is to be told the offsets [E + 1] of expert groups whose experts a device takes from host memory.
+
+        By buffer of the groups.
+        """
+        groups: dict[Buffer, tuple[int, list[Record]]] = {}
+        for stage, step in enumerate(steps):
+            if step.uploads and step.node.kind in EXPERT_KINDS:
+                group, n_experts = step.node.src[2], step.node.ip[4]
+                assert group is not None
+                groups.setdefault(group.buffer, (n_experts, []))[1].extend(self._records(step.node, stage))
+        return {
+            buffer: partial(self.reader.ask, self._add_layer(records, n_experts))
+            for buffer, (n_experts, records) in groups.items()
+            if records
+        }
+
+    def _add_layer(self, records: list[Record], n_experts: int) -> int:
+        return self.reader.add_layer(np.array(records, np.int64), n_experts)
 
     def _records(self, product: Node, stage: int) -> list[Record]:
         weights = product.src[: 2 if product.kind in FUSED_KINDS else 1]

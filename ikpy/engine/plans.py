@@ -9,13 +9,13 @@ import numpy as np
 from ikpy._native import core
 from ikpy._native.steps import Ready, Steps
 from ikpy.backends.cuda.api import DeviceError
-from ikpy.backends.cuda.plan import HybridPlan
+from ikpy.backends.cuda.plan import HybridPlan, Told
 from ikpy.backends.cuda.runtime import DeviceRuntime
 from ikpy.engine.expert_reads import ExpertReads
 from ikpy.engine.graphs import MicroBatchGraphs, UnplannedGraph, buffers_of
 from ikpy.engine.paused_collection import paused_collection
 from ikpy.graph import work as plan_work
-from ikpy.graph.ir import Value, contiguous_strides
+from ikpy.graph.ir import Buffer, Value, contiguous_strides
 from ikpy.graph.placement import CPU
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
@@ -61,6 +61,12 @@ class BuiltGraph:
             return CompiledPlan(core, self.cpu_nodes, self.arena, arena_address)
         reads.number_layers(self.cpu_nodes)
         return CompiledPlan(core, self.cpu_nodes, self.arena, arena_address, reads.reader)
+
+    def told(self, reads: ExpertReads | None) -> dict[Buffer, Told]:
+        """What is told of the experts that devices take from host memory, by buffer of their groups."""
+        if self.graph is None or reads is None:
+            return {}
+        return reads.number_uploads([step for device in self.graph.devices for step in self.graph.steps(device)])
 
 
 class Plans:
@@ -154,7 +160,7 @@ class Plans:
         cpu_plan = built.cpu_plan(self.arena.ctypes.data, self._reads)
         plan: CompiledPlan | HybridPlan
         if built.graph and self._devices:
-            plan = self._devices.compile(built.graph, cpu_plan, self.arena.ctypes.data)
+            plan = self._devices.compile(built.graph, cpu_plan, self.arena.ctypes.data, built.told(self._reads))
         else:
             assert cpu_plan is not None
             plan = cpu_plan

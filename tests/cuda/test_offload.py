@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ikpy.backends.cuda.emulated import EmulatedStream
+from ikpy.backends.cuda.plan import HybridPlan
 from ikpy.backends.cuda.state import DeviceState, WeightSlot
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
@@ -176,3 +177,41 @@ def test_experts_on_the_cpu_are_read_ahead(mode: str, rule: str) -> None:
     if "exps" in rule:
         wait_for(lambda: bytes_asked(context) > 0, lambda: "nothing is read ahead")
     assert "exps" in rule or bytes_asked(context) == 0
+
+
+@pytest.mark.parametrize("mode", ["layer", "graph"])
+def test_experts_that_a_device_takes_are_read_ahead(mode: str) -> None:
+    """Those with tokens, once per layer, before the first of its matrices is copied; the numbers stay."""
+    found = []
+    placement = PlacementParams(n_gpu_layers=99, split_mode=mode, rules=(("exps", CPU),))
+    for wanted in (False, True):
+        with emulated(2):
+            params = ModelParams(
+                placement=placement, devices=DeviceParams(offload_batch=1), prefetch_experts=wanted, prefetch_threads=2
+            )
+            context = Context(Model.load(zoo("qwen3moe"), params), SETTINGS)
+            batch = Batch.single(np.full(4, 17, np.int32), 0, logits="all")
+            found.append(context.decode(batch).copy())
+    np.testing.assert_array_equal(*found)
+    hp = context.model.hparams
+    plan = context._plans.get(4, 4).plan
+    assert isinstance(plan, HybridPlan) and len(plan._told) == hp.n_layer
+    told = dict(plan._told)
+    seen: list[np.ndarray] = []
+    for groups, ask in told.items():
+        plan._told[groups] = lambda offsets, ask=ask: (seen.append(np.diff(offsets)), ask(offsets))  # type: ignore[misc]
+    before = bytes_asked(context)
+    with emulated(2):
+        context.decode(Batch.single(np.full(4, 17, np.int32), 4, logits="all"))
+    assert len(seen) == hp.n_layer
+    assert all(counts.sum() == 4 * hp.n_expert_used and counts.max() <= 4 for counts in seen)
+    of_last = (
+        np.count_nonzero(seen[-1])
+        * sum(
+            tensor.nbytes
+            for tensor in context.model.gguf.tensors.values()
+            if f"blk.{hp.n_layer - 1}.ffn" in tensor.name and "exps" in tensor.name
+        )
+        // hp.n_expert
+    )
+    wait_for(lambda: bytes_asked(context) >= before + of_last, lambda: (bytes_asked(context) - before, of_last))

@@ -31,6 +31,7 @@ class Run(NamedTuple):
 
 
 Operation = Callable[[Run], None]
+Told = Callable[[np.ndarray], None]
 
 
 class CpuRange:
@@ -109,7 +110,8 @@ class SingleStep:
 class HybridPlan:
     """Runs a split graph.
 
-    cpu_plan: all nodes of the CPU in order. arena_address: the CPU's arena, where results lie at the end.
+    cpu_plan: all nodes of the CPU in order. arena_address: the CPU's arena, where results lie at the end. told: gets to
+    know the offsets [E + 1] of expert groups before experts are uploaded, by buffer of the groups.
     """
 
     def __init__(
@@ -120,11 +122,13 @@ class HybridPlan:
         kernels: Kernels,
         arena_address: int,
         params: DeviceParams,
+        told: Mapping[Buffer, Told],
     ) -> None:
         self.graph = graph
         self.states = {name: states[name] for name in graph.devices}
         self._kernels = kernels
         self._params = params
+        self._told = told
         self._arena_address = arena_address
         self._active: dict[Buffer, np.ndarray] = {}
         # When the copies that a CPU split (by identity) needs from a device are done.
@@ -318,6 +322,8 @@ class HybridPlan:
             state.stream.download(offsets, state.base(groups.buffer, self.graph.arenas[state.device.name]))
             state.stream.synchronize()
             self._active[groups.buffer] = np.flatnonzero(np.diff(offsets))
+            if groups.buffer in self._told:
+                self._told[groups.buffer](offsets)
         spans: list[tuple[int, int]] = []
         for expert in self._active[groups.buffer].tolist():
             start = weight.offset + expert * weight.strides[2]

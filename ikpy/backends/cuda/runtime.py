@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ikpy.backends.cuda.api import Device, DeviceError, DeviceMemoryError, aligned
-from ikpy.backends.cuda.plan import HybridPlan
+from ikpy.backends.cuda.plan import HybridPlan, Told
 from ikpy.backends.cuda.setup import DeviceSetup
 from ikpy.backends.cuda.staging import pinned_or_pageable
 from ikpy.backends.cuda.state import Block, DeviceState, Inputs, input_bytes
@@ -295,9 +295,12 @@ class DeviceRuntime:
         start = -memory.ctypes.data % ALIGNMENT
         return memory[start : start + nbytes]
 
-    def compile(self, graph: SplitGraph, cpu_plan: CompiledPlan | None, arena_address: int) -> HybridPlan:
-        """Binds a graph whose memory was committed."""
-        return HybridPlan(graph, cpu_plan, self.states, self.setup.kernels, arena_address, self.setup.params)
+    def compile(
+        self, graph: SplitGraph, cpu_plan: CompiledPlan | None, arena_address: int, told: Mapping[Buffer, Told]
+    ) -> HybridPlan:
+        """Binds a graph whose memory was committed. Parameters as of HybridPlan."""
+        setup = self.setup
+        return HybridPlan(graph, cpu_plan, self.states, setup.kernels, arena_address, setup.params, told)
 
     def set_directions(self, directions: np.ndarray) -> None:
         """Copies control vectors, which graphs read as an input, to all devices."""

@@ -13,6 +13,7 @@ from ikpy.quants import by_name, registry
 F32 = by_name("F32").id
 F16 = by_name("F16").id
 I32 = 26
+I64 = 27
 # Names (in capitals) of the types that are multiplied without decoding rows first.
 FAST_TYPES = tuple(row.name.upper() for row in registry.all_types() if core.has_unpacker(row.id))
 
@@ -37,7 +38,7 @@ class Program:
 
     def array(self, data: np.ndarray) -> int:
         """A float or int32 array, last axis first in ggml order."""
-        type_id = {"float32": F32, "float16": F16, "int32": I32}[data.dtype.name]
+        type_id = {"float32": F32, "float16": F16, "int32": I32, "int64": I64}[data.dtype.name]
         return self.raw(data, type_id, data.shape[::-1], data.strides[::-1])
 
     def weight(self, data: np.ndarray, type_name: str, shape: tuple[int, ...]) -> int:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ikpy.errors import UnsupportedError
-from ikpy.graph.ir import F16, I32, Value
+from ikpy.graph.hyper_connections import HyperConnectionOps
+from ikpy.graph.ir import F16, I32, I64, Value
 from ikpy.graph.products import ProductOps
 
 MAX_I32 = 2**31 - 1
@@ -24,8 +25,9 @@ class KeptStates(NamedTuple):
     slots: Value
 
 
-class Graph(ProductOps):
-    """All ops: those of its bases (products; single elements and rows), positions, attention and recurrent layers."""
+class Graph(HyperConnectionOps, ProductOps):
+    """All ops: those of its bases (products; single elements and rows; residual streams), positions, attention and
+    recurrent layers."""
 
     # positions and attention
 
@@ -127,6 +129,36 @@ class Graph(ProductOps):
         """The first n_cells of every row of a mask, with all cells hidden that a token did not choose."""
         dst = self.new(n_cells, mask.shape[1], type_id=F16)
         return self._emit("chosen_mask", dst, [mask, chosen])
+
+    def compress_cells(
+        self,
+        values: Value,
+        gates: Value,
+        bias: Value,
+        cell_pos: Value,
+        cell_seq: Value,
+        pos: Value,
+        seq: Value,
+        ends: Value,
+        size: int,
+        ratio: int,
+    ) -> Value:
+        """Entries f32 [size, E], each the mean of values of a stretch of positions, weighted by softmax(gate + bias)
+        per element.
+
+        values and gates f32 [w, 1, cells], w = size or 2 * size; bias f32 [w, ratio]; cell_pos i32 and cell_seq masks
+        i64 [cells]; pos and seq i32 [T]; ends i32 [E]: the token behind each stretch of `ratio` positions, or -1. With
+        2 * size the second halves of the stretch's cells count and the first halves of those of the stretch before.
+        Cells that are not there are left out; an entry without cells is 0.
+        """
+        w, n_cells = values.shape[0], cell_pos.shape[0]
+        shapes = values.shape[:3], gates.shape[:3], bias.shape[:2]
+        if w not in (size, 2 * size) or shapes != ((w, 1, n_cells), (w, 1, n_cells), (w, ratio)):
+            raise ValueError(f"entries of {size} and {ratio} positions from values, gates and bias {shapes}")
+        if cell_seq.type_id != I64 or cell_seq.shape[0] != n_cells or pos.shape != seq.shape:
+            raise ValueError(f"cells {cell_pos.shape} and {cell_seq.shape}, positions {pos.shape} of {seq.shape}")
+        src = [values, gates, bias, cell_pos, cell_seq, pos, seq, ends]
+        return self._emit("compress_cells", self.new(size, ends.shape[0]), src)
 
     # recurrent layers
 

@@ -34,6 +34,8 @@ FLOAT_SOURCES = {
     "mul_mat_id_up_gate": (4, 5),
     "moe_route": (1,),
     "causal_conv": (1,),
+    "hyper_weights": (1, 2),
+    "compress_cells": (0, 1, 2),
 }
 
 
@@ -116,9 +118,9 @@ class ElementwiseOps:
         """An activation function of UNARY_KINDS."""
         return self._emit("unary", self.new(*x.shape), [x], ip=[UNARY_KINDS[kind]])
 
-    def gated(self, gate: Value, up: Value, kind: str) -> Value:
-        """act(gate) * up."""
-        return self._emit("gated_unary", self.new(*gate.shape), [gate, up], ip=[UNARY_KINDS[kind]])
+    def gated(self, gate: Value, up: Value, kind: str, limit: float = 0.0) -> Value:
+        """act(gate) * up; with a limit above 0 act(min(gate, limit)) * clamp(up, -limit, limit)."""
+        return self._emit("gated_unary", self.new(*gate.shape), [gate, up], ip=[UNARY_KINDS[kind]], fp=[limit])
 
     def copy(self, x: Value, dst: Value) -> Value:
         """Strided copy into dst (f32 or f16)."""

@@ -111,8 +111,12 @@ class ProductOps(ElementwiseOps):
         groups: tuple[int, int] = (1, 1),
         reduction: tuple[int, float] = (-1, 0.0),
         epsilon: float = 0.0,
+        fixed: tuple[Value, Value] | None = None,
     ) -> tuple[Value, Value]:
         """Expert ids i32 [K, T] and weights f32 [K, T] from router logits [E, T]; bias [E] counts for the choice only.
+
+        fixed: a table i32 [K, V] and tokens i32 [T], whose rows are the experts instead of the best ones; bias, groups
+        and reduction do not count. Tokens and experts that there are not give id -1 and weight 0.
 
         reduction: behind so many of the best experts, those with a score below that share of the best one's are dropped
         (id -1, weight 0); -1: none. The other parameters are those of ikpy.models.routing.Routing.
@@ -121,14 +125,17 @@ class ProductOps(ElementwiseOps):
         weights = self.new(n_used, logits.shape[1])
         kept = max(reduction[0], 1) if reduction[0] >= 0 else -1  # the best expert always stays
         ip = [n_used, GATINGS[gating], int(normalize), groups[0], groups[1], kept]
-        self._emit(
-            "moe_route",
-            ids,
-            [logits, bias, weights],
-            ip=ip,
-            fp=[scale, reduction[1], epsilon],
-            writes=[weights],
-        )
+        src = [logits, bias, weights]
+        if fixed is not None:
+            table, tokens = fixed
+            if (
+                table.shape[0] != n_used
+                or tokens.shape[0] != logits.shape[1]
+                or {table.type_id, tokens.type_id} != {I32}
+            ):
+                raise ValueError(f"{n_used} experts of tokens {tokens.shape} by table {table.shape} {table.type_name}")
+            src += [table, tokens]
+        self._emit("moe_route", ids, src, ip=ip, fp=[scale, reduction[1], epsilon], writes=[weights])
         return ids, weights
 
     def moe_group(self, ids: Value, n_expert: int) -> Value:

@@ -185,14 +185,19 @@ def other_ops(place: Place) -> None:
         _op("softcap", place, x, [x], fp=[2.0])
         for number in UNARY_KINDS.values():
             _op("unary", place, x, [x], [number])
-            _op("gated_unary", place, x, [x, y], [number])
+            _op("gated_unary", place, x, [x, y], [number], [0.5])
         _op("copy", place, x.astype(np.float16), [x])
         _op("block_maxima", place, np.zeros((3, -(-n // 64)), np.float32), [x], [64])
         _op("moe_combine", place, x, [np.ones((3, 2, n), np.float32), np.ones((3, 2), np.float32), _pairs(3, 2), y])
         _op("moe_route", place, np.zeros((3, 1), np.int32), [x, vector, column], [1, 1, 1], [1.0])
+        table, tokens = np.tile(np.array([0, -1, n - 1], np.int32), (2, 1)), np.array([1, 0, 2], np.int32)
+        ids, weights = np.zeros((3, 3), np.int32), np.zeros((3, 3), np.float32)
+        _op("moe_route", place, ids, [x, None, weights, table, tokens], [3, 4, 1], [1.0])
         _op("act_stats", place, np.zeros(2 * (n + 2), np.float32), [x, None], [1, 1])
         _op("act_similarity", place, np.zeros(8, np.float32), [x, y], [3])
         recurrent_ops(n, place)
+        hyper_connections(n, place)
+        compressed_cells(n, place)
     for heads, size in ((1, 64), (3, 96), (2, 128)):
         x, table = np.ones((5, heads, size), np.float32), np.zeros((5, size), np.float32)
         _op("rope_table", place, table, [np.arange(5, dtype=np.int32), np.ones(size // 2, np.float32)], fp=ROPE)
@@ -214,6 +219,31 @@ def recurrent_ops(n: int, place: Place) -> None:
         q, k, v, g, beta, state = (np.zeros(shape, np.float32) for shape in shapes)
         for per_row, decay in enumerate((g, np.zeros((3, 2, rows), np.float32))):
             _op("gated_delta_rule", place, v, [q, k, v, decay, beta, state, slots], [0, per_row], [1e-6, 1.0])
+
+
+def hyper_connections(d: int, place: Place) -> None:
+    """Streams of d columns."""
+    for n, tokens in ((1, 1), (4, 3), (5, 17)):
+        full, scale = (2 + n) * n, np.ones(3, np.float32)
+        weights, base = np.zeros((tokens, full), np.float32), np.zeros(full, np.float32)
+        _op("hyper_weights", place, weights, [weights, base, scale], [n, 3], [1e-6])
+        head = weights[:, :n].copy()
+        _op("hyper_weights", place, head, [head, base[:n].copy(), scale[:1].copy()], [n, 3], [1e-6])
+        streams, y = np.ones((tokens, n, d), np.float32), np.ones((tokens, d), np.float32)
+        _op("hyper_collapse", place, y, [streams, head])
+        _op("hyper_expand", place, streams, [streams, y, weights])
+
+
+def compressed_cells(size: int, place: Place) -> None:
+    """Entries of so many elements from the first and the last of some cells; indices of tokens that there are not."""
+    for n_cells, ratio, w in ((1, 1, size), (70, 7, size), (64, 5, 2 * size), (129, 64, 2 * size)):
+        cells = np.ones((n_cells, 1, w), np.float32)
+        cell_pos, cell_seq = np.arange(n_cells, dtype=np.int32)[::-1].copy(), np.ones(n_cells, np.int64)
+        bias = np.zeros((ratio, w), np.float32)
+        pos, seq = np.array([n_cells - 1, ratio - 1, 2**31 - 1], np.int32), np.array([0, 0, 77], np.int32)
+        ends = np.array([0, 1, -1, 2, 3, -(2**31)], np.int32)
+        out = np.zeros((len(ends), size), np.float32)
+        _op("compress_cells", place, out, [cells, cells, bias, cell_pos, cell_seq, pos, seq, ends])
 
 
 def sparse_ops(place: Place) -> None:

@@ -11,44 +11,17 @@ import numpy as np
 import pytest
 
 from benchmarks.reference_attention import NativeOp
-from ikpy._native import core
 from ikpy.errors import UnsupportedError
 from ikpy.graph.builder import MAX_CONV_TAPS, Graph, KeptStates
 from ikpy.graph.elementwise import UNARY_KINDS
-from ikpy.graph.ir import F32, I32, Value, external
-from ikpy.graph.plan import CompiledPlan
-from ikpy.graph.planner import plan_arena
+from ikpy.graph.ir import F32, Value, external
 from tests.cpu import reference_recurrent as ref
-
-
-def value_of(array: np.ndarray) -> Value:
-    """A value over the array itself, which may be a view whose last axis is contiguous."""
-    whole = array if array.flags.c_contiguous or array.base is None else array.base
-    assert isinstance(whole, np.ndarray)
-    type_id = {"float32": F32, "int32": I32}[array.dtype.name]
-    value = external(whole.ctypes.data, whole, type_id, (whole.size,))
-    return value.view(array.shape[::-1], array.strides[-2::-1], array.ctypes.data - whole.ctypes.data)
+from tests.cpu.op_graphs import assert_close, run_graph, value_of
 
 
 def run(make: Callable[[Graph], Value], n_threads: int) -> np.ndarray:
     """The result, last axis first in ggml order, in memory that was NaN."""
-    graph = Graph(core)
-    value = make(graph)
-    arena = plan_arena(graph.nodes, {value.buffer})
-    memory = np.full(arena.nbytes + 64, 0xFF, np.uint8)
-    start = -memory.ctypes.data % 64
-    CompiledPlan(core, graph.nodes, arena, memory.ctypes.data + start).run(0, n_threads)
-    found = memory[start + arena.offsets[value.buffer] :][: 4 * value.n_elements].view(np.float32)
-    return found.reshape(value.shape[::-1])
-
-
-def assert_close(what: str, found: np.ndarray, expected: np.ndarray, names: Sequence[str], bound: float) -> None:
-    """Errors relative to the largest element along the last axis, or 0.01 of the largest of all; names: of the axes."""
-    scale = np.maximum(np.abs(expected).max(-1, keepdims=True), max(0.01 * np.abs(expected).max(), 1e-30))
-    error = np.nan_to_num(np.abs(found - expected) / scale, nan=np.inf)
-    worst = np.unravel_index(error.argmax(), error.shape)
-    place = ", ".join(f"{name} {i}" for name, i in zip(names, worst, strict=True))
-    assert error[worst] <= bound, f"{what}: {place}: {found[worst]} instead of {expected[worst]}: {error[worst]:.1e}"
+    return run_graph(lambda graph: [make(graph)], n_threads)[0]
 
 
 def some_kept(rng: np.random.Generator, n_tokens: int) -> np.ndarray:

@@ -86,8 +86,9 @@ def test_rounded_sums_of_shorter_vectors(file: str) -> None:
 
 
 @pytest.mark.parametrize("tier", OTHER_TIERS)
-def test_recurrent_ops(tier: str) -> None:
-    check_tests("tests/cpu/test_recurrent_ops.py", {"IKPY_ISA": tier})
+@pytest.mark.parametrize("ops", ("recurrent_ops", "hyper_connections", "compress_cells", "routing"))
+def test_ops(ops: str, tier: str) -> None:
+    check_tests(f"tests/cpu/test_{ops}.py", {"IKPY_ISA": tier})
 
 
 ENCODING_CHILD = """

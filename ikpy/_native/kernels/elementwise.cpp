@@ -1,5 +1,6 @@
 // Element-wise ops over strided views: add, mul, scale, unary, gated unary, soft cap, copy.
 #include <algorithm>
+#include <limits>
 
 #include "ikpy/ops.hpp"
 #include "ikpy/vecmath.hpp"
@@ -117,21 +118,35 @@ void op_unary(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Ru
     }
 }
 
-// dst = act(src0) * src1
+namespace {
+
+// act(gate) * up, both bounded before. Comparisons leave NaN as they are.
+template <typename F>
+void gated(const ThreadContext& ctx, const Op& op, const Tensor* ts, F&& f) {
+    const float limit = op.fp[0] > 0 ? op.fp[0] : std::numeric_limits<float>::infinity();
+    binary(ctx, op, ts, [=](float g, float u) {
+        u = u > limit ? limit : u;
+        return f(g > limit ? limit : g, u < -limit ? -limit : u);
+    });
+}
+
+}  // namespace
+
+// dst = act(src0) * src1; with fp[0] > 0 act(min(src0, fp[0])) * clamp(src1, -fp[0], fp[0])
 void op_gated_unary(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     switch (op.ip[0]) {
         case kSilu:
-            return binary(ctx, op, ts, [](float g, float u) { return silu(g) * u; });
+            return gated(ctx, op, ts, [](float g, float u) { return silu(g) * u; });
         case kGelu:
-            return binary(ctx, op, ts, [](float g, float u) { return gelu(g) * u; });
+            return gated(ctx, op, ts, [](float g, float u) { return gelu(g) * u; });
         case kRelu:
-            return binary(ctx, op, ts, [](float g, float u) { return (g > 0 ? g : 0.0f) * u; });
+            return gated(ctx, op, ts, [](float g, float u) { return (g > 0 ? g : 0.0f) * u; });
         case kReluSquared:
-            return binary(ctx, op, ts, [](float g, float u) { return relu_squared(g) * u; });
+            return gated(ctx, op, ts, [](float g, float u) { return relu_squared(g) * u; });
         case kSigmoid:
-            return binary(ctx, op, ts, [](float g, float u) { return sigmoid(g) * u; });
+            return gated(ctx, op, ts, [](float g, float u) { return sigmoid(g) * u; });
         case kSwigluOai:
-            return binary(ctx, op, ts, [](float g, float u) { return swiglu_oai(g, u); });
+            return gated(ctx, op, ts, [](float g, float u) { return swiglu_oai(g, u); });
     }
 }
 

@@ -81,55 +81,79 @@ int64_t limit_groups(Score* scores, int64_t n_expert, int n_group, int n_used) {
            scores;
 }
 
+// Experts of a token as its row of a table says; -1 where there is no such token or expert.
+void fixed_experts(const Tensor& table, int64_t token, int k, int64_t n_expert, int32_t* id) {
+    const bool is_known = token >= 0 && token < table.ne[1];
+    for (int j = 0; j < k; ++j) {
+        const int32_t e = is_known ? row<const int32_t>(table, token)[j] : -1;
+        id[j] = e >= 0 && e < n_expert ? e : -1;
+    }
+}
+
+// The k best experts by p + bias.
+void best_experts(const Op& op, const float* p, const float* bias, int64_t n_expert, int32_t* id) {
+    const int k = op.ip[0], n_group = op.ip[3], n_group_used = op.ip[4], ser_min = op.ip[5];
+    const float ser_threshold = op.fp[1];
+    Score scores[kMaxExperts];
+    for (int64_t e = 0; e < n_expert; ++e)
+        scores[e] = {bias ? p[e] + bias[e] : p[e], static_cast<int32_t>(e)};
+    int64_t candidates = n_expert;
+    if (n_group > 1) candidates = limit_groups(scores, n_expert, n_group, n_group_used);
+    std::partial_sort(scores, scores + std::min<int64_t>(k, candidates), scores + candidates, better);
+    for (int j = 0; j < k; ++j) id[j] = candidates >= k ? scores[j].expert : j;
+    if (ser_min > 0 && ser_threshold > 0) {
+        for (int j = ser_min; j < k; ++j) {
+            if (scores[j].value < ser_threshold * scores[0].value) id[j] = -1;
+        }
+    }
+}
+
+// Weights of the chosen experts; 0 of those that are none.
+void weigh_experts(const Op& op, const float* p, const int32_t* id, float* w) {
+    const int k = op.ip[0], gating = op.ip[1];
+    const float scale = op.fp[0], epsilon = op.fp[2];
+    const float none = gating == kGateSelectedSoftmax ? -INFINITY : 0.0f;  // no part of the softmax
+    for (int j = 0; j < k; ++j) w[j] = id[j] >= 0 ? p[id[j]] : none;
+    if (gating == kGateSelectedSoftmax) softmax(w, k);
+    if (gating == kGateSelectedSigmoid) {
+        for (int j = 0; j < k; ++j) w[j] = 1.0f / (1.0f + std::exp(-w[j]));
+    }
+    for (int j = 0; j < k; ++j) w[j] = id[j] >= 0 ? w[j] : 0.0f;
+    if (op.ip[2]) {
+        float sum = epsilon;
+        for (int j = 0; j < k; ++j) sum += w[j];
+        const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
+        for (int j = 0; j < k; ++j) w[j] *= inverse;
+    }
+    if (std::fabs(scale - 1.0f) > 1e-5f) {
+        for (int j = 0; j < k; ++j) w[j] *= scale;
+    }
+}
+
 }  // namespace
 
-// src0 = router logits [E, T], src1 = selection bias [E] (optional), src2 = weights out f32 [K, T];
-// dst = ids i32 [K, T]. ip: K, gating, normalise, n_group, n_group_used, ser_min; fp: scale, ser_threshold,
-// normaliser epsilon. n_group <= 1 means no group limit; ser_min <= 0 means no smart expert reduction.
+// src0 = router logits [E, T], src1 = selection bias [E] (optional), src2 = weights out f32 [K, T], src3 and
+// src4 (optional) = table of experts i32 [K, V] and tokens i32 [T] whose rows are taken instead of the best
+// experts; dst = ids i32 [K, T]. ip: K, gating, normalise, n_group, n_group_used, ser_min; fp: scale,
+// ser_threshold, normaliser epsilon. n_group <= 1 means no group limit; ser_min <= 0 means no smart expert
+// reduction.
 void op_moe_route(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     const Tensor& logits = ts[op.src[0]];
-    const Tensor& ids = ts[op.dst];
-    const Tensor& weights = ts[op.src[2]];
     const float* bias = op.src[1] >= 0 ? reinterpret_cast<const float*>(ts[op.src[1]].data) : nullptr;
     const int64_t n_expert = logits.ne[0];
-    const int k = op.ip[0], gating = op.ip[1], n_group = op.ip[3], n_group_used = op.ip[4],
-              ser_min = op.ip[5];
-    const float scale = op.fp[0], ser_threshold = op.fp[1], epsilon = op.fp[2];
     float p[kMaxExperts];
-    Score scores[kMaxExperts];
     int64_t begin, end;
     split_range(logits.ne[1], ctx.ith, ctx.nth, 1, &begin, &end);
     for (int64_t t = begin; t < end; ++t) {
-        probabilities(row<const float>(logits, t), p, n_expert, gating);
-        for (int64_t e = 0; e < n_expert; ++e) {
-            scores[e] = {bias ? p[e] + bias[e] : p[e], static_cast<int32_t>(e)};
+        int32_t* id = row<int32_t>(ts[op.dst], t);
+        probabilities(row<const float>(logits, t), p, n_expert, op.ip[1]);
+        if (op.src[3] >= 0) {
+            const int32_t token = row<const int32_t>(ts[op.src[4]], 0)[t];
+            fixed_experts(ts[op.src[3]], token, op.ip[0], n_expert, id);
+        } else {
+            best_experts(op, p, bias, n_expert, id);
         }
-        int64_t candidates = n_expert;
-        if (n_group > 1) candidates = limit_groups(scores, n_expert, n_group, n_group_used);
-        std::partial_sort(scores, scores + std::min<int64_t>(k, candidates), scores + candidates, better);
-        int32_t* id = row<int32_t>(ids, t);
-        float* w = row<float>(weights, t);
-        for (int j = 0; j < k; ++j) id[j] = candidates >= k ? scores[j].expert : j;
-        if (ser_min > 0 && ser_threshold > 0) {
-            for (int j = ser_min; j < k; ++j) {
-                if (scores[j].value < ser_threshold * scores[0].value) id[j] = -1;
-            }
-        }
-        const float dropped = gating == kGateSelectedSoftmax ? -INFINITY : 0.0f;  // no part of the softmax
-        for (int j = 0; j < k; ++j) w[j] = id[j] >= 0 ? p[id[j]] : dropped;
-        if (gating == kGateSelectedSoftmax) softmax(w, k);
-        if (gating == kGateSelectedSigmoid) {
-            for (int j = 0; j < k; ++j) w[j] = id[j] >= 0 ? 1.0f / (1.0f + std::exp(-w[j])) : 0.0f;
-        }
-        if (op.ip[2]) {
-            float sum = epsilon;
-            for (int j = 0; j < k; ++j) sum += w[j];
-            const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
-            for (int j = 0; j < k; ++j) w[j] *= inverse;
-        }
-        if (std::fabs(scale - 1.0f) > 1e-5f) {
-            for (int j = 0; j < k; ++j) w[j] *= scale;
-        }
+        weigh_experts(op, p, id, row<float>(ts[op.src[2]], t));
     }
 }
 

@@ -41,7 +41,11 @@ namespace ikpy {
     X(CausalConv, causal_conv, op_causal_conv)                               \
     X(GatedDeltaRule, gated_delta_rule, op_gated_delta_rule)                 \
     X(ChooseCells, choose_cells, op_choose_cells)                            \
-    X(ChosenMask, chosen_mask, op_chosen_mask)
+    X(ChosenMask, chosen_mask, op_chosen_mask)                               \
+    X(HyperWeights, hyper_weights, op_hyper_weights)                         \
+    X(HyperCollapse, hyper_collapse, op_hyper_collapse)                      \
+    X(HyperExpand, hyper_expand, op_hyper_expand)                            \
+    X(CompressCells, compress_cells, op_compress_cells)
 
 enum OpKind : int32_t {
 #define X(id, name, fn) kOp##id,
@@ -83,6 +87,8 @@ size_t gated_delta_rule_scratch_bytes(const Op&, const Tensor*);
 // ChooseCells
 size_t choose_cells_scratch_bytes(const Op&, const Tensor*);
 size_t choose_cells_shared_bytes(const Op&, const Tensor*, int n_threads);
+// CompressCells
+size_t compress_cells_scratch_bytes(const Op&, const Tensor*);
 
 // Activation formats of the matmul family: what ActPrepare writes and the matmuls of that weight type read;
 // n_rows = rows of activations that one weight matrix is multiplied with; by_expert: on average, that of an

@@ -67,7 +67,9 @@ def test_architectures_share_the_ptx_that_the_kernels_need() -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("stem", ["elementwise", "norm", "rope", "kv_cache", "moe", "act_prepare"])
+@pytest.mark.parametrize(
+    "stem", ["elementwise", "norm", "rope", "kv_cache", "moe", "act_prepare", "hyper_connections", "compress"]
+)
 def test_compiles_without_spills(stem: str) -> None:
     rows = resources.usage(emulator.KERNELS / f"{stem}.cu", (80, 90))
     assert {row.arch for row in rows} == {80, 90}

@@ -33,7 +33,8 @@ def test_launch_errors_are_reported() -> None:
 def test_unary_and_gated(rng: np.random.Generator, kind: str, n: int) -> None:
     p = Program()
     x, y = p.array(4 * normal(rng, 3, 5, n)), p.array(4 * normal(rng, 3, 5, n))
-    results = [] if kind in ("tanh", "gelu_erf", "softplus") else [p.graph.gated(x, y, kind)]
+    gated = kind not in ("tanh", "gelu_erf", "softplus")
+    results = [p.graph.gated(x, y, kind, limit) for limit in (0.0, 2.5)] if gated else []
     if kind != "swiglu_oai":
         results.append(p.graph.unary(x, kind))
     p.compare(*results, bound=1e-6)
@@ -195,6 +196,19 @@ def test_routing(rng: np.random.Generator, case: str) -> None:
     for a, e in zip(actual, expected, strict=True):
         if e.dtype.kind == "f":
             np.testing.assert_allclose(a, e, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("gating", ["sqrt_softplus", "softmax", "selected_softmax", "selected_sigmoid"])
+def test_experts_of_a_table(rng: np.random.Generator, gating: str) -> None:
+    """Also of tokens and experts that there are not."""
+    p = Program()
+    table = rng.integers(0, 40, (20, 6)).astype(np.int32)
+    table[5], table[6, 2:4] = -3, (40, 2**31 - 1)
+    tokens = np.array([0, 19, 20, -1, 5, 6, 7, 2**31 - 1, -(2**31)], np.int32)
+    fixed = p.array(table), p.array(tokens)
+    logits = p.array(normal(rng, 9, 40))
+    ids, weights = p.graph.moe_route(logits, 6, gating=gating, normalize=True, scale=1.5, epsilon=1e-20, fixed=fixed)
+    p.compare(ids, weights, bound=1e-6)
 
 
 def test_get_rows_of_floats(rng: np.random.Generator) -> None:

@@ -14,10 +14,12 @@ __device__ __forceinline__ float unary_op(int kind, float x, float a, float b) {
     return unary_value(kind, x);
 }
 
-__device__ __forceinline__ float binary_op(int kind, float x, float y) {
+// Both are bounded before an activation; comparisons leave NaN as they are.
+__device__ __forceinline__ float binary_op(int kind, float x, float y, float limit) {
     if (kind == kAdd) return x + y;
     if (kind == kMul) return x * y;
-    return gated_value(kind, x, y);
+    y = y > limit ? limit : y;
+    return gated_value(kind, x > limit ? limit : x, y < -limit ? -limit : y);
 }
 
 // Calls f(row, column) for groups of `width` columns of v, one per thread in turn.
@@ -48,21 +50,21 @@ IKPY_KERNEL unary_f32(View dst, View src, int kind, float a, float b, int width,
 }
 IKPY_EXPORT(unary_f32);
 
-// dst = f(a, b); b is repeated along dimensions it lacks.
-IKPY_KERNEL binary_f32(View dst, View a, View b, int kind, int width, const int* runtime) {
+// dst = f(a, b); b is repeated along dimensions it lacks. limit: of both before an activation.
+IKPY_KERNEL binary_f32(View dst, View a, View b, int kind, float limit, int width, const int* runtime) {
     for_columns(dst, width, runtime, [&](RowIndex r, int c) {
         const float* x = a.row<const float>(r.i1, r.i2, r.i3) + c;
         const float* y = b.row<const float>(r.i1 % b.extent(1, runtime), r.i2 % b.extent(2, runtime),
                                             r.i3 % b.extent(3, runtime));
         float* z = dst.row<float>(r.i1, r.i2, r.i3) + c;
+        const auto f = [&](float u, float v) { return binary_op(kind, u, v, limit); };
         if (width == 4) {
             const float4 u = *reinterpret_cast<const float4*>(x);
             const float4 v =
                 b.ne[0] == 1 ? make_float4(y[0], y[0], y[0], y[0]) : *reinterpret_cast<const float4*>(y + c);
-            *reinterpret_cast<float4*>(z) = make_float4(binary_op(kind, u.x, v.x), binary_op(kind, u.y, v.y),
-                                                        binary_op(kind, u.z, v.z), binary_op(kind, u.w, v.w));
+            *reinterpret_cast<float4*>(z) = make_float4(f(u.x, v.x), f(u.y, v.y), f(u.z, v.z), f(u.w, v.w));
         } else {
-            *z = binary_op(kind, *x, b.ne[0] == 1 ? y[0] : y[c]);
+            *z = f(*x, b.ne[0] == 1 ? y[0] : y[c]);
         }
     });
 }

@@ -92,27 +92,32 @@ struct RouteParameters {
     float scale, ser_threshold, epsilon;
 };
 
-// Expert ids i32 [K, T] and weights f32 [K, T] of router logits [E, T]; one warp per token.
-IKPY_KERNEL moe_route(View ids, View weights, View logits, const float* bias, RouteParameters a) {
-    __shared__ float p[kMaxExperts], scores[kMaxExperts], w[kMaxExperts], groups[64];
-    __shared__ int id[kMaxExperts];
-    const int t = blockIdx.x, lane = lane_id();
-    const float* x = logits.row<const float>(t);
-    for (int e = lane; e < a.n_expert; e += 32) p[e] = gate_value(a.gating, x[e]);
+namespace {
+
+// Experts of a token as its row of a table says; -1 where there is no such token or expert.
+__device__ __forceinline__ void fixed_experts(const View& table, int token, const RouteParameters& a,
+                                              int* id) {
+    const bool is_known = token >= 0 && token < table.ne[1];
+    for (int j = lane_id(); j < a.k; j += 32) {
+        const int e = is_known ? table.row<const int>(token)[j] : -1;
+        id[j] = e >= 0 && e < a.n_expert ? e : -1;
+    }
     __syncwarp();
-    if (a.gating == kGateSoftmax) softmax(p, a.n_expert);
-    for (int e = lane; e < a.n_expert; e += 32) scores[e] = bias ? p[e] + bias[e] : p[e];
-    __syncwarp();
+}
+
+// The k experts with the best scores, which it changes.
+__device__ __forceinline__ void best_experts(float* scores, float* groups, const RouteParameters& a,
+                                             int* id) {
     int candidates = a.n_expert;
     if (a.n_group > 1) candidates = limit_groups(scores, groups, a.n_expert, a.n_group, a.n_group_used);
     float top = 0;
     for (int j = 0; j < a.k; ++j) {
         Best best{-INFINITY, -1};
-        for (int e = lane; e < a.n_expert; e += 32) best = better(best, Best{scores[e], e});
+        for (int e = lane_id(); e < a.n_expert; e += 32) best = better(best, Best{scores[e], e});
         best = warp_best(best);
         if (j == 0) top = best.value;
         __syncwarp();  // all lanes have read the scores
-        if (lane == 0) {
+        if (lane_id() == 0) {
             const bool drop =
                 a.ser_min > 0 && a.ser_threshold > 0 && j >= a.ser_min && best.value < a.ser_threshold * top;
             id[j] = drop ? -1 : candidates >= a.k ? best.index : j;
@@ -120,14 +125,37 @@ IKPY_KERNEL moe_route(View ids, View weights, View logits, const float* bias, Ro
         }
         __syncwarp();
     }
-    const float dropped = a.gating == kGateSelectedSoftmax ? -INFINITY : 0.0f;  // no part of the softmax
-    for (int j = lane; j < a.k; j += 32) w[j] = id[j] >= 0 ? p[id[j]] : dropped;
+}
+
+}  // namespace
+
+// Expert ids i32 [K, T] and weights f32 [K, T] of router logits [E, T]; one warp per token. With a table i32
+// [K, V] the experts are those of its rows of the tokens.
+IKPY_KERNEL moe_route(View ids, View weights, View logits, const float* bias, View table, const int* tokens,
+                      RouteParameters a) {
+    __shared__ float p[kMaxExperts], scores[kMaxExperts], w[kMaxExperts], groups[64];
+    __shared__ int id[kMaxExperts];
+    const int t = blockIdx.x, lane = lane_id();
+    const float* x = logits.row<const float>(t);
+    for (int e = lane; e < a.n_expert; e += 32) p[e] = gate_value(a.gating, x[e]);
+    __syncwarp();
+    if (a.gating == kGateSoftmax) softmax(p, a.n_expert);
+    if (table.data) {
+        fixed_experts(table, tokens[t], a, id);
+    } else {
+        for (int e = lane; e < a.n_expert; e += 32) scores[e] = bias ? p[e] + bias[e] : p[e];
+        __syncwarp();
+        best_experts(scores, groups, a, id);
+    }
+    const float none = a.gating == kGateSelectedSoftmax ? -INFINITY : 0.0f;  // no part of the softmax
+    for (int j = lane; j < a.k; j += 32) w[j] = id[j] >= 0 ? p[id[j]] : none;
     __syncwarp();
     if (a.gating == kGateSelectedSoftmax) softmax(w, a.k);
-    if (a.gating == kGateSelectedSigmoid) {
-        for (int j = lane; j < a.k; j += 32) w[j] = id[j] >= 0 ? sigmoid(w[j]) : 0.0f;
-        __syncwarp();
+    for (int j = lane; j < a.k; j += 32) {
+        const float value = a.gating == kGateSelectedSigmoid ? sigmoid(w[j]) : w[j];
+        w[j] = id[j] >= 0 ? value : 0.0f;
     }
+    __syncwarp();
     float factor = 1.0f;
     if (a.normalize) {
         float sum = 0;

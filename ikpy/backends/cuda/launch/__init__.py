@@ -6,7 +6,7 @@ WORK, scratch memory of ``work_bytes`` (the maximum over the ops of a plan; ops 
 """
 
 # The modules that are imported for their lowerings alone come by their names.
-from ikpy.backends.cuda.launch import elementwise, experts, indexer, positions, recurrent
+from ikpy.backends.cuda.launch import elementwise, experts, hyper_connections, indexer, positions, recurrent
 from ikpy.backends.cuda.launch.attention import flash_shared_bytes
 from ikpy.backends.cuda.launch.base import (
     ACT_BF16,
@@ -45,6 +45,7 @@ __all__ = [
     "experts",
     "family_types",
     "flash_shared_bytes",
+    "hyper_connections",
     "indexer",
     "joined",
     "kernel_file",

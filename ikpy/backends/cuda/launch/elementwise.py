@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from ikpy.backends.cuda.launch.base import (
     FLOAT_WEIGHTS,
     Launch,
@@ -28,9 +30,14 @@ def _unary(c: OpContext, kind: int, a: float = 0.0, b: float = 0.0) -> list[Laun
     return [Launch("unary_f32", flat_grid(c.op.dst, width), (256, 1, 1), 0, args)]
 
 
-def _binary(c: OpContext, kind: int) -> list[Launch]:
+def _gated(c: OpContext) -> list[Launch]:
+    limit = c.op.fp[0] if c.op.fp else 0.0  # products that are divided into their parts have none
+    return _binary(c, c.op.ip[0], limit if limit > 0 else inf)
+
+
+def _binary(c: OpContext, kind: int, limit: float = inf) -> list[Launch]:
     width = vector_width(c.op.dst, c.source(0), c.source(1))
-    args = [c.dst, c.view(0), c.view(1), i32(kind), i32(width), c.runtime]
+    args = [c.dst, c.view(0), c.view(1), i32(kind), f32(limit), i32(width), c.runtime]
     return [Launch("binary_f32", flat_grid(c.op.dst, width), (256, 1, 1), 0, args)]
 
 
@@ -38,7 +45,7 @@ _SCALE, _SOFTCAP, _ADD, _MUL = 16, 17, 16, 17
 
 lowers("add")(lambda c: _binary(c, _ADD))
 lowers("mul")(lambda c: _binary(c, _MUL))
-lowers("gated_unary")(lambda c: _binary(c, c.op.ip[0]))
+lowers("gated_unary")(_gated)
 lowers("unary")(lambda c: _unary(c, c.op.ip[0]))
 lowers("scale")(lambda c: _unary(c, _SCALE, *c.op.fp[:2]))
 lowers("softcap")(lambda c: _unary(c, _SOFTCAP, c.op.fp[0]))

@@ -24,7 +24,7 @@ def _moe_route(c: OpContext) -> list[Launch]:
     n_expert, tokens = c.source(0).shape[:2]
     integers = (n_expert, k, gating, normalize, n_group, n_group_used, ser_min)
     parameters = struct.pack("<7i3f", *integers, scale, threshold, epsilon)
-    args = [c.dst, c.view(2), c.view(0), c.at(1), parameters]
+    args = [c.dst, c.view(2), c.view(0), c.at(1), c.view(3), c.at(4), parameters]
     return [Launch("moe_route", (tokens, 1, 1), (32, 1, 1), 0, args)]
 
 

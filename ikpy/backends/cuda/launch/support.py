@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ikpy.backends.cuda.launch import attention, indexer, products, recurrent
+from ikpy.backends.cuda.launch import attention, hyper_connections, indexer, products, recurrent
 from ikpy.backends.cuda.launch.base import (
     FLOAT_WEIGHTS,
     LOWERINGS,
@@ -99,6 +99,8 @@ def supports(op: Node) -> str | None:
         return indexer.unsupported(op)
     if op.kind in ("causal_conv", "gated_delta_rule"):
         return recurrent.unsupported(op)
+    if op.kind == "compress_cells":
+        return hyper_connections.unsupported(op)
     return _check_attention(op) if op.kind == "attention" else None
 
 

@@ -69,6 +69,34 @@ void add_scaled(const float* x, float factor, int64_t n, float* sum) {
     for (int64_t i = 0; i < n; ++i) sum[i] += factor * x[i];
 }
 
+// out[k] = post[k] * y + sum_j matrix[j, k] * x[j] over some columns. The numbers of streams are constants,
+// so that all of them are in registers at once.
+template <int N>
+void mix_streams(const float* weights, const float* y, const float* const* streams, int64_t n,
+                 float* const* outputs) {
+    float post[N], matrix[N * N];
+    const float* x[N];
+    float* out[N];
+    std::copy_n(weights + N, N, post);
+    std::copy_n(weights + 2 * N, N * N, matrix);
+    std::copy_n(streams, N, x);
+    std::copy_n(outputs, N, out);
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) {
+#pragma GCC unroll 8
+        for (int k = 0; k < N; ++k) {
+            float sum = post[k] * y[i];
+#pragma GCC unroll 8
+            for (int j = 0; j < N; ++j) sum += matrix[j * N + k] * x[j][i];
+            out[k][i] = sum;
+        }
+    }
+}
+
+using Mix = void (*)(const float*, const float*, const float* const*, int64_t, float* const*);
+constexpr Mix kMix[kMaxStreams] = {mix_streams<1>, mix_streams<2>, mix_streams<3>, mix_streams<4>,
+                                   mix_streams<5>, mix_streams<6>, mix_streams<7>, mix_streams<8>};
+
 }  // namespace
 
 // src: mix [(2+n)*n, T] or [n, T], base of as many elements as a row, scale [3] or [1]; ip: n, iterations;
@@ -128,14 +156,13 @@ void op_hyper_expand(const ThreadContext& ctx, const Op& op, const Tensor* ts, c
     const Tensor &streams = ts[op.src[0]], &y = ts[op.src[1]], &weights = ts[op.src[2]], &dst = ts[op.dst];
     const int64_t n = streams.ne[1];
     for_columns(ctx, dst.ne[2], dst.ne[0], [&](int64_t t, int64_t column, int64_t length) {
-        const float* w = row<const float>(weights, t);
-        for (int64_t k = 0; k < n; ++k) {
-            float sum[kColumns] = {};
-            add_scaled(row<const float>(y, t) + column, w[n + k], length, sum);
-            for (int64_t j = 0; j < n; ++j)
-                add_scaled(row<const float>(streams, j, t) + column, w[2 * n + j * n + k], length, sum);
-            std::copy_n(sum, length, row<float>(dst, k, t) + column);
+        const float* x[kMaxStreams];
+        float* out[kMaxStreams];
+        for (int64_t i = 0; i < n; ++i) {
+            x[i] = row<const float>(streams, i, t) + column;
+            out[i] = row<float>(dst, i, t) + column;
         }
+        kMix[n - 1](row<const float>(weights, t), row<const float>(y, t) + column, x, length, out);
     });
 }
 

@@ -20,8 +20,7 @@ class HyperConnectionOps(ElementwiseOps):
         stream j in the new stream k at 2 * n + j * n + k: softmax(x) over k, plus eps, and then columns, and rows and
         columns `iterations` - 1 times more, divided by their sum + eps.
         """
-        if not 1 <= n <= MAX_STREAMS:
-            raise UnsupportedError(f"{n} residual streams; at most {MAX_STREAMS} are supported")
+        _check_number(n)
         parts = {n: 1, (2 + n) * n: 3}.get(mix.shape[0])
         if base.n_elements != mix.shape[0] or scale.n_elements != parts:
             raise ValueError(f"weights of {n} streams from {mix.shape}, base {base.shape}, scale {scale.shape}")
@@ -41,6 +40,12 @@ class HyperConnectionOps(ElementwiseOps):
         Stream k is weights[n + k] * y + sum_j weights[2 * n + j * n + k] * streams[:, j].
         """
         d, n, n_tokens = streams.shape[:3]
+        _check_number(n)
         if y.shape[:2] != (d, n_tokens) or weights.shape[:2] != ((2 + n) * n, n_tokens):
             raise ValueError(f"mixture of streams {streams.shape} and {y.shape} with weights {weights.shape}")
         return self._emit("hyper_expand", self.new(d, n, n_tokens), [streams, y, weights])
+
+
+def _check_number(n: int) -> None:
+    if not 1 <= n <= MAX_STREAMS:
+        raise UnsupportedError(f"{n} residual streams; at most {MAX_STREAMS} are supported")

@@ -119,6 +119,9 @@ def test_wrong_shapes_are_named() -> None:
     )
     with pytest.raises(UnsupportedError, match="9 residual streams; at most 8"):
         graph.hyper_weights(mix, base, scale, 9, 20, EPS)
+    many, weights_of_many = value_of(normal(rng, 5, 9, 10)), value_of(normal(rng, 5, 99))
+    with pytest.raises(UnsupportedError, match="9 residual streams; at most 8"):
+        graph.hyper_expand(many, y, weights_of_many)
     with pytest.raises(ValueError, match="weights of 4 streams"):
         graph.hyper_weights(mix, base, scale.slice0(0, 1), 4, 20, EPS)
     with pytest.raises(ValueError, match="weights of 3 streams"):

@@ -13,7 +13,7 @@ cdef struct Latest:
 
 
 cdef class CellTable:
-    cdef readonly int64_t n_cells
+    cdef readonly int64_t n_cells, stretch
     cdef readonly object pos, seq, delta
     cdef int32_t[::1] _pos, _delta
     cdef uint64_t[::1] _seq

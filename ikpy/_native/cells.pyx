@@ -13,11 +13,12 @@ cdef class CellTable:
     """Which position and which sequences each of n_cells cells holds.
 
     pos: int32, -1 = empty; seq: uint64 bit mask of sequence ids; delta: int32 pending position shifts, 0 in empty
-    cells. Which cells are in use is changed by the methods only, which keep count.
+    cells. Which cells are in use is changed by the methods only, which keep count. stretch: only the last token of
+    every stretch of so many positions has a cell.
     """
 
-    def __init__(self, int64_t n_cells):
-        self.n_cells = n_cells
+    def __init__(self, int64_t n_cells, int64_t stretch=1):
+        self.n_cells, self.stretch = n_cells, stretch
         self.pos = np.full(n_cells, -1, np.int32)
         self.seq = np.zeros(n_cells, np.uint64)
         self.delta = np.zeros(n_cells, np.int32)

@@ -1,4 +1,5 @@
 from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
 
 from ikpy._native.batches cimport Batch
 from ikpy._native.tables cimport Taken
@@ -8,5 +9,7 @@ cdef class InputArrays:
     cdef readonly object arrays, scales, scales_by_sequence
     cdef int32_t[:, ::1] _arrays
     cdef float[:, ::1] _scales, _by_sequence
+    cdef vector[int64_t] _stretches
 
     cdef int64_t set(self, Batch batch, Taken taken) except -1
+    cdef int set_stretch(self, Batch batch, Taken taken, int64_t k, int64_t further) except -1

@@ -9,11 +9,15 @@ cdef class InputArrays:
     """What graphs read of a micro-batch of at most n tokens.
 
     arrays: int32 [4 + n_tables, n], tokens, positions, sequences, output rows, then the tokens' cells in every table.
+    Of tables with stretches those of the tokens that end one, -1 behind them, and after all tables two rows more for
+    each: the tokens, -1 behind them, and the first positions of their stretches.
     scales: float32 [n_adapters, n], one per token, from those in scales_by_sequence, float32 [64, n_adapters].
     """
 
-    def __init__(self, int64_t n, int64_t n_tables, int64_t n_adapters):
-        self.arrays = np.zeros((4 + n_tables, n), np.int32)
+    def __init__(self, int64_t n, list stretches, int64_t n_adapters):
+        self._stretches = stretches
+        further = 2 * sum(stretch > 1 for stretch in stretches)
+        self.arrays = np.zeros((4 + len(stretches) + further, n), np.int32)
         self.scales = np.zeros((n_adapters, n), np.float32)
         self.scales_by_sequence = np.ones((N_SEQUENCES, n_adapters), np.float32)
         self._arrays, self._scales, self._by_sequence = self.arrays, self.scales, self.scales_by_sequence
@@ -27,7 +31,8 @@ cdef class InputArrays:
 
     cdef int64_t set(self, Batch batch, Taken taken) except -1:
         cdef int64_t n = batch.items.size(), n_outputs = 0, i, k
-        if n > self._arrays.shape[1] or 4 + <int64_t> taken.cells.size() != self._arrays.shape[0]:
+        cdef int64_t further = 4 + self._stretches.size()
+        if n > self._arrays.shape[1] or taken.cells.size() != self._stretches.size():
             raise ValueError("the batch does not fit the arrays")
         cdef Token token
         for i in range(n):
@@ -39,6 +44,19 @@ cdef class InputArrays:
             for k in range(self._scales.shape[0]):
                 self._scales[k, i] = self._by_sequence[token.seq, k]
         for k in range(<int64_t> taken.cells.size()):
+            if self._stretches[k] > 1:
+                self.set_stretch(batch, taken, k, further)
+                further += 2
+                continue
             for i in range(n):
                 self._arrays[4 + k, i] = taken.cells[k][i]
         return n_outputs
+
+    cdef int set_stretch(self, Batch batch, Taken taken, int64_t k, int64_t further) except -1:
+        cdef int64_t n = taken.owners[k].size(), i, owner
+        for i in range(self._arrays.shape[1]):
+            owner = taken.owners[k][i] if i < n else -1
+            self._arrays[4 + k, i] = taken.cells[k][i] if i < n else -1
+            self._arrays[further, i] = owner
+            self._arrays[further + 1, i] = batch.items[owner].pos + 1 - self._stretches[k] if i < n else 0
+        return 0

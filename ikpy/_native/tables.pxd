@@ -7,9 +7,11 @@ from ikpy._native.cells cimport CellTable
 
 cdef class Taken:
     cdef vector[vector[int64_t]] cells
+    cdef vector[vector[int64_t]] owners
     cdef readonly int full
 
     cdef int take(self, list tables, Batch batch) except -1
+    cdef int choose_owners(self, CellTable table, size_t k, Batch batch) except -1
 
 
 cdef class CellTables:

@@ -8,33 +8,54 @@ from ikpy._native.windows cimport WindowTable
 
 cdef class Taken:
     """The cells that the tokens of a batch got, in the order of the tables. `full`: the table that has too few, so that
-    nothing was taken; -1 if none."""
+    nothing was taken; -1 if none. owners: of tables with stretches, the tokens that got a cell; else empty."""
 
     def __len__(self):
         return self.cells.size()
 
     def __getitem__(self, size_t table):
-        """Cells of one table, a list of at most as many as there are tokens."""
+        """Cells of one table, a list of at most as many as there are tokens that want one."""
         if table >= self.cells.size():
             raise IndexError(f"table {table} of {self.cells.size()}")
         return self.cells[table]
 
     cdef int take(self, list tables, Batch batch) except -1:
         cdef CellTable table
-        cdef size_t n = batch.items.size(), i, k
+        cdef vector[Token] chosen
+        cdef int64_t owner
+        cdef size_t n, i, k
         self.full = -1
         self.cells.resize(len(tables))
+        self.owners.resize(len(tables))
         for k in range(self.cells.size()):
             table = tables[k]
             self.cells[k].clear()
-            table.find_cells(batch.items, self.cells[k])
+            self.owners[k].clear()
+            n = batch.items.size()
+            if table.stretch == 1:
+                table.find_cells(batch.items, self.cells[k])
+            else:
+                self.choose_owners(table, k, batch)
+                chosen.clear()
+                for owner in self.owners[k]:
+                    chosen.push_back(batch.items[owner])
+                n = chosen.size()
+                table.find_cells(chosen, self.cells[k])
             if self.cells[k].size() < n:
                 self.full = k
                 return 0
         for k in range(self.cells.size()):
             table = tables[k]
-            for i in range(n):
-                table.put(self.cells[k][i], batch.items[i].pos, batch.items[i].mask)
+            for i in range(self.cells[k].size()):
+                owner = i if table.stretch == 1 else self.owners[k][i]
+                table.put(self.cells[k][i], batch.items[owner].pos, batch.items[owner].mask)
+        return 0
+
+    cdef int choose_owners(self, CellTable table, size_t k, Batch batch) except -1:
+        cdef size_t i
+        for i in range(batch.items.size()):
+            if (batch.items[i].pos + 1) % table.stretch == 0:
+                self.owners[k].push_back(i)
         return 0
 
 

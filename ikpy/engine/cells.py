@@ -67,8 +67,8 @@ class Cells(CellTable):
 class PlannedCells(Cells):
     """Stands for n_cells cells that are only measured: arrays of their sizes without memory, and no cell to take."""
 
-    def __init__(self, n_cells: int) -> None:
-        super().__init__(0)
+    def __init__(self, n_cells: int, stretch: int = 1) -> None:
+        super().__init__(0, stretch)
         self._n_planned = n_cells
         self._arrays = [np.broadcast_to(array, n_cells) for array in (np.int32(-1), np.uint64(0), np.int32(0))]
 

@@ -37,6 +37,7 @@ from ikpy.graph.ir import Node
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
 from ikpy.held_interrupts import held_back
+from ikpy.models.batch import FULL
 
 __all__ = ["Context", "KVCacheFullError"]
 
@@ -179,7 +180,8 @@ class Context:
         """The model's devices with this context's caches, if it has any."""
         if self.model.devices is None:
             return None
-        windows = [array for cells in self.kv.windows.values() for array in (cells.pos, cells.seq)]
+        others = [cells for window, cells in self.kv.cells.items() if window != FULL]
+        windows = [array for cells in others for array in (cells.pos, cells.seq)]
         inputs = Inputs(self._inputs.all_arrays, [self.kv.pos, self.kv.seq], windows)
         states = self.kv.recurrent.tensors if self.kv.recurrent else {}
         caches = self.kv.tensors, states

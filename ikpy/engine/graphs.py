@@ -56,6 +56,11 @@ class MicroBatchGraphs:
         """Whether the model has layers with states."""
         return self._kv.recurrent is not None
 
+    @property
+    def checks_order(self) -> bool:
+        """Whether tokens must follow those before them, which the cache checks."""
+        return self.is_recurrent or bool(self._kv.stretches)
+
     def nodes(self, n_tokens: int, n_outputs: int) -> UnplannedGraph:
         """The graph of a micro-batch, before it is planned.
 
@@ -82,6 +87,7 @@ class MicroBatchGraphs:
         batch.recurrent = self._kv.recurrent.slots if self._kv.recurrent else {}
         batch.keeps_states = self._params.token_states
         batch.states = self._inputs.state_values(n_tokens)
+        batch.stretches = self._inputs.stretch_values(n_tokens)
         if self.steering is not None:
             shape = self.steering.shape[::-1]
             batch.steering = external(self.steering.ctypes.data, self.steering, F32, shape, "steering", "input")

@@ -27,7 +27,7 @@ class BatchInputs(InputArrays):
     def __init__(
         self, n: int, cells: Mapping[Window, Cells], *, n_adapters: int, n_embd: int, keep_slots: np.ndarray | None
     ) -> None:
-        super().__init__(n, len(cells), n_adapters)
+        super().__init__(n, [each.stretch for each in cells.values()], n_adapters)
         self._cells = cells
         self._keep_slots = keep_slots
         self.states = np.zeros((n, n_embd), np.float32) if n_embd else None
@@ -40,7 +40,8 @@ class BatchInputs(InputArrays):
     def pad(self, sizes: tuple[int, int], padded: tuple[int, int]) -> None:
         """Repeats the last of the tokens and outputs that were written, up to other numbers of them."""
         (n_tokens, n_outputs), (end, end_of_outputs) = sizes, padded
-        for row in (*self.arrays[:3], *self.arrays[4:], *self.scales):
+        repeated = [row for row, each in zip(self.arrays[4:], self._cells.values(), strict=False) if each.stretch == 1]
+        for row in (*self.arrays[:3], *repeated, *self.scales):
             row[n_tokens:end] = row[n_tokens - 1]
         if n_outputs:
             self.arrays[3, n_outputs:end_of_outputs] = self.arrays[3, n_outputs - 1]
@@ -66,8 +67,19 @@ class BatchInputs(InputArrays):
                 as_input(cells.pos, cells.n_cells, "cell_pos"),
                 as_input(cells.seq, cells.n_cells, "cell_seq"),
             )
-            for (window, cells), taken in zip(self._cells.items(), self.arrays[4:], strict=True)
+            for (window, cells), taken in zip(self._cells.items(), self.arrays[4:], strict=False)
         }
+
+    def stretch_values(self, n_tokens: int) -> dict[Window, tuple[Value, Value]]:
+        """Of every kind of cells with stretches the tokens that end one, and the first positions of these, as inputs of
+        a batch of so many tokens; the unused ones behind them are -1.
+        """
+        found = {}
+        rows = iter(self.arrays[4 + len(self._cells) :])
+        for window, cells in self._cells.items():
+            if cells.stretch > 1:
+                found[window] = as_input(next(rows), n_tokens, "ends"), as_input(next(rows), n_tokens, "starts")
+        return found
 
     def scale_values(self, n_tokens: int) -> list[Value]:
         """Scales of every adapter [1, n_tokens]."""

@@ -14,11 +14,11 @@ from ikpy._native.batches import Batch
 from ikpy._native.tables import CellTables, Taken
 from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, PlannedCells, WindowCells, whole_from
 from ikpy.engine.recurrent import RecurrentStates, pieces_by_state
-from ikpy.errors import ResourceError
+from ikpy.errors import ResourceError, UsageError
 from ikpy.gguf.huge_pages import zeroed_bytes
 from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
 from ikpy.machine_memory import check_memory
-from ikpy.models.batch import FULL, CacheSpec, StateSpec, Window
+from ikpy.models.batch import EVERY, FULL, CacheSpec, StateSpec, Window
 from ikpy.quants import registry
 
 __all__ = ["MAX_SEQUENCES", "KVCache", "KVCacheFullError"]
@@ -29,7 +29,8 @@ ALIGNMENT = 64
 
 
 class KVCache:
-    """n_ctx cells, and fewer for every kind of window in `windows` (window -> number of cells). Recurrent layers have
+    """n_ctx cells, and fewer for every kind of window in `windows` (window -> number of cells), of "every" windows for
+    the last tokens of stretches only. Recurrent layers have
     states of their own (`recurrent`, None without any) for n_sequences sequences, and n_kept copies of each sequence's:
     so many of its last tokens can be removed. n_tokens: of a micro-batch, at most.
 
@@ -56,15 +57,18 @@ class KVCache:
             check_cache_memory(n_ctx, specs, windows or {}, 4 * n_elements * n_sequences * (1 + n_kept))
         self.n_ctx = n_ctx
         self.can_shift = can_shift
-        self.full = Cells(n_ctx) if allocate else PlannedCells(n_ctx)
-        self.windows = {window: WindowCells(n, *window) for window, n in (windows or {}).items()}
-        self.cells: dict[Window, Cells] = {FULL: self.full, **self.windows}
+        make = Cells if allocate else PlannedCells
+        self.full = make(n_ctx)
+        every = {window: n for window, n in (windows or {}).items() if window[0] == EVERY}
+        self.windows = {window: WindowCells(n, *window) for window, n in (windows or {}).items() if window not in every}
+        self.stretches = {window: make(n, window[1]) for window, n in every.items()}
+        self.cells: dict[Window, Cells] = {FULL: self.full, **self.windows, **self.stretches}
         self.tables = CellTables(list(self.cells.values()))
         self.tensors: dict[tuple[int, str], Value] = {}
         self.window_of: dict[tuple[int, str], Window] = {}
         for layer, layer_specs in enumerate(specs):
             for spec in layer_specs:
-                self.window_of[layer, spec.name] = spec.window if spec.window in self.windows else FULL
+                self.window_of[layer, spec.name] = spec.window if spec.window in self.cells else FULL
         self._make_tensors(specs, allocate)
         self.recurrent = None
         if any(states):
@@ -73,25 +77,37 @@ class KVCache:
 
     def _make_tensors(self, specs: Sequence[Sequence[CacheSpec]], allocate: bool) -> None:
         """All tensors in one block of memory, so that hardly any of it lies outside of huge pages."""
-        sizes: dict[tuple[int, CacheSpec], tuple[int, ...]] = {}
+        joined: dict[tuple[int, CacheSpec], list[CacheSpec]] = {}
         for layer, layer_specs in enumerate(specs):
             for spec in layer_specs:
-                n_cells = self.cells[self.window_of[layer, spec.name]].n_cells
-                sizes[layer, spec] = spec.n, spec.n_heads, n_cells
-        nbytes = [registry.by_id(spec.type_id).tensor_nbytes((*shape, 1)) for (_, spec), shape in sizes.items()]
+                first = next((s for s in layer_specs if s.name == spec.behind), spec)
+                joined.setdefault((layer, first), []).append(spec)
+        sizes = {
+            (layer, first): (first.n, first.n_heads, sum(self._n_cells(layer, part) for part in parts))
+            for (layer, first), parts in joined.items()
+        }
+        nbytes = [registry.by_id(first.type_id).tensor_nbytes((*shape, 1)) for (_, first), shape in sizes.items()]
         steps = [-(-n // ALIGNMENT) * ALIGNMENT for n in nbytes]
         memory = zeroed_bytes(sum(steps)) if allocate else None
         self.allocated_bytes = sum(nbytes) if allocate else 0
         address = PLANNED_ADDRESS if memory is None else memory.ctypes.data
-        for ((layer, spec), shape), step in zip(sizes.items(), steps, strict=True):
-            name = f"cache_{spec.name}_l{layer}"
-            self.tensors[layer, spec.name] = external(address, memory, spec.type_id, shape, name, "cache")
+        for ((layer, first), shape), step in zip(sizes.items(), steps, strict=True):
+            whole = external(address, memory, first.type_id, shape, f"cache_{first.name}_l{layer}", "cache")
+            start = 0
+            for part in joined[layer, first]:
+                n_cells = self._n_cells(layer, part)
+                self.tensors[layer, part.name] = whole if n_cells == shape[2] else whole.slice(2, start, n_cells)
+                start += n_cells
             address += step  # planned ones too: attention takes V at the place of K for a part of it
+
+    def _n_cells(self, layer: int, spec: CacheSpec) -> int:
+        return self.cells[self.window_of[layer, spec.name]].n_cells
 
     def nbytes(self, name: str | None = None) -> int:
         """Bytes of the cache tensors with this name, or of all with the states of recurrent layers."""
         states = self.recurrent.nbytes if self.recurrent and name is None else 0
-        return states + sum(t.buffer.nbytes for (_, n), t in self.tensors.items() if name in (None, n))
+        chosen = [t for (_, n), t in self.tensors.items() if name in (None, n)]
+        return states + sum(registry.by_id(t.type_id).tensor_nbytes(t.shape) for t in chosen)
 
     # cells
 
@@ -137,11 +153,27 @@ class KVCache:
         """
         if self.recurrent:
             self.recurrent.check(batch)
+        if self.stretches:
+            self._check_continues(batch)
         if self.used_cells + len(batch) > self.n_ctx:
             self.place(batch)
         if self.recurrent is None:
             return batch.pieces(n)
         return pieces_by_state(batch, n, 1 + self.recurrent.n_kept)
+
+    def _check_continues(self, batch: Batch) -> None:
+        """UsageError unless every token follows the one before it in its sequences: stretches of positions are
+        compressed as they end.
+        """
+        following = self.tables.next_positions()
+        for pos, ids in zip(batch.pos.tolist(), batch.seq_ids, strict=True):
+            for seq in ids:
+                if pos != following.get(seq, 0):
+                    raise UsageError(
+                        f"sequence {seq} goes on at position {following.get(seq, 0)}, not at {pos}: this model "
+                        "compresses its cache in the order of the positions"
+                    )
+                following[seq] = pos + 1
 
     def place(self, batch: Batch) -> Taken:
         """Takes empty cells of every kind for the tokens of a batch, and makes the states of its sequences ready.
@@ -163,7 +195,8 @@ class KVCache:
 
     def _too_full(self, taken: Taken, n: int) -> KVCacheFullError:
         window, cells = list(self.cells.items())[taken.full]
-        what = "KV cache" if window == FULL else f"KV cache of the {window[0]} window of {window[1]}"
+        kinds = {FULL[0]: "KV cache", EVERY: f"KV cache of compressed stretches of {window[1]}"}
+        what = kinds.get(window[0], f"KV cache of the {window[0]} window of {window[1]}")
         return KVCacheFullError(
             f"the {what} is full: {n} tokens need a place and {len(taken[taken.full])} of {cells.n_cells} cells "
             "are empty; use a larger -c or remove sequences"

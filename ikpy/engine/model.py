@@ -23,7 +23,7 @@ from ikpy.gguf.file_bytes import share_of
 from ikpy.gguf.huge_pages import fitting_reserved_pages
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.division import OUTPUTS, Matrix
-from ikpy.graph.ir import Buffer, Value
+from ikpy.graph.ir import I32, Buffer, Value
 from ikpy.graph.placement import CPU, EXPERT_NAME, Placement, check_placement, place, placement_lines
 from ikpy.graph.weight_parts import whole_name
 from ikpy.machine_memory import available_memory
@@ -245,7 +245,7 @@ class Model:
         tensors = self.gguf.tensors.values()
         matrices = Counter(t.type_id for t in tensors if len(t.shape) > 1 and t.name not in repacked)
         for type_id, count in sorted(matrices.items()):
-            if core.has_decoder(type_id) and not core.has_unpacker(type_id):
+            if type_id != I32 and core.has_decoder(type_id) and not core.has_unpacker(type_id):
                 log(
                     f"llm_load_tensors: note: {count} tensors of type {registry.by_id(type_id).name} have no unpacker; "
                     "their products decode to float first (slower)"

@@ -167,7 +167,7 @@ class Plans:
         logits, embeddings, token_states, maxima = (self._result(built, value) for value in built.results)
         results = logits, embeddings, token_states
         native = plan.native if isinstance(plan, CompiledPlan) else None
-        direct = not (self._graphs.model.arch.reads_states or self._graphs.is_recurrent)
+        direct = not (self._graphs.model.arch.reads_states or self._graphs.checks_order)
         return Ready(n_tokens, n_outputs, self.threads_for(n_tokens), plan, results, maxima, native, direct)
 
     def _result(self, built: BuiltGraph, value: Value | None) -> np.ndarray | None:

@@ -27,7 +27,7 @@ from ikpy.engine.recurrent import Checkpoint
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf.atomic import replacing
 from ikpy.graph.ir import Value
-from ikpy.models.batch import FULL, Window
+from ikpy.models.batch import EVERY, FULL, Window
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
@@ -47,7 +47,8 @@ def cache_tensors(context: Context) -> dict[str, NDArray[np.uint8]]:
     for (layer, name), value in context.kv.tensors.items():
         address = value.buffer.address
         assert address is not None
-        memory = (ctypes.c_uint8 * value.buffer.nbytes).from_address(address)
+        nbytes = value.shape[2] * value.strides[2]
+        memory = (ctypes.c_uint8 * nbytes).from_address(address + value.offset)
         found[f"{name}.{layer}"] = np.ctypeslib.as_array(memory).reshape(value.shape[2], -1)
     return found
 
@@ -156,7 +157,7 @@ class SequenceState:
             length = max((saved.end for saved in self.states if saved.end <= length), default=0)
         for (kind, size), pos in self.pos.items():
             first = whole_from(pos, self.pos[FULL], len(self.tokens))
-            if kind != FULL[0] and first > lowest_visible(kind, size, length):
+            if kind not in (FULL[0], EVERY) and first > lowest_visible(kind, size, length):
                 return 0
         return length
 
@@ -357,6 +358,8 @@ def _check_positions(context: Context, n_tokens: int, positions: dict[Window, li
     following = full[-1] + 1 if full else 0
     for window, pos in positions.items():
         cells = context.kv.cells.get(window)
+        if window[0] == EVERY and pos != full[window[1] - 1 :: window[1]]:
+            raise ValueError
         first = cells.lowest_kept(following) if isinstance(cells, WindowCells) else 0
         if not (_rises_within(pos, first, following) and set(pos) <= set(full)):
             raise ValueError

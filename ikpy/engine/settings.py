@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ikpy.engine.model import Model
 from ikpy.engine.params import PLAIN_CACHE_TYPES, ContextParams
 from ikpy.errors import UsageError
-from ikpy.models.batch import GraphParams, Window
+from ikpy.models.batch import EVERY, GraphParams, Window
 from ikpy.models.hparams import HParams
 from ikpy.models.rope import RopeParams
 from ikpy.quants import registry
@@ -41,15 +41,16 @@ def padded(n: int, pad: int) -> int:
 
 
 def window_cells(model: Model, params: ContextParams, sizes: Sizes) -> dict[Window, int]:
-    """Number of cells for each window of the model that needs fewer than n_ctx.
+    """Number of cells for each window of the model that needs fewer than n_ctx, and for compressed stretches.
 
     A micro-batch is stored before it is attended to: its tokens come on top of the window of every sequence.
     """
-    if params.swa_full:
-        return {}
-    windows = {model.arch.window(il) for il in range(model.hparams.n_layer)}
+    layers = range(model.hparams.n_layer)
+    windows = set() if params.swa_full else {window for il in layers for window in model.arch.windows(il)}
     wanted = {w: padded(w[1] * params.n_seq_max + sizes.n_ubatch, sizes.pad) for w in windows if w[1] > 0}
-    return {window: n for window, n in wanted.items() if n < sizes.n_ctx}
+    found = {window: n for window, n in wanted.items() if n < sizes.n_ctx}
+    stretches = sorted({model.arch.stretch(il) for il in layers} - {0})
+    return found | {(EVERY, n): padded(sizes.n_ctx // n, sizes.pad) or sizes.pad for n in stretches}
 
 
 def graph_params(
@@ -85,7 +86,7 @@ def graph_params(
         n_seq_max=p.n_seq_max,
         grouped_experts=p.grouped_experts,
         k_hadamard=_hadamard(p.k_hadamard, types_k, "-khad", log),
-        v_hadamard=not mla and _hadamard(p.v_hadamard, types_v, "-vhad", log),
+        v_hadamard=not mla and not model.arch.values_are_keys and _hadamard(p.v_hadamard, types_v, "-vhad", log),
         windows=windows,
         sparse_top_k=p.sparse_top_k,
         type_indexer=_cache_type(p.type_indexer, 0, "-ictk"),
@@ -105,10 +106,11 @@ def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str
         yield "-ger", "the model has no groups of experts"
     if p.swa_full and not any(model.arch.window(il)[1] > 0 for il in range(hp.n_layer)):
         yield "--swa-full", "the model attends to all tokens in every layer"
-    if p.v_hadamard and mla:
-        yield "-vhad", "the cache holds latents"
-    if mla and p.type_v.lower() != "f16":
-        yield "-ctv", "the cache holds latents, whose type is that of -ctk"
+    held = "latents" if mla else "keys that are the values" if model.arch.values_are_keys else ""
+    if held and p.v_hadamard:
+        yield "-vhad", f"the cache holds {held}"
+    if held and p.type_v.lower() != "f16":
+        yield "-ctv", f"the cache holds {held}, whose type is that of -ctk"
     if not model.arch.has_indexers:
         if p.sparse_top_k > 0:
             yield "-dsatk", "the model has no indexers"

@@ -31,9 +31,14 @@ class Graph(HyperConnectionOps, ProductOps):
 
     # positions and attention
 
-    def rope_table(self, pos: Value, n_rot: int, factors: Value | None, params: Sequence[float]) -> Value:
-        """(cos, sin) pairs f32 [n_rot, T]. params: base, freq_scale, ext_factor, attn_factor, low, high."""
-        return self._emit("rope_table", self.new(n_rot, pos.shape[0]), [pos, factors], fp=params)
+    def rope_table(
+        self, pos: Value, n_rot: int, factors: Value | None, params: Sequence[float], *, inverse: bool = False
+    ) -> Value:
+        """(cos, sin) pairs f32 [n_rot, T]. params: base, freq_scale, ext_factor, attn_factor, low, high.
+
+        inverse: the sines are negative, so that a rotation by the table undoes one.
+        """
+        return self._emit("rope_table", self.new(n_rot, pos.shape[0]), [pos, factors], ip=[int(inverse)], fp=params)
 
     def rope(self, x: Value, table: Value, *, neox: bool, offset: int = 0) -> Value:
         """Rotates table.shape[0] elements from offset of every head of x [d, H, T], in place."""
@@ -72,16 +77,19 @@ class Graph(HyperConnectionOps, ProductOps):
         n_swa: int,
         causal: bool,
         own: bool,
+        further: tuple[Value, Value] | None = None,
     ) -> tuple[Value, Value]:
-        """Mask f16 [cells, T] and visible ranges i32 [2, T]. window: none, sliding, chunked.
+        """Mask f16 [cells, T] and visible ranges i32 [2, T]. window: none, sliding, chunked, every (as none).
 
-        own: the cells are those of this window alone and all of them are looked at, not the first n_kv.
+        own: the cells are those of this window alone and all of them are looked at, not the first n_kv. further:
+        positions and sequences of more cells behind all of these, to which no window applies.
         """
         n_tokens = pos.shape[0]
-        mask = self.new(cell_pos.shape[0], n_tokens, type_id=F16)
+        n_cells = cell_pos.shape[0] + (further[0].shape[0] if further else 0)
+        mask = self.new(n_cells, n_tokens, type_id=F16)
         ranges = self.new(2, n_tokens, type_id=I32)
-        kind = {"none": 0, "sliding": 1, "chunked": 2}[window]
-        src = [cell_pos, cell_seq, pos, seq, ranges]
+        kind = {"none": 0, "sliding": 1, "chunked": 2, "every": 0}[window]
+        src = [cell_pos, cell_seq, pos, seq, ranges, *(further or ())]
         ip = [kind, min(n_swa, MAX_I32), int(causal), int(own)]
         self._emit("kq_mask", mask, src, ip=ip, writes=[ranges])
         return mask, ranges
@@ -125,10 +133,21 @@ class Graph(HyperConnectionOps, ProductOps):
         dst = self.new(1 + top_k, q.shape[2], type_id=I32)
         return self._emit("choose_cells", dst, [q, weights, keys, *mask])
 
-    def chosen_mask(self, mask: Value, chosen: Value, n_cells: int) -> Value:
-        """The first n_cells of every row of a mask, with all cells hidden that a token did not choose."""
+    def chosen_mask(self, mask: Value, chosen: Value, n_cells: int, first: int = 0) -> Value:
+        """The first n_cells of every row of a mask, with all cells from `first` on hidden that a token did not choose.
+
+        Chosen cells are counted from there; with `first` all n_cells are looked at, not only those that are attended.
+        """
         dst = self.new(n_cells, mask.shape[1], type_id=F16)
-        return self._emit("chosen_mask", dst, [mask, chosen])
+        return self._emit("chosen_mask", dst, [mask, chosen], ip=[first])
+
+    def chosen_list(self, mask: Value, chosen: Value, first: int, most: int) -> Value:
+        """The cells that each token attends to as those of choose_cells, i32 [1 + most + top_k, T].
+
+        Those before `first` that its mask shows, `most` at most, and the chosen ones, which are counted from there on.
+        """
+        dst = self.new(chosen.shape[0] + most, chosen.shape[1], type_id=I32)
+        return self._emit("chosen_list", dst, [mask, chosen], ip=[first])
 
     def compress_cells(
         self,

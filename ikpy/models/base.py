@@ -74,6 +74,11 @@ class Architecture:
         return False
 
     @property
+    def values_are_keys(self) -> bool:
+        """Whether cached keys are the values as well."""
+        return False
+
+    @property
     def has_indexers(self) -> bool:
         """Whether layers choose the cells that they attend to."""
         return False
@@ -101,6 +106,14 @@ class Architecture:
     def window(self, layer: int) -> Window:
         """Attention window of a layer."""
         return FULL
+
+    def windows(self, layer: int) -> list[Window]:
+        """Windows whose tokens a layer keeps in caches of their own size, that of its attention first."""
+        return [self.window(layer)]
+
+    def stretch(self, layer: int) -> int:
+        """Positions that a layer compresses to one cell behind those of its window; 0: none."""
+        return 0
 
     def head_sizes(self, layer: int) -> HeadSizes:
         """Sizes of the heads of a layer; window layers may have their own."""

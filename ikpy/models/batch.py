@@ -11,15 +11,18 @@ from ikpy.graph.ir import ALWAYS, F16, Value
 from ikpy.models.rope import RopeParams
 
 Window = tuple[str, int]
-"""Kind ("none", "sliding", "chunked") and size of an attention window."""
+"""Kind ("none", "sliding", "chunked") and size of an attention window; or "every" and a size, of cells that hold what a
+stretch of so many positions was compressed to, under the last of them."""
 FULL: Window = ("none", 0)
+EVERY = "every"
 
 
 @dataclass(frozen=True)
 class CacheSpec:
     """One cache tensor of a layer: rows of n elements for each of n_heads heads per cell.
 
-    window: what the layer attends to; its cells may be as few as that needs.
+    window: what the layer attends to; its cells may be as few as that needs. behind: name of a tensor of the layer
+    with rows as these, behind whose cells these lie, so that both are attended to as one.
     """
 
     name: str
@@ -27,6 +30,7 @@ class CacheSpec:
     n_heads: int
     type_id: int
     window: Window = FULL
+    behind: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class BatchGraph:
 
     inputs: tokens, pos, seq (i32 [T]), outputs (i32 [n_outputs]), and where copies of states are kept keep (i32 [T]).
     cells: window -> cells of the tokens (i32 [T]), position (i32 [n]) and sequences (i64 [n]) of all n cells.
+    stretches: of "every" windows the tokens that end a stretch and its first position (i32 [E]), -1 and 0 where there
+    are fewer; their cells are as many.
     caches: (layer, name) -> cache tensor [n, n_heads, n_cells]; windows: whose cells each of them has.
     recurrent: (layer, name) -> states [*shape, n_sequences], inputs["seq"] being the slot of every token, and of what
     is kept of them [*shape, n_copies], if there is any.
@@ -98,36 +104,56 @@ class BatchGraph:
     steering: Value | None = None
     states: Value | None = None
     chosen: Value | None = None
-    _masks: dict[tuple[str, int], tuple[Value, Value]] = field(default_factory=dict)
+    stretches: dict[Window, tuple[Value, Value]] = field(default_factory=dict)
+    _masks: dict[tuple[Window, Window], tuple[Value, Value]] = field(default_factory=dict)
     _rope_tables: dict[tuple, Value] = field(default_factory=dict)
     _temperatures: dict[tuple[float, int, int], Value] = field(default_factory=dict)
 
     def mask(self, window: str = "none", n_swa: int = 0) -> tuple[Value, Value]:
         """The mask of this window kind, built once per batch."""
-        key = (window, n_swa)
+        return self._mask((window, n_swa), FULL)
+
+    def joined_mask(self, window: Window, stretch: Window) -> tuple[Value, Value]:
+        """The mask of a window's cells (of all, if it has none of its own) and the compressed ones behind them."""
+        return self._mask(window, stretch)
+
+    def _mask(self, window: Window, stretch: Window) -> tuple[Value, Value]:
+        key = window, stretch
         if key not in self._masks:
-            own = key in self.cells and key != FULL
-            _, cell_pos, cell_seq = self.cells[key if own else FULL]
+            own = window in self.cells and window != FULL
+            _, cell_pos, cell_seq = self.cells[window if own else FULL]
             with self.graph.only(ALWAYS):
                 self._masks[key] = self.graph.kq_mask(
                     cell_pos,
                     cell_seq,
                     self.inputs["pos"],
                     self.inputs["seq"],
-                    window=window,
-                    n_swa=n_swa,
+                    window=window[0],
+                    n_swa=window[1],
                     causal=self.params.causal,
-                    own=own,
+                    own=own or stretch != FULL,
+                    further=self.cells[stretch][1:] if stretch != FULL else None,
                 )
         return self._masks[key]
 
-    def rope_table(self, n_rot: int, rope: RopeParams, factors: Value | None = None) -> Value:
-        """The rotation table for these parameters, built once per batch."""
-        key = (n_rot, rope, id(factors))
+    def rope_table(
+        self,
+        n_rot: int,
+        rope: RopeParams,
+        factors: Value | None = None,
+        *,
+        pos: Value | None = None,
+        inverse: bool = False,
+    ) -> Value:
+        """The rotation table for these parameters, built once per batch; pos: of other positions than the tokens';
+        inverse: that turns back.
+        """
+        pos = self.inputs["pos"] if pos is None else pos
+        key = (n_rot, rope, id(factors), pos.buffer, pos.shape, inverse)
         if key not in self._rope_tables:
             values = rope.kernel_params(n_rot)
             with self.graph.only(ALWAYS):
-                self._rope_tables[key] = self.graph.rope_table(self.inputs["pos"], n_rot, factors, values)
+                self._rope_tables[key] = self.graph.rope_table(pos, n_rot, factors, values, inverse=inverse)
         return self._rope_tables[key]
 
     def attention_temperature(self, scale: float, period: int, offset: int) -> Value:

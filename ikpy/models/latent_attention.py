@@ -16,12 +16,12 @@ from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
 from ikpy.models.blocks import MIB, attend_cached, concat_heads, heads_per_step, part_of_rows, store_heads
 from ikpy.models.rope import RopeParams
 from ikpy.models.sparse_attention import (
-    LARGEST_ON_DEVICES,
     LISTED_ON_DEVICES,
     Indexer,
     IndexerSizes,
     Visible,
     choose_cells,
+    chosen_on_devices,
     effective_top_k,
     index_cache,
     visible,
@@ -86,7 +86,7 @@ class LatentDecoder(Decoder):
         specs = super().cache_specs(layer, params) if params.mla == 0 else self._latent_specs(layer, params)
         if (sizes := self.indexer_sizes) and effective_top_k(sizes, params):
             attn: LatentAttention = self.layers[layer].attn  # type: ignore[attr-defined]
-            specs += [index_cache(sizes, params)] if attn.indexer else []
+            specs += [index_cache(sizes.size, params)] if attn.indexer else []
         return specs
 
     def _latent_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
@@ -239,8 +239,7 @@ class LatentDecoder(Decoder):
         """
         if not b.params.on_devices or self.indexer_sizes is None:
             return True
-        size = self.indexer_sizes.size
-        made_there = (il, "ki") in b.caches and size <= LARGEST_ON_DEVICES and size % 8 == 0
+        made_there = (il, "ki") in b.caches and chosen_on_devices(self.indexer_sizes.size)
         return made_there and b.n_tokens <= LISTED_ON_DEVICES
 
     def _absorbed(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.ir import ALWAYS, CellRange, Value
-from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
+from ikpy.models.batch import FULL, BatchGraph, CacheSpec, GraphParams, Window
 from ikpy.models.weights import WeightSource
 from ikpy.quants import registry
 
@@ -65,20 +65,24 @@ def check_sizes(path: object, sizes: IndexerSizes, n_rot: int) -> None:
         )
 
 
+def chosen_on_devices(size: int) -> bool:
+    """Whether devices choose cells by index keys of `size` elements."""
+    return size <= LARGEST_ON_DEVICES and size % 8 == 0
+
+
 def effective_top_k(sizes: IndexerSizes, params: GraphParams) -> int:
     """Cells that a token attends to, 0 for all."""
     return sizes.top_k if params.sparse_top_k < 0 else params.sparse_top_k
 
 
-def index_cache(sizes: IndexerSizes, params: GraphParams) -> CacheSpec:
-    """The cached index keys of a layer. UsageError for a type whose blocks are longer."""
+def index_cache(size: int, params: GraphParams, window: Window = FULL) -> CacheSpec:
+    """The cached index keys of a layer, of `size` elements. UsageError for a type whose blocks are longer."""
     kind = registry.by_id(params.type_indexer)
-    if sizes.size % kind.block_elements:
+    if size % kind.block_elements:
         raise UsageError(
-            f"-ictk {kind.name}: index keys of {sizes.size} elements are no multiple of its block size "
-            f"{kind.block_elements}"
+            f"-ictk {kind.name}: index keys of {size} elements are no multiple of its block size {kind.block_elements}"
         )
-    return CacheSpec("ki", sizes.size, 1, kind.id)
+    return CacheSpec("ki", size, 1, kind.id, window)
 
 
 def choose_cells(

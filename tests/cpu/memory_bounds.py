@@ -261,6 +261,10 @@ def sparse_ops(place: Place) -> None:
         lists = program.array(chosen)
         program.op("choose_cells", lists, sources)
         program.op("chosen_mask", program.array(place(mask)), [sources[3], lists])
+        both = place(np.concatenate([mask[:, :7], mask], 1))
+        program.op("chosen_mask", program.array(place(both)), [program.array(both), lists], {0: 7})
+        listed = program.array(place(np.zeros((tokens, 1 + top_k + 5), np.int32)))
+        program.op("chosen_list", listed, [program.array(both), lists], {0: 7})
         core.run(np.array(program.tensors, TENSOR_DTYPE), np.array(program.ops, OP_DTYPE), n_cells, 2)
         assert (chosen[:, 0] == top_k).all()
         sources = [q, keys, keys, mask, None, None, ranges, chosen]

@@ -155,6 +155,27 @@ def test_mask_of_chosen_cells(n_tokens: int) -> None:
     assert ((found == 0) == batch.visible)[:, :few].all()
 
 
+@pytest.mark.parametrize("n_tokens", [1, 20])
+def test_chosen_cells_behind_others(n_tokens: int) -> None:
+    """Cells before those that are chosen from stay as they are: in a mask, and in front of lists as far as it shows
+    them."""
+    batch, rng, n_first = Batch(n_tokens), np.random.default_rng(1), 24
+    lists, chosen = random_choice(rng, batch.visible)
+    shown = rng.random((n_tokens, n_first)) < 0.4
+    shown[0] = True
+    hidden = np.where(np.concatenate([shown, batch.visible], 1), 0, -np.inf).astype(np.float16)
+    mask = value_of(hidden)
+    expected = np.concatenate([shown, chosen], 1)
+    for n_threads in (1, 3):
+        found = run(lambda g: g.chosen_mask(mask, value_of(lists), n_first + N_CELLS, n_first), 32, n_threads)
+        assert ((found == 0) == expected).all()
+        listed = run(lambda g: g.chosen_list(mask, value_of(lists), n_first, n_first), 32, n_threads)
+        for t, row in enumerate(listed):
+            every = lists[t, 0] < 0
+            assert row[0] == (-1 if every else expected[t].sum())
+            assert every or (row[1 : 1 + row[0]] == np.flatnonzero(expected[t])).all()
+
+
 # attention
 
 

@@ -99,6 +99,23 @@ def test_mask(top_k: int) -> None:
     case.check(case.p.graph.chosen_mask(case.seen[0], chosen, case.n_cells), 0.0)
 
 
+@pytest.mark.parametrize("n_tokens", [1, 9])
+def test_chosen_cells_behind_others(n_tokens: int) -> None:
+    """70 cells that a mask shows some of, and cells chosen among those behind them."""
+    n_first, n_cells, top_k = 70, 96, 12
+    p, rng = Program(), np.random.default_rng(n_tokens)
+    shown = np.where(rng.random((n_tokens, n_first + n_cells)) < 0.4, 0, -np.inf).astype(np.float16)
+    cells = np.stack([np.sort(rng.choice(n_cells, top_k, replace=False)) for _ in range(n_tokens)])
+    lists = np.concatenate([np.full((n_tokens, 1), top_k), cells], 1).astype(np.int32)
+    lists[n_tokens // 2, 0] = -1
+    mask, chosen = p.array(shown), p.array(lists)
+    both = p.graph.chosen_mask(mask, chosen, n_first + n_cells, n_first), p.graph.chosen_list(mask, chosen, n_first, 40)
+    expected, actual = (p.run([*both], on_cuda=on_cuda, n_kv=32) for on_cuda in (False, True))
+    assert np.array_equal(expected[0].view(np.uint16), actual[0].view(np.uint16))
+    for ours, row in zip(actual[1][0, 0], expected[1][0, 0], strict=True):
+        assert ours[0] == row[0] and np.array_equal(ours[1 : 1 + ours[0]], row[1 : 1 + row[0]])
+
+
 @pytest.mark.parametrize("n_tokens", [1, 3])
 @pytest.mark.parametrize("type_name", ["f16", "q8_0", "q6_0"])
 def test_attention_to_chosen_latents(type_name: str, n_tokens: int) -> None:

@@ -106,6 +106,19 @@ def test_rope(rng: np.random.Generator, neox: bool, ext: float) -> None:
     p.compare(table, x, bound=2e-5)
 
 
+def test_rope_back(rng: np.random.Generator) -> None:
+    """A table with negative sines undoes a rotation."""
+    p = Program()
+    pos = p.array(np.array([0, 3, 77, 1000], np.int32))
+    values = normal(rng, 4, 3, 64)
+    x = p.array(values.copy())
+    for inverse in (False, True):
+        table = p.graph.rope_table(pos, 48, None, [10000.0, 1.0, 0.0, 1.0, 0.0, 0.0], inverse=inverse)
+        p.graph.rope(x, table, neox=False, offset=16)
+    for on_cuda in (False, True):
+        assert np.abs(p.run([x], on_cuda=on_cuda, n_kv=1)[0][0] - values).max() < 1e-5
+
+
 def test_attention_temperature(rng: np.random.Generator) -> None:
     p = Program()
     pos = p.array(np.array([0, 8191, 8192, 100000], np.int32))
@@ -163,6 +176,30 @@ def test_mask(rng: np.random.Generator, window: str, causal: bool, own: bool) ->
     seen = n if own else 64
     assert np.array_equal(actual[0].view(np.uint16)[..., :seen], expected[0].view(np.uint16)[..., :seen])
     assert np.array_equal(actual[1], expected[1])
+
+
+def test_mask_of_compressed_cells_behind_a_window(rng: np.random.Generator) -> None:
+    """No window applies to these."""
+    p = Program()
+    cells = [p.array(rng.permutation(96).astype(np.int32)), p.array(rng.integers(0, 4, 96).astype(np.int64))]
+    ends = np.arange(3, 96, 4, dtype=np.int32)
+    further = p.array(ends), p.array(np.tile(np.int64([1, 2, 3]), 8))
+    positions, sequences = np.array([0, 40, 90, 95], np.int32), np.array([0, 1, 0, 1], np.int32)
+    mask, ranges = p.graph.kq_mask(
+        *cells,
+        p.array(positions),
+        p.array(sequences),
+        window="sliding",
+        n_swa=32,
+        causal=True,
+        own=True,
+        further=further,
+    )
+    expected, actual = (p.run([mask, ranges], on_cuda=on_cuda, n_kv=64) for on_cuda in (False, True))
+    assert np.array_equal(actual[0].view(np.uint16), expected[0].view(np.uint16))
+    assert np.array_equal(actual[1], expected[1])
+    members = np.tile([1, 2, 3], 8) >> sequences[:, None] & 1
+    assert np.array_equal(expected[0][0, 0, :, 96:] == 0, (ends <= positions[:, None]) & (members == 1))
 
 
 ROUTES = {

@@ -124,21 +124,44 @@ void op_choose_cells(const ThreadContext& ctx, const Op& op, const Tensor* tenso
     }
 }
 
-// The mask with all cells hidden that a token does not attend to.
+// The mask with all cells hidden that a token does not attend to. ip: the first cell that may be chosen; with
+// one all cells count, not only those that are attended.
 void op_chosen_mask(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime& runtime) {
     const Tensor &mask = tensors[op.src[0]], &chosen = tensors[op.src[1]], &out = tensors[op.dst];
-    const int64_t n = std::min({runtime.n_kv, mask.ne[0], out.ne[0]});
+    const int64_t first = op.ip[0], n_all = std::min(mask.ne[0], out.ne[0]);
+    const int64_t n = first ? n_all : std::min(runtime.n_kv, n_all);
     int64_t begin, end;
     split_range(out.ne[1], ctx.ith, ctx.nth, 1, &begin, &end);
     for (int64_t t = begin; t < end; ++t) {
         const int32_t* cells = row<int32_t>(chosen, t);
         uint16_t* to = row<uint16_t>(out, t);
-        if (n < chosen.ne[0] || cells[0] == kAll) {
+        if (n - first < chosen.ne[0] || cells[0] == kAll) {
             std::copy_n(row<uint16_t>(mask, t), n, to);
             continue;
         }
-        std::fill_n(to, n, kMinusInfinity);
-        for (int32_t i = 1; i <= cells[0]; ++i) to[cells[i]] = 0;
+        std::copy_n(row<uint16_t>(mask, t), first, to);
+        std::fill_n(to + first, n - first, kMinusInfinity);
+        for (int32_t i = 1; i <= cells[0]; ++i) to[first + cells[i]] = 0;
+    }
+}
+
+// Chosen cells with those before the first of them (ip[0]) that the mask shows, as lists.
+void op_chosen_list(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime&) {
+    const Tensor &mask = tensors[op.src[0]], &chosen = tensors[op.src[1]], &out = tensors[op.dst];
+    const int32_t first = op.ip[0], most = int32_t(out.ne[0] - chosen.ne[0]);
+    int64_t begin, end;
+    split_range(out.ne[1], ctx.ith, ctx.nth, 1, &begin, &end);
+    for (int64_t t = begin; t < end; ++t) {
+        const int32_t* cells = row<int32_t>(chosen, t);
+        const uint16_t* shown = row<uint16_t>(mask, t);
+        int32_t* to = row<int32_t>(out, t);
+        to[0] = kAll;
+        if (cells[0] == kAll) continue;
+        int32_t n = 0;
+        for (int32_t c = 0; c < first && n < most; ++c)
+            if (shown[c] == 0) to[1 + n++] = c;
+        for (int32_t i = 1; i <= cells[0]; ++i) to[1 + n++] = first + cells[i];
+        to[0] = n;
     }
 }
 

@@ -51,7 +51,7 @@ void widen_range(const uint16_t* mask, int64_t cell, int64_t n, int32_t* range) 
     range[1] = int32_t(cell + last);
 }
 
-// A stretch of at most kChunk cells, with the sequences that each block holds.
+// At most kChunk cells, with the sequences that each block holds; first: the place of the first one in masks.
 struct Chunk {
     const int32_t* pos;
     const uint64_t* seq;
@@ -59,7 +59,7 @@ struct Chunk {
     uint64_t blocks[kChunk / kBlock];
 
     Chunk(const int32_t* cell_pos, const uint64_t* cell_seq, int64_t first_cell, int64_t n_cells)
-        : pos(cell_pos + first_cell), seq(cell_seq + first_cell), first(first_cell), n(n_cells), blocks() {
+        : pos(cell_pos), seq(cell_seq), first(first_cell), n(n_cells), blocks() {
         for (int64_t i = 0; i < n; ++i) blocks[i / kBlock] |= seq[i];
     }
 
@@ -67,37 +67,57 @@ struct Chunk {
     void mask_token(const Visible& v, uint16_t* mask, int32_t* range) const {
         for (int64_t c = 0; c < n; c += kBlock) {
             const int64_t size = std::min(kBlock, n - c);
+            uint16_t* const part = mask + first + c;
             if (!(blocks[c / kBlock] & v.sequence)) {
-                std::fill_n(mask + c, size, kMinusInfinity);
-            } else if (mask_cells(v, pos + c, seq + c, size, mask + c)) {
-                widen_range(mask + c, first + c, size, range);
+                std::fill_n(part, size, kMinusInfinity);
+            } else if (mask_cells(v, pos + c, seq + c, size, part)) {
+                widen_range(part, first + c, size, range);
             }
         }
     }
 };
 
+// Tokens of a thread, and what they share.
+struct Tokens {
+    const Tensor &mask, &ranges;
+    const int32_t *pos, *seq;
+    int64_t begin, end;
+};
+
+// The part of the masks that belongs to n cells, whose places begin at `first`.
+void mask_all(const Op& op, const Tokens& tokens, const Tensor& cell_pos, const Tensor& cell_seq, int64_t n,
+              int64_t first, bool windowed) {
+    const int32_t* pos = row<int32_t>(cell_pos, 0);
+    const uint64_t* seq = row<uint64_t>(cell_seq, 0);
+    for (int64_t c = 0; c < n; c += kChunk) {
+        const Chunk chunk(pos + c, seq + c, first + c, std::min(kChunk, n - c));
+        for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+            Visible v = visible_to(op, tokens.pos[t], tokens.seq[t]);
+            if (!windowed) v.lowest = 0;
+            chunk.mask_token(v, row<uint16_t>(tokens.mask, t), row<int32_t>(tokens.ranges, t));
+        }
+    }
+}
+
 }  // namespace
 
 // ip: window kind, window size, causal, whether all cells count (a window's own cells) or the first n_kv.
+// src 5, 6: further cells behind these, to which no window applies.
 void op_kq_mask(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime& runtime) {
-    const Tensor& mask = tensors[op.dst];
-    const Tensor& ranges = tensors[op.src[4]];
-    const int32_t* cell_pos = row<int32_t>(tensors[op.src[0]], 0);
-    const uint64_t* cell_seq = row<uint64_t>(tensors[op.src[1]], 0);
-    const int32_t* pos = row<int32_t>(tensors[op.src[2]], 0);
-    const int32_t* seq = row<int32_t>(tensors[op.src[3]], 0);
+    Tokens tokens{tensors[op.dst],
+                  tensors[op.src[4]],
+                  row<int32_t>(tensors[op.src[2]], 0),
+                  row<int32_t>(tensors[op.src[3]], 0),
+                  0,
+                  0};
+    split_range(tokens.mask.ne[1], ctx.ith, ctx.nth, 1, &tokens.begin, &tokens.end);
+    if (tokens.begin == tokens.end) return;
+    for (int64_t t = tokens.begin; t < tokens.end; ++t) std::fill_n(row<int32_t>(tokens.ranges, t), 2, 0);
     const int64_t n_cells = tensors[op.src[0]].ne[0];
     const int64_t n = op.ip[3] ? n_cells : std::min(runtime.n_kv, n_cells);
-    int64_t begin, end;
-    split_range(mask.ne[1], ctx.ith, ctx.nth, 1, &begin, &end);
-    if (begin == end) return;
-    for (int64_t t = begin; t < end; ++t) std::fill_n(row<int32_t>(ranges, t), 2, 0);
-    for (int64_t c = 0; c < n; c += kChunk) {
-        const Chunk chunk(cell_pos, cell_seq, c, std::min(kChunk, n - c));
-        for (int64_t t = begin; t < end; ++t)
-            chunk.mask_token(visible_to(op, pos[t], seq[t]), row<uint16_t>(mask, t) + c,
-                             row<int32_t>(ranges, t));
-    }
+    mask_all(op, tokens, tensors[op.src[0]], tensors[op.src[1]], n, 0, true);
+    if (op.src[5] < 0) return;
+    mask_all(op, tokens, tensors[op.src[5]], tensors[op.src[6]], tensors[op.src[5]].ne[0], n_cells, false);
 }
 
 }  // namespace ikpy

@@ -7,7 +7,7 @@
 namespace ikpy {
 
 // src0 = positions i32 [T], src1 = frequency factors f32 [n/2] (optional), dst = f32 [n, T] of (cos, sin)
-// pairs. fp: base, freq_scale, ext_factor, attn_factor, low corner, high corner.
+// pairs. fp: base, freq_scale, ext_factor, attn_factor, low corner, high corner; ip: 1 for negative sines.
 void op_rope_table(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     const Tensor& dst = ts[op.dst];
     const int32_t* pos = reinterpret_cast<const int32_t*>(ts[op.src[0]].data);
@@ -15,7 +15,7 @@ void op_rope_table(const ThreadContext& ctx, const Op& op, const Tensor* ts, con
     const int64_t n = dst.ne[0];
     const float base = op.fp[0], freq_scale = op.fp[1], ext = op.fp[2], low = op.fp[4], high = op.fp[5];
     const float magnitude = ext == 0 ? op.fp[3] : op.fp[3] * (1.0f + 0.1f * std::log(1.0f / freq_scale));
-    const float theta_scale = std::pow(base, -2.0f / n);
+    const float theta_scale = std::pow(base, -2.0f / n), direction = op.ip[0] ? -1.0f : 1.0f;
     int64_t begin, end;
     split_range(dst.ne[1], ctx.ith, ctx.nth, 1, &begin, &end);
     for (int64_t t = begin; t < end; ++t) {
@@ -30,7 +30,7 @@ void op_rope_table(const ThreadContext& ctx, const Op& op, const Tensor* ts, con
                 angle = angle * (1.0f - mix) + extrapolated * mix;
             }
             out[2 * i] = std::cos(angle) * magnitude;
-            out[2 * i + 1] = std::sin(angle) * magnitude;
+            out[2 * i + 1] = std::sin(angle) * magnitude * direction;
         }
     }
 }

@@ -132,7 +132,7 @@ class DeviceRuntime:
     def _divide_caches(self, graphs: Sequence[list[Node]]) -> None:
         """Parts the caches of the layers whose attention several devices share."""
         where, layers = self._rules.cache_devices, {layer for layer, _ in self._caches}
-        caches = {il: [v.buffer for (layer, _), v in self._caches.items() if layer == il] for il in layers}
+        caches = {il: _buffers(v for (layer, _), v in self._caches.items() if layer == il) for il in layers}
         on_devices = {il: b for il, b in caches.items() if all(where[buffer.name] != CPU for buffer in b)}
         for note in self._divider.settle(graphs, on_devices):
             self._log(f"llama_kv_cache_init: {note}")
@@ -143,10 +143,11 @@ class DeviceRuntime:
 
     def _copies(self) -> set[Buffer]:
         """Caches that another device has as well, and that the host takes from that one."""
-        return {b for v in self._caches.values() for _, b in self._held(v.buffer)[1:] if b.gather is None}
+        caches = _buffers(self._caches.values())
+        return {b for cache in caches for _, b in self._held(cache)[1:] if b.gather is None}
 
     def _on(self, device: Device, tensors: Mapping[tuple[int, str], Value]) -> list[Buffer]:
-        held = [item for value in tensors.values() for item in self._held(value.buffer)]
+        held = [item for buffer in _buffers(tensors.values()) for item in self._held(buffer)]
         return [buffer for name, buffer in held if name == device.name]
 
     def cache_bytes(self) -> dict[str, int]:
@@ -159,7 +160,7 @@ class DeviceRuntime:
 
     def _bytes(self, tensors: Mapping[tuple[int, str], Value]) -> dict[str, int]:
         sizes: dict[str, int] = {}
-        for device, buffer in (item for value in tensors.values() for item in self._held(value.buffer)):
+        for device, buffer in (item for each in _buffers(tensors.values()) for item in self._held(each)):
             sizes[device] = sizes.get(device, 0) + buffer.nbytes
         return dict(sorted(sizes.items(), key=lambda item: (item[0] != CPU, item[0])))
 
@@ -342,6 +343,11 @@ def _release(states: dict[str, DeviceState]) -> None:
         with suppress(DeviceError):  # a device that failed frees nothing before the process ends
             state.release()
     states.clear()
+
+
+def _buffers(values: Iterable[Value]) -> list[Buffer]:
+    """Of tensors, some of which may lie in one."""
+    return list(dict.fromkeys(value.buffer for value in values))
 
 
 def _cache_names(node: Node) -> set[str]:

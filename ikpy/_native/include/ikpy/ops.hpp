@@ -42,6 +42,7 @@ namespace ikpy {
     X(GatedDeltaRule, gated_delta_rule, op_gated_delta_rule)                 \
     X(ChooseCells, choose_cells, op_choose_cells)                            \
     X(ChosenMask, chosen_mask, op_chosen_mask)                               \
+    X(ChosenList, chosen_list, op_chosen_list)                               \
     X(HyperWeights, hyper_weights, op_hyper_weights)                         \
     X(HyperCollapse, hyper_collapse, op_hyper_collapse)                      \
     X(HyperExpand, hyper_expand, op_hyper_expand)                            \

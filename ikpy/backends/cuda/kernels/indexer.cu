@@ -232,18 +232,43 @@ IKPY_KERNEL choose_cells(View chosen, const float* scores, long long stride, con
 }
 IKPY_EXPORT(choose_cells);
 
-// Rows of a mask with all cells hidden that a token did not choose; a number of -1: all. A block per token.
-IKPY_KERNEL chosen_mask(View dst, View mask, View chosen, const int* runtime) {
-    const int t = blockIdx.x, n = min(runtime[0], dst.ne[0]);
+// Rows of a mask with all cells from `first` on hidden that a token did not choose; a number of -1: all. A block
+// per token.
+IKPY_KERNEL chosen_mask(View dst, View mask, View chosen, int first, const int* runtime) {
+    const int t = blockIdx.x, n = first ? dst.ne[0] : min(runtime[0], dst.ne[0]);
     const int* cells = chosen.row<const int>(t);
     const auto* all = mask.row<const uint16_t>(t);
     auto* out = dst.row<uint16_t>(t);
-    for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = cells[0] < 0 ? all[i] : 0xfc00;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = cells[0] < 0 || i < first ? all[i] : 0xfc00;
     __syncthreads();
     for (int i = threadIdx.x; i < cells[0]; i += blockDim.x)
-        if (cells[1 + i] < n) out[cells[1 + i]] = 0;
+        if (first + cells[1 + i] < n) out[first + cells[1 + i]] = 0;
 }
 IKPY_EXPORT(chosen_mask);
+
+// Lists of the cells before `first` that the mask shows and the chosen ones behind them. A block of one warp per
+// token.
+IKPY_KERNEL chosen_list(View dst, View mask, View chosen, int first) {
+    const int t = blockIdx.x, most = dst.ne[0] - chosen.ne[0], lane = lane_id();
+    const int* cells = chosen.row<const int>(t);
+    const auto* shown = mask.row<const uint16_t>(t);
+    int* out = dst.row<int>(t);
+    if (cells[0] < 0) {
+        if (lane == 0) out[0] = -1;
+        return;
+    }
+    int n = 0;
+    for (int c = 0; c < first; c += 32) {
+        const bool see = c + lane < first && shown[c + lane] == 0;
+        const unsigned seen = __ballot_sync(kAllLanes, see);
+        const int place = n + __popc(seen & ((1u << lane) - 1));
+        if (see && place < most) out[1 + place] = c + lane;
+        n = min(n + __popc(seen), most);
+    }
+    for (int i = lane; i < cells[0]; i += 32) out[1 + n + i] = first + cells[1 + i];
+    if (lane == 0) out[0] = n + cells[0];
+}
+IKPY_EXPORT(chosen_list);
 
 namespace {
 

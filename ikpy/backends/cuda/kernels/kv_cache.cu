@@ -4,11 +4,12 @@
 using namespace ikpy::cuda;
 
 // mask f16 [n, T] of 0 and -inf and the visible range of every token, i32 [2, T]; one block per token.
-// kind: 0 no window, 1 sliding, 2 chunked.
+// kind: 0 no window, 1 sliding, 2 chunked. further: cells behind these, to which no window applies.
 IKPY_KERNEL kq_mask(View mask, int* ranges, const int* cell_pos, const unsigned long long* cell_seq,
-                    const int* pos, const int* seq, int n_cells, int kind, int n_swa, int causal,
-                    const int* runtime) {
-    const int n = runtime ? min(runtime[0], n_cells) : n_cells;
+                    const int* pos, const int* seq, const int* further_pos,
+                    const unsigned long long* further_seq, int n_cells, int n_further, int kind, int n_swa,
+                    int causal, const int* runtime) {
+    const int n_own = runtime ? min(runtime[0], n_cells) : n_cells, n = n_own + n_further;
     const int t = blockIdx.x, p = pos[t], s = seq[t];
     const unsigned long long sequence = s >= 0 && s < 64 ? 1ull << s : 0ull;
     const int highest = causal ? p : 0x7fffffff;
@@ -18,7 +19,10 @@ IKPY_KERNEL kq_mask(View mask, int* ranges, const int* cell_pos, const unsigned 
     auto* out = mask.row<uint16_t>(t);
     int first = n, last = 0;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const bool see = cell_pos[i] >= lowest && cell_pos[i] <= highest && (cell_seq[i] & sequence) != 0;
+        const bool own = i < n_own;
+        const int at = own ? cell_pos[i] : further_pos[i - n_own];
+        const unsigned long long members = own ? cell_seq[i] : further_seq[i - n_own];
+        const bool see = at >= (own ? lowest : 0) && at <= highest && (members & sequence) != 0;
         out[i] = see ? 0 : 0xfc00;
         if (see) {
             first = min(first, i);

@@ -3,10 +3,11 @@
 
 using namespace ikpy::cuda;
 
-// dst f32 [n, T] of (cos, sin) pairs; one block per token, one thread per pair. theta_scale = base^(-2/n).
+// dst f32 [n, T] of (cos, sin) pairs; one block per token, one thread per pair. theta_scale = base^(-2/n);
+// inverse: negative sines.
 // Powers are taken by repeated multiplication, as in the CPU backend: long contexts show the difference.
 IKPY_KERNEL rope_table(View dst, const int* pos, const float* factors, float theta_scale, float freq_scale,
-                       float ext, float magnitude, float low, float high) {
+                       float ext, float magnitude, float low, float high, int inverse) {
     const int t = blockIdx.x, n = dst.ne[0];
     float* out = dst.row<float>(t);
     for (int i = threadIdx.x; i < n / 2; i += blockDim.x) {
@@ -20,7 +21,7 @@ IKPY_KERNEL rope_table(View dst, const int* pos, const float* factors, float the
             angle = angle * (1.0f - mix) + extrapolated * mix;
         }
         out[2 * i] = cosf(angle) * magnitude;
-        out[2 * i + 1] = sinf(angle) * magnitude;
+        out[2 * i + 1] = sinf(angle) * (inverse ? -magnitude : magnitude);
     }
 }
 IKPY_EXPORT(rope_table);

@@ -38,7 +38,7 @@ _KERNEL_FILES = {
     "causal_conv_few": "recurrent",
     "causal_conv_past": "recurrent",
     **dict.fromkeys((f"gated_delta_rule_{n}" for n in (32, 64, 128, 256)), "recurrent"),
-    **dict.fromkeys(("index_scores", "choose_cells", "chosen_mask", "gather_cells"), "indexer"),
+    **dict.fromkeys(("index_scores", "choose_cells", "chosen_mask", "chosen_list", "gather_cells"), "indexer"),
     **dict.fromkeys(("hyper_weights", "hyper_collapse", "hyper_expand"), "hyper_connections"),
     "compress_cells": "compress",
     "gemm_bf16": "gemm_bf16",

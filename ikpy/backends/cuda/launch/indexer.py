@@ -72,8 +72,14 @@ def _choose_cells(c: OpContext) -> list[Launch]:
 
 @lowers("chosen_mask")
 def _chosen_mask(c: OpContext) -> list[Launch]:
-    args = [c.dst, c.view(0), c.view(1), c.runtime]
+    args = [c.dst, c.view(0), c.view(1), i32(c.op.ip[0]), c.runtime]
     return [Launch("chosen_mask", (c.op.dst.shape[1], 1, 1), (256, 1, 1), 0, args)]
+
+
+@lowers("chosen_list")
+def _chosen_list(c: OpContext) -> list[Launch]:
+    args = [c.dst, c.view(0), c.view(1), i32(c.op.ip[0])]
+    return [Launch("chosen_list", (c.op.dst.shape[1], 1, 1), (32, 1, 1), 0, args)]
 
 
 def _cell_bytes(rows: Value) -> int:

@@ -1,6 +1,7 @@
 """Writes a GGUF model of a real shape with random weights in valid blocks, for speed measurements.
 
     python -m benchmarks.synthetic llama-1b q4_K model.gguf [--layers N] [--attn TYPE] [--experts TYPE] [--embed TYPE]
+        [--header]
 
 A small random matrix is quantized once per (type, row length) and tiled: any size is written at disk speed.
 """
@@ -13,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from benchmarks import synthetic_deepseek4
 from benchmarks.shapes import SHAPES, Shape
 from ikpy._native import core
 from ikpy.gguf.types import GGUFValueType as VT
@@ -98,6 +100,8 @@ class ModelWriter:
             integers["expert_feed_forward_length"] = s.ff_exp
         if s.window:
             integers["attention.sliding_window"] = s.window
+        if a == "deepseek4":
+            synthetic_deepseek4.metadata(w, s)
         for key, value in integers.items():
             w.add(f"{a}.{key}", VT.UINT32, value)
         w.add(f"{a}.rope.freq_base", VT.FLOAT32, s.rope_base)
@@ -136,6 +140,9 @@ class ModelWriter:
         self.norm("output_norm.weight", s.embd)
         if not s.tied:
             self.matrix("output.weight", (s.embd, s.vocab), "embed")
+        if s.arch == "deepseek4":
+            n = synthetic_deepseek4.STREAMS
+            self.pending += synthetic_deepseek4.connection("output_hc", s, n, 1)
         for il in range(s.layers):
             prefix = f"blk.{il}."
             self.norm(prefix + "attn_norm.weight", s.embd)
@@ -143,7 +150,9 @@ class ModelWriter:
             if s.arch == "gemma2":
                 self.norm(prefix + "post_attention_norm.weight", s.embd)
                 self.norm(prefix + "post_ffw_norm.weight", s.embd)
-            if s.state_size and (il + 1) % ATTENTION_INTERVAL:
+            if s.arch == "deepseek4":
+                self.pending += synthetic_deepseek4.layer_tensors(prefix, il, s, self.types["attn"])
+            elif s.state_size and (il + 1) % ATTENTION_INTERVAL:
                 self._delta_net(prefix)
             else:
                 self._latent_attention(prefix) if s.kv_lora_rank else self._attention(prefix)
@@ -205,21 +214,38 @@ class ModelWriter:
             if s.state_size:
                 self.norm(p + "ffn_gate_inp_shexp.weight", s.embd)
 
+    def declare(self) -> None:
+        """Declares all tensors."""
+        for name, shape, type_name in self.pending:
+            self.writer.add_tensor(name, shape, registry.by_name(type_name).id)
+
+    def write_header(self, path: str) -> None:
+        """A sparse file of the model's size with its header and no data, for plans of memory."""
+        self.declare()
+        (shard,) = self.writer.plan()
+        with open(path, "wb") as file:
+            file.write(shard.header)
+            file.truncate(shard.nbytes)
+
     def write(self) -> None:
         """Declares and streams everything; the file appears when it is complete."""
+        self.declare()
         with self.writer as w:
-            for name, shape, type_name in self.pending:
-                w.add_tensor(name, shape, registry.by_name(type_name).id)
             for name, shape, type_name in self.pending:
                 for chunk in self._data(name, shape, type_name):
                     w.write(name, chunk)
 
     def _data(self, name: str, shape: tuple[int, ...], type_name: str) -> Iterator[np.ndarray]:
+        if name.endswith("tid2eid.weight"):
+            n = self.shape.experts
+            table = (np.arange(shape[1], dtype=np.int32)[:, None] * 7 + np.arange(shape[0], dtype=np.int32) * 31) % n
+            yield table.astype(np.int32).view(np.uint8).reshape(-1)
+            return
         if len(shape) == 1:
             value = -0.1 if name.endswith("ssm_a") else 1.0  # states decay
             yield np.full(shape[0], value, np.float32).view(np.uint8)
             return
-        if name.endswith(("ffn_gate_inp.weight", "ssm_conv1d.weight")):
+        if type_name == "f32":
             rows = np.random.default_rng(11).standard_normal((shape[1], shape[0])) * 0.05
             yield rows.astype(np.float32).view(np.uint8).reshape(-1)
             return
@@ -241,8 +267,9 @@ def write_model(
     attn: str | None = None,
     experts: str | None = None,
     embed: str | None = None,
+    header_only: bool = False,
 ) -> None:
-    """Writes the model; layers, vocab and window default to those of the shape.
+    """Writes the model, or its header alone to a sparse file; layers, vocab and window default to those of the shape.
 
     embed (token and output matrix) defaults to q8_0, or to type_name if that is 16-bit.
     """
@@ -263,7 +290,10 @@ def write_model(
     model = ModelWriter(path, shape, types)
     model.metadata(shape_name)
     model.tensors()
-    model.write()
+    if header_only:
+        model.write_header(path)
+    else:
+        model.write()
 
 
 def main() -> None:
@@ -275,8 +305,10 @@ def main() -> None:
     parser.add_argument("--attn")
     parser.add_argument("--experts")
     parser.add_argument("--embed")
+    parser.add_argument("--header", action="store_true", help="a sparse file without data, for --dry-run")
     a = parser.parse_args()
-    write_model(a.shape, a.type, a.out, layers=a.layers, attn=a.attn, experts=a.experts, embed=a.embed)
+    types = {"attn": a.attn, "experts": a.experts, "embed": a.embed}
+    write_model(a.shape, a.type, a.out, layers=a.layers, header_only=a.header, **types)
 
 
 if __name__ == "__main__":

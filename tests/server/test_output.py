@@ -12,7 +12,7 @@ from ikpy.engine.lazy_grammar import LazyGrammar, Trigger
 from ikpy.server.chat.call_grammar import call_grammar
 from ikpy.server.chat.gemma_calls import GEMMA
 from ikpy.server.chat.harmony import HARMONY
-from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, MINIMAX
+from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, MINIMAX
 from ikpy.server.chat.output import ChatMessage, OutputFormat
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
@@ -265,6 +265,7 @@ def test_formats_are_found_in_templates() -> None:
     assert tool_format("{{ tools }}<|python_tag|>") is LLAMA
     assert tool_format('{{ tools }}<minimax:tool_call><invoke name="f"><parameter name="a">') is MINIMAX
     assert tool_format("{% set d = '｜DSML｜' %}{{ tools }}<{{ d }}function_calls>") is DEEPSEEK_DSML
+    assert tool_format("{% set d = '｜DSML｜' %}{{ tools }}<{{ d }}tool_calls>") is DEEPSEEK_V4
     assert tool_format("{{ tools }}respond with <|tool_call|> and a list") is GRANITE
     assert tool_format("{{ tools }}<|tool_call|>{}<|/tool_call|>") is PHI
     assert tool_format("<|tool|>{{ message['tools'] }}<|/tool|>") is PHI
@@ -329,6 +330,13 @@ WEATHER_CALLS = [
         '<｜DSML｜parameter name="city" string="true">Rome</｜DSML｜parameter>\n'
         '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
         "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    ),
+    (
+        DEEPSEEK_V4,
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Rome</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
     ),
     (GRANITE, '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Rome"}}]'),
     (PHI, '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Rome"}}]<|/tool_call|>'),

@@ -1,4 +1,4 @@
-"""Tool calls as invoke elements with an element per parameter: MiniMax-M2, DeepSeek V3.2.
+"""Tool calls as invoke elements with an element per parameter: MiniMax-M2, DeepSeek V3.2 and V4.
 
 Parameters are given out as they come. Strings stand there without quotes: the schema says what a value is, or an
 attribute of the element where the format has one. Text that is no call is given back from where it begins; calls before
@@ -27,7 +27,7 @@ from ikpy.server.chat.tool_reading import LONGEST_HEAD, CallPart, Rules, Stepped
 from ikpy.tools.stop_strings import overlap
 
 DSML = "｜DSML｜"
-"""What DeepSeek V3.2 writes behind the opening bracket of its tags: one token."""
+"""What DeepSeek V3.2 and V4 write behind the opening bracket of their tags: one token."""
 
 
 class InvokedCalls(SteppedReader):
@@ -131,7 +131,7 @@ def minimax_call(name: str, schema: Any, rules: Rules) -> str:
 
 
 def dsml_call(name: str, schema: Any, rules: Rules) -> str:
-    """DeepSeek V3.2: an attribute says which values are strings."""
+    """DeepSeek V3.2 and V4: an attribute says which values are strings."""
 
     def pair(key: str, value: str, schema: Any) -> str:
         kind = "true" if is_text(schema) else "false"
@@ -161,7 +161,6 @@ def is_text(schema: Any) -> bool:
 # formats
 
 MINIMAX_TAGS = "<minimax:tool_call>", "</minimax:tool_call>"
-DSML_TAGS = f"<{DSML}function_calls>", f"</{DSML}function_calls>"
 
 
 def invoked_reader(outer: tuple[str, str], prefix: str, functions: Sequence[Mapping[str, Any]] = ()) -> InvokedCalls:
@@ -178,14 +177,23 @@ MINIMAX = ToolFormat(
     markers=MINIMAX_TAGS,
     reader_of=partial(invoked_reader, MINIMAX_TAGS, ""),
 )
-DEEPSEEK_DSML = ToolFormat(
-    "deepseek-dsml",
-    DSML_TAGS[0],
-    partial(invoked_reader, DSML_TAGS, DSML),
-    f'"\\n"? calls "\\n"? "</" @{{{DSML}}} "function_calls>"',
-    dsml_call,
-    markers=(DSML,),
-    lead=f'"<" @{{{DSML}}} "function_calls>"',
-    trigger=DSML_TAGS[0],
-    reader_of=partial(invoked_reader, DSML_TAGS, DSML),
-)
+
+
+def dsml_format(name: str, block: str) -> ToolFormat:
+    """Calls in an element of this name."""
+    tags = f"<{DSML}{block}>", f"</{DSML}{block}>"
+    return ToolFormat(
+        name,
+        tags[0],
+        partial(invoked_reader, tags, DSML),
+        f'"\\n"? calls "\\n"? "</" @{{{DSML}}} "{block}>"',
+        dsml_call,
+        markers=(DSML,),
+        lead=f'"<" @{{{DSML}}} "{block}>"',
+        trigger=tags[0],
+        reader_of=partial(invoked_reader, tags, DSML),
+    )
+
+
+DEEPSEEK_DSML = dsml_format("deepseek-dsml", "function_calls")
+DEEPSEEK_V4 = dsml_format("deepseek-v4", "tool_calls")

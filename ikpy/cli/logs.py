@@ -118,14 +118,16 @@ def context_log(context: Context) -> list[str]:
             "freq_scale": f"{params.rope_freq_scale or hparams.rope_freq_scale:g}",
         }
     )
-    latent = context.kv.nbytes("kv") + context.kv.nbytes("kr")
+    shared = context.model.arch.values_are_keys
+    latent = sum(context.kv.nbytes(name) for name in ("kv", "kr", "ke"))
     k, v = (latent, 0) if latent else (context.kv.nbytes("k"), context.kv.nbytes("v"))
     lines += run_logs.window_cache_lines(context)
     devices = context.devices
     buffers = devices.cache_bytes() if devices else None
     lines += run_logs.kv_cache_lines(
-        k, v, *run_logs.cache_type_names(context.graph_params), latent=latent > 0, buffers=buffers
+        k, v, *run_logs.cache_type_names(context.graph_params), latent=latent > 0, shared=shared, buffers=buffers
     )
+    lines += run_logs.compressed_cache_lines(context)
     lines += run_logs.index_cache_lines(context)
     lines += run_logs.state_lines(context.kv.recurrent, devices.state_bytes() if devices else {})
     if devices:

@@ -32,7 +32,18 @@ OUTPUT_TYPES = ("f32", "f16", "bf16", "q8_0", "auto")
 _FILE_TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 _BLOCK_FILE_TYPES = {"q4_0": "Q4_0", "mxfp4": "MXFP4"}  # of checkpoints with such blocks
 # Read by the loader as f32, or too small for anything else to matter.
-_ALWAYS_F32 = ("norm.weight", ".bias", "ffn_gate_inp.weight", "attn_sinks.weight", "ssm_conv1d.weight")
+_ALWAYS_F32 = (
+    "norm.weight",
+    ".bias",
+    "ffn_gate_inp.weight",
+    "attn_sinks.weight",
+    "ssm_conv1d.weight",
+    # DeepSeek V4: what mixes the residual streams, and the positions within a group of compressed tokens.
+    "hc_attn_fn.weight",
+    "hc_ffn_fn.weight",
+    "output_hc_fn.weight",
+    "_ape.weight",
+)
 _SHOWN = 40
 _PIECE_ELEMENTS = 1 << 22
 _QUANTIZATION_VERSION = 2
@@ -132,7 +143,7 @@ class Conversion:
         return _half_type([output for output in outputs if _is_matrix(output)])
 
     def _tensor_type(self, output: OutputTensor) -> str:
-        if output.kind == "mxfp4" or (output.kind == "q4_0" and _is_matrix(output)):
+        if output.kind in ("mxfp4", "i32") or (output.kind == "q4_0" and _is_matrix(output)):
             return output.kind
         if not _is_matrix(output):
             return "f32"
@@ -217,7 +228,7 @@ class Conversion:
 
     def _encoded_part(self, tensor: PlannedTensor, part: Part) -> Iterator[np.ndarray]:
         kind = self.weights.kind(part.source)
-        if kind == "q4_0" != tensor.type:
+        if kind in ("q4_0", "mxfp4") and kind != tensor.type:
             kind = "f32"
         array = self.weights.load(part.source, kind)
         array = array if part.view is None else part.view(array)
@@ -262,7 +273,7 @@ def _not_finite(name: str) -> FileFormatError:
 
 
 def _half_type(outputs: list[OutputTensor]) -> str:
-    return "f16" if outputs and all(output.kind in ("f16", "mxfp4", "q4_0") for output in outputs) else "bf16"
+    return "f16" if outputs and all(output.kind in ("f16", "mxfp4", "q4_0", "i32") for output in outputs) else "bf16"
 
 
 def _is_matrix(output: OutputTensor) -> bool:
@@ -270,11 +281,11 @@ def _is_matrix(output: OutputTensor) -> bool:
 
 
 def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
-    """Stores a value: str, bool, int as u32, float as f32, lists of str, bool or int (u32), arrays of f32 or i32."""
+    """Stores a value: str, bool, int as u32, float as f32, lists of these, arrays of f32 or i32."""
     if isinstance(value, np.ndarray):
         writer.add_array(key, VT.FLOAT32 if value.dtype == np.float32 else VT.INT32, value)
     elif isinstance(value, list):
-        kinds = {str: VT.STRING, bool: VT.BOOL}
+        kinds = {str: VT.STRING, bool: VT.BOOL, float: VT.FLOAT32}
         writer.add_array(key, kinds.get(type(value[0]) if value else int, VT.UINT32), value)
     else:
         types = {str: VT.STRING, bool: VT.BOOL, int: VT.UINT32, float: VT.FLOAT32}

@@ -17,9 +17,10 @@ _TEXT_PART = re.compile(r"^(model\.)?language_model\.(model\.)?")
 _OTHER_PARTS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|vision_projection|mm_projector"
     r"|embed_vision|embed_audio)\."
-    r"|rotary_emb\.inv_freq$|^model\.mtp_|^mtp\."
+    r"|rotary_emb\.inv_freq$"
 )
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
+_LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?<=experts\.)(\d+)(?=\.)")
 _PROBED = 64
 _SUFFIX = re.compile(r"\.(weight|bias)$")
@@ -79,6 +80,9 @@ class _Mapper:
         if _OTHER_PARTS.search(name):
             self.map.skipped_parts.append(name)
             return
+        if _PREDICTION.search(name):
+            self.map.skipped_layers.append(name)
+            return
         path = name
         prefix = _TEXT_PART.match(name)
         if prefix:
@@ -93,8 +97,8 @@ class _Mapper:
             self._take_outer(name, path)
 
     def _take_layer(self, name: str, il: int, path: str) -> None:
-        suffix = _SUFFIX.search(path)
-        module = _SUFFIX.sub("", path)
+        suffix = None if path in self.family.modules else _SUFFIX.search(path)
+        module = _SUFFIX.sub("", path) if suffix else path
         expert = _EXPERT.search(module)
         targets = self.family.modules.get(_EXPERT.sub("{e}", module))
         if targets is None:
@@ -116,14 +120,14 @@ class _Mapper:
     def _take_outer(self, name: str, path: str) -> None:
         target = self.family.outer.get(_SUFFIX.sub("", path))
         suffix = _SUFFIX.search(path)
-        if target is None or suffix is None:
+        if target is None:
             self.unknown.append(name)
-        elif suffix[1] == "bias":
+        elif suffix and suffix[1] == "bias":
             self.strange_biases.append(name)
         elif target == "output" and (self._is_tied or not self.family.has_output):
             self.unused_output = name
         else:
-            self._add(f"{target}.{suffix[1]}", self.family.change(target), Part(name, None, None))
+            self._add(f"{target}.weight", self.family.change(target), Part(name, None, None))
 
     @property
     def _is_tied(self) -> bool | None:
@@ -132,7 +136,10 @@ class _Mapper:
         return None if value is None else bool(value)
 
     def _add(self, target: str, change: Change | None, part: Part) -> None:
+        is_table = target.removesuffix(".weight").split(".", 2)[-1] in self.family.tables
         kind = self.weights.kind(part.source)
+        if is_table != (kind == "i32"):
+            raise self.weights.unknown_type(part.source)
         self.weights.check_scales(part.source)
         if kind == "q4_0" and (change or not self._keeps_blocks(part)):
             kind = "f32"

@@ -18,6 +18,7 @@ from ikpy.errors import FileFormatError, UnsupportedError
 MXFP4_BLOCK, MXFP4_BYTES = 32, 17
 # Endings of scale tensors by the name of what they scale.
 WEIGHT_SCALES = ("_scale_inv", "_scale")
+_WEIGHT, _SCALE = ".weight", ".scale"  # DeepSeek V4: X.scale belongs to X.weight
 # Of activations and caches, which are not used.
 _UNUSED = (
     ".input_scale",
@@ -28,11 +29,11 @@ _UNUSED = (
     ".k_scale",
     ".v_scale",
 )
-_KINDS = {**FLOAT_KINDS, "F8_E4M3": "f32"}
+_KINDS = {**FLOAT_KINDS, "F8_E4M3": "f32", "I32": "i32", "I64": "i32"}
 
 
 class Weights:
-    """Tensors by checkpoint name in one of the kinds f32, f16, bf16 (bits as u16), mxfp4 and q4_0 (GGUF blocks).
+    """Tensors by checkpoint name in one of the kinds f32, f16, bf16 (bits as u16), i32, mxfp4 and q4_0 (GGUF blocks).
 
     A packed matrix goes by the name of what it holds: X.weight, not X.weight_packed.
     """
@@ -74,6 +75,9 @@ class Weights:
             return True
         if name.endswith(_UNUSED):
             return True
+        weight = tensors.get(name.removesuffix(_SCALE) + _WEIGHT) if name.endswith(_SCALE) else None
+        if weight is not None and weight.dtype in ("F8_E4M3", "I8"):
+            return True
         whole = next((name.removesuffix(end) for end in (*WEIGHT_SCALES, *COMPANIONS) if name.endswith(end)), "")
         if self._schemes and whole.endswith(".weight") and not (whole in tensors or whole + PACKED in tensors):
             raise FileFormatError(f"{tensors[name].path}: tensor '{whole}{PACKED}' of '{name}' is missing")
@@ -97,17 +101,30 @@ class Weights:
         Of packed 4 bits the scales are read: q4_0 where the blocks hold the same values, else f32.
         """
         tensor = self.stored(name)
-        if name.endswith("_blocks") and tensor.dtype == "U8":
+        if (name.endswith("_blocks") and tensor.dtype == "U8") or self._is_fp4(name):
             return "mxfp4"
         integers = self.integers(name)
         if integers:
             return "f32" if integers.no_blocks else "q4_0"
         if tensor.dtype not in _KINDS:
-            raise UnsupportedError(
-                f"{tensor.path}: tensor '{name}' has type {tensor.dtype} (quantization '{self.quantization}'); f32, "
-                "f16, bf16, FP8 e4m3, MXFP4 and integers of compressed-tensors can be converted"
-            )
+            raise self.unknown_type(name)
         return _KINDS[tensor.dtype]
+
+    def unknown_type(self, name: str) -> UnsupportedError:
+        """The error about a tensor whose numbers cannot be read."""
+        tensor = self.stored(name)
+        return UnsupportedError(
+            f"{tensor.path}: tensor '{name}' has type {tensor.dtype} (quantization '{self.quantization}'); f32, "
+            "f16, bf16, FP8 e4m3, MXFP4 and integers of compressed-tensors can be converted"
+        )
+
+    def _is_fp4(self, name: str) -> bool:
+        """Whether bytes I8 [rows, n/2] hold FP4 e2m1 that shares a scale 2^e among 32: element 2j in the low half of
+        byte j."""
+        if self.quantization == METHOD or not name.endswith(_WEIGHT) or self.stored(name).dtype != "I8":
+            return False
+        scale = self.checkpoint.tensors.get(name.removesuffix(_WEIGHT) + _SCALE)
+        return scale is not None and scale.dtype == "F8_E8M0"
 
     def integers(self, name: str) -> IntegerMatrix | None:
         """The matrix if it is stored in integers of compressed-tensors; FileFormatError if a part is wrong."""
@@ -128,6 +145,8 @@ class Weights:
         if integers:
             return integers.rows, integers.columns
         shape = self.checkpoint.tensors[name].shape
+        if self._is_fp4(name):
+            return (*shape[:-1], shape[-1] * 2)
         return (*shape[:-2], shape[-2] * MXFP4_BLOCK) if self.kind(name) == "mxfp4" else shape
 
     def check_scales(self, name: str) -> None:
@@ -140,15 +159,16 @@ class Weights:
             check_scale_shape(shape, self._scale_shape(name, scale), self._block_size(name, scale), name)
 
     def load(self, name: str, kind: str = "") -> np.ndarray:
-        """The tensor as its kind says, or as floats if that is q4_0 and kind f32; plain floats are a view of the
-        file."""
+        """The tensor as its kind says, or as floats if kind is f32; plain floats are a view of the file."""
         kind = kind or self.kind(name)
         integers = self.integers(name)
         if integers:
             return integers.blocks() if kind == "q4_0" else integers.values()
-        if kind == "mxfp4":
-            return self._mxfp4(name)
+        if self.kind(name) == "mxfp4":
+            return self._mxfp4(name) if kind == "mxfp4" else _mxfp4_values(self._mxfp4(name))
         raw = self.checkpoint.raw(name)
+        if kind == "i32":
+            return self._table(name, raw)
         if self.is_fp8(name):
             return self._fp8(name, raw)
         return raw.astype(np.float32) if raw.dtype == np.float64 else raw
@@ -166,7 +186,10 @@ class Weights:
         return scale_blocks(values, scale, self._block_size(name, scale_name), name)
 
     def _fp8_scale(self, name: str) -> str:
-        scale_name = next((name + end for end in WEIGHT_SCALES if name + end in self.checkpoint.tensors), None)
+        names = [name + end for end in WEIGHT_SCALES]
+        if name.endswith(_WEIGHT):
+            names.append(name.removesuffix(_WEIGHT) + _SCALE)
+        scale_name = next((scale for scale in names if scale in self.checkpoint.tensors), None)
         if scale_name is None:
             raise FileFormatError(f"{self.checkpoint.folder}: FP8 tensor '{name}' has no scale ('{name}_scale_inv')")
         return scale_name
@@ -189,6 +212,7 @@ class Weights:
     def _mxfp4(self, name: str) -> np.ndarray:
         """Blocks u8 [..., rows, n/32 * 17]: scale byte, then 16 bytes with element j low and j + 16 high."""
         blocks, scales = self.checkpoint.raw(name), self.checkpoint.raw(self._mxfp4_scales(name))
+        blocks = blocks.view(np.uint8).reshape(*scales.shape, MXFP4_BLOCK // 2)
         # The checkpoint has elements 2j low and 2j + 1 high in byte j.
         out = np.empty((*scales.shape, MXFP4_BYTES), np.uint8)
         out[..., 0] = scales
@@ -197,12 +221,31 @@ class Weights:
         return out.reshape(*scales.shape[:-1], scales.shape[-1] * MXFP4_BYTES)
 
     def _mxfp4_scales(self, name: str) -> str:
-        scales_name, tensors = f"{name.removesuffix('_blocks')}_scales", self.checkpoint.tensors
+        is_fp4, tensors = self._is_fp4(name), self.checkpoint.tensors
+        scales_name = name.removesuffix(_WEIGHT) + _SCALE if is_fp4 else f"{name.removesuffix('_blocks')}_scales"
         if scales_name not in tensors:
             raise FileFormatError(f"{self.checkpoint.folder}: MXFP4 tensor '{name}' has no '{scales_name}'")
-        if tuple(tensors[name].shape) != (*tensors[scales_name].shape, MXFP4_BLOCK // 2):
+        shape, per_row = tensors[name].shape, MXFP4_BLOCK // 2
+        grid = tensors[scales_name].shape
+        if shape != ((*grid[:-1], grid[-1] * per_row) if is_fp4 and grid else (*grid, per_row)):
             raise FileFormatError(f"{self.checkpoint.folder}: shapes of '{name}' and '{scales_name}' do not fit")
         return scales_name
+
+    def _table(self, name: str, raw: np.ndarray) -> np.ndarray:
+        """Integers as i32; FileFormatError for one that does not fit."""
+        table = raw.astype(np.int32)
+        if not np.array_equal(table, raw):
+            raise FileFormatError(f"{self.checkpoint.folder}: tensor '{name}' holds integers of more than 32 bits")
+        return table
+
+
+def _mxfp4_values(blocks: np.ndarray) -> np.ndarray:
+    """Values float32 [..., n] of blocks u8 [..., n/32 * 17]."""
+    from ikpy.quants import dequantize, registry
+
+    n = blocks.shape[-1] // MXFP4_BYTES * MXFP4_BLOCK
+    shape = (n, blocks.size // blocks.shape[-1])
+    return dequantize(blocks.reshape(-1), registry.by_name("mxfp4").id, shape).reshape(*blocks.shape[:-1], n)
 
 
 def check_scale_shape(

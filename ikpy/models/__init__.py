@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "command-r": "ikpy.models.command_r:CommandR",
     "deepseek": "ikpy.models.deepseek:DeepSeek",
     "deepseek2": "ikpy.models.deepseek2:DeepSeek2",
+    "deepseek4": "ikpy.models.deepseek4:DeepSeek4",
     "deepseek32": "ikpy.models.deepseek32:DeepSeek32",
     "dots1": "ikpy.models.dots1:Dots1",
     "ernie4_5": "ikpy.models.ernie4_5:Ernie45",

@@ -17,7 +17,8 @@ MIB = 1 << 20
 class Experts:
     """Expert tensors of a layer; biases and the shared expert (with a sigmoid gate or without) are optional.
 
-    output_scales: factors [1, E] of the experts' outputs. limit: as of DenseFFN.
+    output_scales: factors [1, E] of the experts' outputs. limit, input_limit: as of DenseFFN. by_token: i32
+    [n_used, n_vocab], the experts of every token where it chooses them.
     """
 
     gate_inp: Value
@@ -33,13 +34,15 @@ class Experts:
     shared_gate: Value | None = None
     output_scales: Value | None = None
     limit: float = 0.0
+    input_limit: float = 0.0
+    by_token: Value | None = None
 
 
 @dataclass
 class DenseFFN:
     """Weights of a gated feed-forward network; biases are optional.
 
-    limit: bound of act(gate) from above and of up from both sides; 0: none.
+    limit: bound of act(gate) from above and of up from both sides; input_limit: of gate itself and of up; 0: none.
     """
 
     gate: Value
@@ -49,6 +52,7 @@ class DenseFFN:
     up_bias: Value | None = None
     down_bias: Value | None = None
     limit: float = 0.0
+    input_limit: float = 0.0
 
 
 def split_heads(x: Value, head_size: int) -> Value:
@@ -145,16 +149,20 @@ def attend_cached(
 def dense_ffn(b: BatchGraph, ffn: DenseFFN, x: Value, activation: str = "silu") -> Value:
     """down(act(gate x) * (up x)) for x [D, T]."""
     g = b.graph
-    if ffn.limit:
+    if ffn.limit or ffn.input_limit:
         gate, up = g.mul_mat(ffn.gate, x, ffn.gate_bias), g.mul_mat(ffn.up, x, ffn.up_bias)
-        return g.mul_mat(ffn.down, limited_gated(b, gate, up, activation, ffn.limit), ffn.down_bias)
+        return g.mul_mat(ffn.down, limited_gated(b, gate, up, activation, ffn), ffn.down_bias)
     hidden = g.mul_mat_up_gate(ffn.up, ffn.gate, x, activation, ffn.up_bias, ffn.gate_bias)
     return g.mul_mat(ffn.down, hidden, ffn.down_bias)
 
 
-def limited_gated(b: BatchGraph, gate: Value, up: Value, activation: str, limit: float) -> Value:
-    """min(act(gate), limit) * clamp(up, -limit, limit), by ReLU: min(x, limit) = limit - relu(limit - x)."""
-    g = b.graph
+def limited_gated(b: BatchGraph, gate: Value, up: Value, activation: str, ffn: DenseFFN | Experts) -> Value:
+    """min(act(gate), limit) * clamp(up, -limit, limit), by ReLU: min(x, limit) = limit - relu(limit - x); or with the
+    bound before the activation.
+    """
+    g, limit = b.graph, ffn.limit
+    if ffn.input_limit:
+        return g.gated(gate, up, activation, ffn.input_limit)
 
     def at_most(x: Value) -> Value:
         return g.scale(g.unary(g.scale(x, -1.0, limit), "relu"), -1.0, limit)
@@ -185,6 +193,7 @@ def moe_ffn(
         groups=routing.groups if b.params.grouped_experts else (1, 1),
         reduction=b.params.expert_reduction,
         epsilon=routing.epsilon,
+        fixed=None if experts.by_token is None else (experts.by_token, b.inputs["tokens"]),
     )
     if experts.output_scales is not None:
         scales = g.get_rows(experts.output_scales, ids.reshape(ids.shape[0] * ids.shape[1]))
@@ -215,14 +224,15 @@ def expert_hidden(
 ) -> Value:
     """act(gate x) * (up x) of the chosen experts, [F, K, T]; x [D, T], or [D, K, T] if per_slot."""
     g = b.graph
-    if experts.up.type_id == experts.gate.type_id and not per_slot and not experts.limit:
+    limited = experts.limit or experts.input_limit
+    if experts.up.type_id == experts.gate.type_id and not per_slot and not limited:
         return g.mul_mat_id_up_gate(
             experts.up, experts.gate, x, ids, groups, activation, experts.up_bias, experts.gate_bias
         )
     up = g.mul_mat_id(experts.up, x, ids, groups, experts.up_bias, per_slot=per_slot)
     gate = g.mul_mat_id(experts.gate, x, ids, groups, experts.gate_bias, per_slot=per_slot)
-    if experts.limit:
-        return limited_gated(b, gate, up, activation, experts.limit)
+    if limited:
+        return limited_gated(b, gate, up, activation, experts)
     return g.gated(gate, up, activation)
 
 

@@ -11,6 +11,7 @@ UNKNOWN = "?B"
 BY_LAYERS: dict[str, dict[int, str]] = {
     "deci": {32: "7B", 80: "70B", 162: "405B"},
     "deepseek2": {27: "16B", 36: "119B.A6B", 47: "30B.A3B", 60: "236B", 61: "671B"},
+    "deepseek4": {43: "284B.A13B", 61: "1.6T.A49B"},
     "deepseek32": {61: "671B", 62: "671B"},
     "mistral4": {27: "16B", 36: "119B.A6B", 47: "30B.A3B", 60: "236B", 61: "671B"},
     "glm-dsa": {61: "290B", 79: "744B.A40B"},

@@ -13,7 +13,7 @@ from ikpy._native import core
 from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.gguf.huge_pages import Block
 from ikpy.gguf.reader import GGUFFile, TensorInfo
-from ikpy.graph.ir import F32, PLANNED_ADDRESS, Value, external
+from ikpy.graph.ir import F32, I32, PLANNED_ADDRESS, Value, external
 from ikpy.machine_memory import check_memory
 from ikpy.quants import dequantize, registry
 
@@ -21,7 +21,16 @@ Presence = Literal["none", "optional", "required"]
 # Looked up row by row: never repacked.
 EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "token_types.", "position_embd.")
 # Kernels read these as f32, whatever number of rows they have.
-ELEMENT_WISE = ("norm.weight", ".bias", "attn_sinks.weight", "rope_freqs.weight", "_long.weight", "_short.weight")
+ELEMENT_WISE = (
+    "norm.weight",
+    ".bias",
+    "attn_sinks.weight",
+    "rope_freqs.weight",
+    "_long.weight",
+    "_short.weight",
+    "_ape.weight",
+    *(f"hc{place}_{part}.weight" for place in ("", "_attn", "_ffn") for part in ("base", "scale")),
+)
 REPACK_STEP = 1 << 24
 REPACK_REMEDY = (
     "without it they stay in the mapped file, and ikpy quantize --repack makes a file of rearranged weights once"
@@ -165,6 +174,14 @@ class WeightSource:
             raise FileFormatError(f"{self.gguf.path}: tensor '{name}' must be of type f32")
         return float(self.gguf.data(info).view(np.float32)[0])
 
+    def integers(self, name: str, shape: Sequence[int]) -> Value:
+        """A table of integers i32. FileFormatError for another type."""
+        info = self.gguf.tensors.get(name)
+        if info is not None and info.type_id != I32:
+            kind = registry.by_id(info.type_id).name
+            raise FileFormatError(f"{self.gguf.path}: tensor '{name}' of type {kind} must be of type i32")
+        return self.take(name, shape)
+
     def skip(self, *names: str) -> None:
         """Counts tensors as used that the forward pass does not need."""
         self.used.update(n for n in names if n in self.gguf.tensors)
@@ -175,7 +192,7 @@ class WeightSource:
 
     def _value(self, info: TensorInfo, parts: Sequence[int]) -> Value:
         is_read_as_f32 = info.name.endswith(ELEMENT_WISE) and info.type_id != F32
-        if is_read_as_f32 or not core.has_decoder(info.type_id):
+        if is_read_as_f32 or not (info.type_id == I32 or core.has_decoder(info.type_id)):
             return self._decoded(info)
         self._check_parts(info, parts)
         target = interleaved_type(info, parts) if self.repack and self.repack(info.name) else None

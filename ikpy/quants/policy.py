@@ -17,7 +17,17 @@ from ikpy.quants.model_shape import EMBEDDINGS, OUTPUT, PER_LAYER_TOKEN_EMBEDDIN
 from ikpy.quants.policy_tables import ROW_SIZE_FALLBACK
 from ikpy.quants.registry import FileType, TensorType
 
-_NEVER_QUANTIZED = ("ssm_conv1d", "ssm_x.weight", "ssm_dt.weight", "attn_rel_b.weight")
+_NEVER_QUANTIZED = (
+    "ssm_conv1d",
+    "ssm_x.weight",
+    "ssm_dt.weight",
+    "attn_rel_b.weight",
+    # DeepSeek V4: small, and what they decide is multiplied through all layers.
+    "hc_attn_fn.weight",
+    "hc_ffn_fn.weight",
+    "output_hc_fn.weight",
+    "_compressor_ape.weight",
+)
 _POSITION_EMBEDDINGS = ("position_embd.weight", "token_types.weight")
 _INTEGER_TYPES = ("i8", "i16", "i32", "i64")
 _FLOAT_TYPES = ("f32", "f16", "bf16", "bf16_r16")
@@ -56,7 +66,12 @@ def is_eligible(name: str, shape: Sequence[int], type_name: str, *, leave_output
         return False
     if "ffn_gate_inp.weight" in name and router_type in ("", type_name):
         return False
-    return name not in _POSITION_EMBEDDINGS and not any(part in name for part in _NEVER_QUANTIZED)
+    return name not in _POSITION_EMBEDDINGS and not keeps_type(name)
+
+
+def keeps_type(name: str) -> bool:
+    """Whether a tensor stays in the type it has."""
+    return any(part in name for part in _NEVER_QUANTIZED)
 
 
 def needs_imatrix(name: str, type_name: str, ftype: str) -> bool:

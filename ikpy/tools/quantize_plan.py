@@ -23,6 +23,7 @@ from ikpy.quants.policy import (
     Choice,
     TypePolicy,
     is_eligible,
+    keeps_type,
     needs_imatrix,
     plain_type,
 )
@@ -38,7 +39,7 @@ GIB = 1024 * MIB
 INTERNAL = "llama_model_quantize_internal"
 EXTRA_OUTPUT = "output_extra.weight"
 # Matrices of latent attention: some files hold a matrix per head, others the rows of all heads in one.
-LATENT_HEADS = re.compile(r"\.attn_(k|v|kv)_b\.weight$")
+SPLIT_HEADS = re.compile(r"\.attn_((k|v|kv)_b|output_a)\.weight$")
 # Names in a line that lists tensors.
 SHOWN_NAMES = 5
 
@@ -212,7 +213,8 @@ def _repack_step(name: str, info: TensorInfo, options: QuantizeOptions) -> Step:
     current = registry.by_id(info.type_id).name
     target = repack_target(current)
     wanted = not options.repack_patterns or any(p.search(name) for p in options.repack_patterns)
-    if not target or not wanted or name in EMBEDDINGS or not _fits(registry.by_name(target), info.shape):
+    is_fixed = name in EMBEDDINGS or keeps_type(name)
+    if not target or not wanted or is_fixed or not _fits(registry.by_name(target), info.shape):
         target = current
     return Step(name, info, current, target)
 
@@ -328,7 +330,7 @@ def _importance(step: Step, imatrix: ImportanceMatrix) -> np.ndarray | None:
     expected = shape[0] * (shape[2] if len(shape) > 2 else 1)
     if len(values) == expected:
         return values.reshape(-1, shape[0])
-    if LATENT_HEADS.search(step.name) and len(values) % shape[0] == 0:
+    if SPLIT_HEADS.search(step.name) and len(values) % shape[0] == 0:
         heads = values.reshape(-1, shape[0])
         if len(shape) < 3:
             return heads.mean(axis=0, keepdims=True)

@@ -36,14 +36,24 @@ def cache_type_names(params: GraphParams) -> tuple[str, str]:
 
 
 def kv_cache_lines(
-    k_bytes: int, v_bytes: int, type_k: str, type_v: str, *, latent: bool, buffers: Mapping[str, int] | None = None
+    k_bytes: int,
+    v_bytes: int,
+    type_k: str,
+    type_v: str,
+    *,
+    latent: bool,
+    shared: bool = False,
+    buffers: Mapping[str, int] | None = None,
 ) -> list[str]:
-    """Size of the KV cache. `latent`: the K part holds c^KV and the V part its transposed copy, if any.
+    """Size of the KV cache. `latent`: the K part holds c^KV and the V part its transposed copy, if any. shared: keys
+    are the values.
 
     buffers: bytes of the cache in host memory ("CPU") and on each device; all in host memory if absent.
     """
     total = f"KV self size  = {(k_bytes + v_bytes) / MIB:7.2f} MiB, "
-    if not latent:
+    if shared:
+        parts = f"K = V ({type_k}): {k_bytes / MIB:7.2f} MiB"
+    elif not latent:
         parts = f"K ({type_k}): {k_bytes / MIB:7.2f} MiB, V ({type_v}): {v_bytes / MIB:7.2f} MiB"
     elif v_bytes:
         parts = f"c^KV ({type_k}): {k_bytes / MIB:7.2f} MiB, kv^T ({type_v}): {v_bytes / MIB:7.2f} MiB"
@@ -65,6 +75,20 @@ def window_cache_lines(context: Context) -> list[str]:
             f"instead of {kv.n_ctx} (--swa-full keeps all)"
         )
     return lines
+
+
+def compressed_cache_lines(context: Context) -> list[str]:
+    """Cells of compressed stretches, and the size of what the next ones are made of, if there are any."""
+    kv = context.kv
+    lines = []
+    for every, cells in kv.stretches.items():
+        layers = {layer for (layer, _), window in kv.window_of.items() if window == every}
+        lines.append(
+            f"llama_kv_cache_init: {len(layers)} layers compress {every[1]} tokens to one of {cells.n_cells} cells each"
+        )
+    nbytes = sum(kv.nbytes(name) for name in ("cv", "cg", "iv", "ig"))
+    size = f"tokens to be compressed (f32) = {nbytes / MIB:8.2f} MiB"
+    return [*lines, f"llama_kv_cache_init: {size}"] if lines else []
 
 
 def index_cache_lines(context: Context) -> list[str]:

@@ -147,6 +147,27 @@ def test_row_size_fallback_and_interleaving():
 
 
 @pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("blk.3.hc_attn_fn", False),
+        ("blk.3.hc_ffn_fn", False),
+        ("output_hc_fn", False),
+        ("blk.3.attn_compressor_ape", False),
+        ("blk.3.indexer_compressor_ape", False),
+        ("blk.3.ffn_gate_inp", False),
+        ("blk.3.attn_compressor_kv", True),
+        ("blk.3.attn_compressor_gate", True),
+        ("blk.3.indexer.proj", True),
+        ("blk.3.attn_output_a", True),
+    ],
+)
+def test_tensors_of_deepseek4_that_keep_their_type(name, expected):
+    kinds = [is_eligible(f"{name}.weight", (256, 24), k, leave_output=False, router_type="") for k in ("f32", "f16")]
+    assert kinds == [expected, expected]
+    assert not is_eligible("blk.0.ffn_gate_tid2eid.weight", (6, 256), "i32", leave_output=False, router_type="")
+
+
+@pytest.mark.parametrize(
     ("shape", "expected"), [((256,), 0), ((256, 1), 0), ((256, 1, 1), 0), ((256, 2), 1), ((256, 1, 3), 1), ((1, 4), 1)]
 )
 def test_single_rows_are_vectors(shape, expected):

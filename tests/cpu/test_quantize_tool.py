@@ -336,7 +336,7 @@ def test_experts_without_data_are_named_and_refused(tmp_path, tensors, capfd):
     assert f"WARNING: 2 of 3 experts of {name} have no data in the importance matrix;" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["attn_k_b", "attn_v_b", "attn_kv_b"])
+@pytest.mark.parametrize("kind", ["attn_k_b", "attn_v_b", "attn_kv_b", "attn_output_a"])
 @pytest.mark.parametrize(("shape", "n_values"), [((4, 8, 256), 256), ((32, 256), 4 * 256)])
 def test_importance_of_latent_attention_fits_both_layouts(tmp_path, capfd, kind, shape, n_values):
     """Values per head for a file with all heads in one matrix are averaged, values of one matrix serve every head."""

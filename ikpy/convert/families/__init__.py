@@ -18,6 +18,7 @@ FAMILIES = {
     "deepseek_v3": "deepseek:DeepSeekV3",
     "dots1": "moe:Dots1",
     "deepseek_v32": "deepseek:DeepSeekV32",
+    "deepseek_v4": "deepseek4:DeepSeekV4",
     "ernie4_5": "ernie:Ernie45",
     "ernie4_5_moe": "ernie:Ernie45Moe",
     "exaone_moe": "windowed_moe:ExaoneMoe",

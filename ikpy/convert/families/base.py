@@ -14,7 +14,7 @@ from ikpy.errors import UnsupportedError
 View = Callable[[np.ndarray], np.ndarray]
 Change = Callable[[np.ndarray], np.ndarray]
 """Of values float32, element by element."""
-KeyValue = int | float | bool | str | list[int] | list[bool]
+KeyValue = int | float | bool | str | list[int] | list[bool] | list[float]
 Keys = dict[str, KeyValue]
 Targets = str | tuple[str, ...]
 Modules = Mapping[str, Targets]
@@ -80,6 +80,7 @@ class Family:
     modules: ClassVar[Modules] = {**ATTENTION, **DENSE}
     biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that may have one
     needed_biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that must have one
+    tables: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that hold integers
     outer: ClassVar[Mapping[str, str]] = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",
@@ -131,7 +132,7 @@ class Family:
             raise UnsupportedError(f"{self.config.path}: RoPE scaling '{kind}' is not supported for {self.arch}")
 
     def keys(self) -> Keys:
-        """Metadata under the architecture prefix: int is u32, float f32, list u32 array."""
+        """Metadata under the architecture prefix: int is u32, float f32, lists are arrays of the same."""
         config = self.config
         keys: Keys = {
             "block_count": config.n_layer,

@@ -1,0 +1,85 @@
+"""Manifold-constrained hyper-connections: several residual streams, mixed in and out of every branch (DeepSeek V4).
+
+In shapes: T tokens, n streams of D elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ikpy.errors import FileFormatError
+from ikpy.graph.hyper_connections import MAX_STREAMS
+from ikpy.graph.ir import Value
+from ikpy.models.batch import BatchGraph
+from ikpy.models.keys import Keys
+from ikpy.models.weights import WeightSource
+
+MAX_ITERATIONS = 1000
+
+
+@dataclass(frozen=True)
+class StreamSizes:
+    """Number of streams; steps that bring rows and columns of their mixing matrix to a sum of 1, and the epsilon."""
+
+    n: int
+    iterations: int
+    epsilon: float
+
+    @classmethod
+    def read(cls, keys: Keys) -> StreamSizes:
+        """Sizes of a file. FileFormatError for a number of streams that no model has."""
+        sizes = cls(
+            keys.u32("hyper_connection.count"),
+            keys.u32("hyper_connection.sinkhorn_iterations"),
+            keys.f32("hyper_connection.epsilon"),
+        )
+        if not (1 <= sizes.n <= MAX_STREAMS and 1 <= sizes.iterations <= MAX_ITERATIONS):
+            raise FileFormatError(
+                f"{keys.gguf.path}: {sizes.n} residual streams with {sizes.iterations} iterations are not possible"
+            )
+        return sizes
+
+
+@dataclass
+class HyperConnection:
+    """What makes the weights of a branch of the streams: fn [n D, (2 + n) n], base and three scales."""
+
+    fn: Value
+    base: Value
+    scale: Value
+
+
+def take_connection(weights: WeightSource, prefix: str, d: int, sizes: StreamSizes) -> HyperConnection:
+    """`prefix_fn`, `prefix_base` and `prefix_scale`."""
+    n = sizes.n
+    return HyperConnection(
+        fn=weights.take(f"{prefix}_fn.weight", (n * d, (2 + n) * n)),
+        base=weights.take(f"{prefix}_base.weight", ((2 + n) * n,)),
+        scale=weights.take(f"{prefix}_scale.weight", (3,)),
+    )
+
+
+def take_head(weights: WeightSource, prefix: str, d: int, sizes: StreamSizes) -> HyperConnection:
+    """The one behind the last layer, which only joins streams."""
+    return HyperConnection(
+        fn=weights.take(f"{prefix}_fn.weight", (sizes.n * d, sizes.n)),
+        base=weights.take(f"{prefix}_base.weight", (sizes.n,)),
+        scale=weights.take(f"{prefix}_scale.weight", (1,)),
+    )
+
+
+def streams_of(b: BatchGraph, x: Value, sizes: StreamSizes) -> Value:
+    """[D, n, T]: every stream starts as x [D, T]."""
+    d, n_tokens = x.shape[:2]
+    return b.graph.copy(x.view((d, sizes.n, n_tokens), (0, x.strides[1])), b.graph.new(d, sizes.n, n_tokens))
+
+
+def join_streams(
+    b: BatchGraph, connection: HyperConnection, sizes: StreamSizes, norm_eps: float, streams: Value
+) -> tuple[Value, Value]:
+    """The input [D, T] of a branch, and the weights with which its output goes back to the streams."""
+    g = b.graph
+    flat = streams.reshape(streams.shape[0] * sizes.n, streams.shape[2])
+    mix = g.mul_mat(connection.fn, g.rms_norm(flat, None, norm_eps))
+    weights = g.hyper_weights(mix, connection.base, connection.scale, sizes.n, sizes.iterations, sizes.epsilon)
+    return g.hyper_collapse(streams, weights), weights

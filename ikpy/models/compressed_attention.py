@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ikpy.graph.ir import F32, Value
+from ikpy.graph.ir import ALWAYS, F32, CellRange, Value
 from ikpy.models.batch import EVERY, BatchGraph, CacheSpec, GraphParams, Window
 from ikpy.models.blocks import hadamard_block, heads_per_step
 from ikpy.models.rope import RopeParams
@@ -22,6 +22,9 @@ OVERLAPPING = 4
 """The ratio whose stretches overlap and are chosen by indexers."""
 LISTED_TOKENS = LISTED_ON_DEVICES
 """Of batches with more, chosen cells are attended to by a mask."""
+
+Seen = tuple[CellRange, Visible]
+"""With how many attended cells tokens see these."""
 
 
 @dataclass
@@ -111,7 +114,7 @@ def compressed_caches(sizes: CompressedSizes, ratio: int, layer: int, params: Gr
 
 
 class CompressedLayer:
-    """The graph of a layer's attention for one micro-batch. rope: of layers with this ratio, 0 for the window only."""
+    """The graph of a layer's attention for one micro-batch. ratio: positions per compressed cell, 0 for none."""
 
     def __init__(
         self, b: BatchGraph, il: int, attn: CompressedAttention, sizes: CompressedSizes, ratio: int, norm_eps: float
@@ -128,22 +131,29 @@ class CompressedLayer:
         q = self._transformed(self._rotate(g.rms_norm(q, None, self.norm_eps), table))
         kv = self._norm(g.mul_mat(self.attn.kv, h), self.attn.kv_norm).reshape(sizes.size, 1, b.n_tokens)
         b.store(self.il, "kv", self._transformed(self._rotate(kv, table)))
-        seen = self._compress(h, latent, table)
-        cells = self._cells()
-        out = g.attention(
+        out = g.new(sizes.size, sizes.n_heads, b.n_tokens)
+        for when, seen in self._compress(h, latent, table):
+            with g.only(when):
+                self._attend_to(seen, q, out)
+        back = b.rope_table(sizes.n_rot, self.rope, inverse=True)
+        return self._rotate(self._transformed(out), back).reshape(sizes.size * sizes.n_heads, b.n_tokens)
+
+    def _attend_to(self, seen: Visible, q: Value, out: Value) -> None:
+        """Sums of cells for queries q [d, H, T], into out."""
+        b, cells = self.b, self._cells()
+        b.graph.attention(
             q,
             [cells],
             cells,
             seen.mask,
-            scale=sizes.size**-0.5,
+            scale=self.sizes.size**-0.5,
             flash=b.params.flash_attn,
-            heads_per_step=heads_per_step(b, sizes.n_heads),
+            heads_per_step=heads_per_step(b, self.sizes.n_heads),
             sinks=self.attn.sinks,
+            dst=out,
             chosen=seen.chosen,
             common=seen.common,
         )
-        back = b.rope_table(sizes.n_rot, self.rope, inverse=True)
-        return self._rotate(self._transformed(out), back).reshape(sizes.size * sizes.n_heads, b.n_tokens)
 
     def _norm(self, x: Value, weight: Value) -> Value:
         return self.b.graph.rms_norm(x, weight, self.norm_eps)
@@ -159,24 +169,24 @@ class CompressedLayer:
 
     def _cells(self) -> Value:
         """The cached tokens and behind them the compressed ones, as one."""
-        kv = self.b.cache(self.il, "kv")
         if not self.ratio:
-            return kv
+            return self.b.attended(self.il, "kv")
+        kv = self.b.cache(self.il, "kv")
         behind = self.b.cache(self.il, "ke")
         n_cells = kv.shape[2] + behind.shape[2]
         return Value(kv.buffer, kv.type_id, (kv.shape[0], 1, n_cells, 1), kv.strides, kv.offset)
 
     # compressed cells
 
-    def _compress(self, h: Value, latent: Value, table: Value) -> Visible:
-        """Stores the stretches that end with tokens of the batch; which cells each token sees."""
+    def _compress(self, h: Value, latent: Value, table: Value) -> list[Seen]:
+        """Stores the stretches that end with tokens of the batch; which cells each token sees, and when."""
         b, window = self.b, self.sizes.window_kind()
         if self.attn.compressor is None:
-            return Visible(b.mask(*window))
+            return [(ALWAYS, Visible(b.mask(*window)))]
         self._store_stretches(self.attn.compressor, h, ("cv", "cg", "ke"))
         mask = b.joined_mask(window, (EVERY, self.ratio))
         if self.attn.indexer is None:
-            return Visible(mask)
+            return [(ALWAYS, Visible(mask))]
         self._store_stretches(self.attn.indexer.keys, h, ("iv", "ig", "ki"))
         return self._choose(self.attn.indexer, h, latent, table, mask)
 
@@ -215,26 +225,38 @@ class CompressedLayer:
 
     def _choose(
         self, indexer: CompressedIndexer, h: Value, latent: Value, table: Value, mask: tuple[Value, Value]
-    ) -> Visible:
-        """The compressed cells with the best scores, and all of the window's.
+    ) -> list[Seen]:
+        """The compressed cells with the best scores, and all of the window's; all while there are few.
 
         The positive factors of scores, n_heads^-1/2 and size^-1/2, are left out: only their order counts.
         """
         b, g, sizes = self.b, self.b.graph, self.sizes
         keys = b.cache(self.il, "ki")
         top_k = sizes.top_k if b.params.sparse_top_k < 0 else b.params.sparse_top_k
+        every = [(ALWAYS, Visible(mask))]
         if not top_k or (top_k >= keys.shape[2] and g.collector is None):
-            return Visible(mask)
-        q = g.mul_mat(indexer.q_b, latent).reshape(sizes.index_size, sizes.index_heads, b.n_tokens)
-        weights = g.mul_mat(indexer.proj, h)
-        if top_k >= keys.shape[2]:
-            return Visible(mask)
-        chosen = g.choose_cells(self._rotate(q, table), weights, keys, b.mask(EVERY, self.ratio), top_k)
+            return every
+        few = top_k * self.ratio  # tokens that have no more stretches than may be chosen
+        # Statistics are those of all tokens; devices run everything whatever is attended to.
+        with g.only(ALWAYS if g.collector or b.params.on_devices else CellRange(above=few)):
+            q = g.mul_mat(indexer.q_b, latent).reshape(sizes.index_size, sizes.index_heads, b.n_tokens)
+            weights = g.mul_mat(indexer.proj, h)
+            if top_k >= keys.shape[2]:
+                return every
+            chosen = g.choose_cells(self._rotate(q, table), weights, keys, b.mask(EVERY, self.ratio), top_k)
+            seen = self._chosen(mask, chosen)
+        if b.params.on_devices:
+            return [(ALWAYS, seen)]
+        return [(CellRange(upto=few), every[0][1]), (CellRange(above=few), seen)]
+
+    def _chosen(self, mask: tuple[Value, Value], chosen: Value) -> Visible:
+        """Chosen compressed cells and those of the window that the mask shows: as lists of few tokens, or as a mask."""
+        b, g = self.b, self.b.graph
         first = b.cache(self.il, "kv").shape[2]
         # The CPU lists no cells for tokens that see few, which devices could not tell from none.
-        is_listed = not b.params.on_devices or chosen_on_devices(sizes.index_size)
+        is_listed = not b.params.on_devices or chosen_on_devices(self.sizes.index_size)
         if is_listed and b.n_tokens <= LISTED_TOKENS:
-            return Visible(mask, chosen=g.chosen_list(mask[0], chosen, first, sizes.window))
+            return Visible(mask, chosen=g.chosen_list(mask[0], chosen, first, self.sizes.window))
         return Visible((g.chosen_mask(mask[0], chosen, mask[0].shape[0], first), mask[1]), common=mask[0])
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.ir import Value
 from ikpy.models.base import Decoder
@@ -78,10 +80,9 @@ class DeepSeek4(Decoder):
         if not self.out_groups or hp.n_head[0] % self.out_groups:
             raise FileFormatError(f"{keys.gguf.path}: {hp.n_head[0]} heads in {self.out_groups} groups")
         self.n_hash_layers = keys.u32("hash_layer_count", 0)
-        n_all = hp.n_layer + self.n_skipped
-        self.limits = keys.floats_per_layer("swiglu_clamp_exp", n_all, 0.0)
+        self.limits = self._limits(keys, "swiglu_clamp_exp", hp.n_layer)
         shared = keys.has("swiglu_clamp_shexp")
-        self.shared_limits = keys.floats_per_layer("swiglu_clamp_shexp", n_all, 0.0) if shared else self.limits
+        self.shared_limits = self._limits(keys, "swiglu_clamp_shexp", hp.n_layer) if shared else self.limits
         hp.n_ff_exp = keys.u32("expert_feed_forward_length")
         hp.n_ff_shared = hp.n_ff_exp * keys.u32("expert_shared_count")
         hp.yarn_beta_fast = keys.f32("rope.scaling.yarn_beta_fast", 32.0)
@@ -106,12 +107,25 @@ class DeepSeek4(Decoder):
         hp.n_layer -= n
         return n
 
+    @staticmethod
+    def _n_listed(keys: Keys, name: str, n_layer: int) -> int:
+        """Numbers in a list of one per layer, in which those of prediction layers may follow."""
+        value = keys.gguf.metadata.get(f"{keys.arch}.{name}")
+        n = len(value) if isinstance(value, list | np.ndarray) else n_layer
+        if not n_layer <= n <= MAX_LAYERS:
+            raise FileFormatError(
+                f"{keys.gguf.path}: key {keys.arch}.{name} must hold a number for each of {n_layer} layers"
+            )
+        return n
+
+    def _limits(self, keys: Keys, name: str, n_layer: int) -> list[float]:
+        """Bounds of SwiGLU per layer, 0: none."""
+        return keys.floats_per_layer(name, self._n_listed(keys, name, n_layer), 0.0)[:n_layer]
+
     def _ratios(self, keys: Keys, hp: HParams) -> list[int]:
         """Positions per compressed cell in every layer, 0: none."""
         key = f"{keys.arch}.attention.compress_ratios"
-        n = len(keys.gguf.metadata[key]) if keys.has("attention.compress_ratios") else 0
-        if not hp.n_layer <= n <= MAX_LAYERS:
-            raise FileFormatError(f"{keys.gguf.path}: key {key} must hold a number for each of {hp.n_layer} layers")
+        n = self._n_listed(keys, "attention.compress_ratios", hp.n_layer)
         ratios = keys.per_layer("attention.compress_ratios", n)[: hp.n_layer]
         sizes = self.sizes
         if hp.n_swa < 1 or any(r == 1 or r > MAX_RATIO for r in ratios):

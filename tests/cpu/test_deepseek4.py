@@ -15,6 +15,9 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_sequence
 from ikpy.errors import IkpyError, UsageError
+from ikpy.gguf.reader import GGUFFile
+from ikpy.gguf.types import GGUFValueType
+from ikpy.gguf.writer import GGUFWriter
 from ikpy.models.batch import EVERY
 from tests.cpu import deepseek4_checkpoints as tiny
 from tests.cpu.checkpoints import convert
@@ -222,13 +225,37 @@ def test_contradictory_files(key: str, value: int, message: str, path: Path) -> 
         Model.load(path, ModelParams(kv_overrides={f"deepseek4.{key}": value}))
 
 
+@pytest.mark.parametrize(
+    ("n_listed", "message"),
+    [(4, ""), (5, ""), (3, "must hold a number for each of 4 layers"), (600, "each of 4 layers")],
+)
+def test_lists_that_count_prediction_layers(n_listed: int, message: str, path: Path, tmp_path: Path) -> None:
+    """Numbers behind those of the layers that run are no reason to refuse a file, too few are."""
+    file = GGUFFile.open(path)
+    lists = {
+        "deepseek4.attention.compress_ratios": (GGUFValueType.UINT32, [*tiny.RATIOS, *[0] * 600][:n_listed]),
+        "deepseek4.swiglu_clamp_exp": (GGUFValueType.FLOAT32, [1.0] * n_listed),
+    }
+    with GGUFWriter(tmp_path / "listed.gguf") as writer:
+        writer.copy_metadata(file, skip=lists)
+        for key, (kind, values) in lists.items():
+            writer.add_array(key, kind, values)
+        for info in file.tensors.values():
+            writer.add_tensor(info.name, info.shape, info.type_id)
+        for info in file.tensors.values():
+            writer.write(info.name, file.data(info))
+    if not message:
+        assert Model.load(tmp_path / "listed.gguf").hparams.n_layer == len(tiny.RATIOS)
+        return
+    with pytest.raises(IkpyError, match=message):
+        Model.load(tmp_path / "listed.gguf")
+
+
 @pytest.fixture
 def rewritten(path: Path, tmp_path: Path) -> Callable[[str, Callable[[bytes], bytes]], Path]:
     """The file with the bytes of one tensor changed."""
 
     def change(name: str, edit: Callable[[bytes], bytes]) -> Path:
-        from ikpy.gguf.reader import GGUFFile
-
         file = GGUFFile.open(path)
         info = file.tensors[name]
         data = bytearray(path.read_bytes())

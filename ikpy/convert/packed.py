@@ -22,7 +22,8 @@ PACKED = "_packed"
 COMPANIONS = ("_scale", "_shape", "_zero_point", "_g_idx")
 Q4_0_BLOCK = 32
 _Q4_0 = np.dtype([("scale", "<f2"), ("nibbles", "V16")])
-_CACHED = 1 << 18
+CACHED = 1 << 18
+"""Bytes of nibbles that stay in the cache of a core while they are rearranged."""
 # Exponents of bf16 numbers whose 8 significant bits f16 has: 2^-17 (the last bit is 2^-24) to below 2^16.
 _BF16_LOWEST, _BF16_END = (127 - 17) << 7, (127 + 16) << 7
 
@@ -77,13 +78,10 @@ class IntegerMatrix:
         blocks = out.view(_Q4_0)
         blocks["scale"] = scales
         halves = self.checkpoint.raw(self.stored.name).view("<u8")  # of blocks
-        step = max(1, _CACHED // (halves.shape[1] * 8))
+        step = max(1, CACHED // (halves.shape[1] * 8))
         for first in range(0, self.rows, step):
-            rows = halves[first : first + step].reshape(-1, 2)
-            nibbles = _one_per_byte(rows[:, 1])
-            nibbles <<= np.uint16(4)
-            nibbles |= _one_per_byte(rows[:, 0])
-            blocks["nibbles"][first : first + step] = nibbles.view("V16").reshape(-1, n_blocks)
+            nibbles = paired_halves(halves[first : first + step].reshape(-1, 2))
+            blocks["nibbles"][first : first + step] = nibbles.reshape(-1, n_blocks)
         return out
 
     def values(self) -> np.ndarray:
@@ -240,6 +238,14 @@ def _shape(checkpoint: Checkpoint, name: str, stored: StoredTensor) -> tuple[int
             f"{tensor.path}: tensor '{tensor.name}' is {tensor.dtype} {list(tensor.shape)}; rows and columns are needed"
         )
     return tuple(int(n) for n in checkpoint.raw(tensor.name))
+
+
+def paired_halves(halves: np.ndarray) -> np.ndarray:
+    """Blocks of 32 nibbles in order, u64 [n, 2], as void [n] of 16 bytes: element j low, j + 16 high."""
+    nibbles = _one_per_byte(halves[:, 1])
+    nibbles <<= np.uint16(4)
+    nibbles |= _one_per_byte(halves[:, 0])
+    return nibbles.view("V16")
 
 
 def _one_per_byte(words: np.ndarray) -> np.ndarray:

@@ -11,11 +11,12 @@ import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint, StoredTensor
 from ikpy.convert.compressed import METHOD, float_blocks, integer_schemes
-from ikpy.convert.packed import COMPANIONS, PACKED, IntegerMatrix, open_matrix
+from ikpy.convert.packed import CACHED, COMPANIONS, PACKED, IntegerMatrix, open_matrix, paired_halves
 from ikpy.convert.words import FLOAT_KINDS, to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
 
 MXFP4_BLOCK, MXFP4_BYTES = 32, 17
+_MXFP4 = np.dtype([("scale", "u1"), ("nibbles", "V16")])
 # Endings of scale tensors by the name of what they scale.
 WEIGHT_SCALES = ("_scale_inv", "_scale")
 _WEIGHT, _SCALE = ".weight", ".scale"  # DeepSeek V4: X.scale belongs to X.weight
@@ -211,14 +212,15 @@ class Weights:
 
     def _mxfp4(self, name: str) -> np.ndarray:
         """Blocks u8 [..., rows, n/32 * 17]: scale byte, then 16 bytes with element j low and j + 16 high."""
-        blocks, scales = self.checkpoint.raw(name), self.checkpoint.raw(self._mxfp4_scales(name))
-        blocks = blocks.view(np.uint8).reshape(*scales.shape, MXFP4_BLOCK // 2)
         # The checkpoint has elements 2j low and 2j + 1 high in byte j.
-        out = np.empty((*scales.shape, MXFP4_BYTES), np.uint8)
-        out[..., 0] = scales
-        out[..., 1::2] = blocks[..., :8] & 15 | (blocks[..., 8:] & 15) << 4
-        out[..., 2::2] = blocks[..., :8] >> 4 | blocks[..., 8:] & 0xF0
-        return out.reshape(*scales.shape[:-1], scales.shape[-1] * MXFP4_BYTES)
+        halves, scales = self.checkpoint.raw(name).view("<u8"), self.checkpoint.raw(self._mxfp4_scales(name))
+        halves = halves.reshape(-1, 2)
+        out = np.empty(scales.size, _MXFP4)
+        out["scale"] = scales.reshape(-1)
+        step = CACHED // MXFP4_BLOCK
+        for first in range(0, len(out), step):
+            out["nibbles"][first : first + step] = paired_halves(halves[first : first + step])
+        return out.view(np.uint8).reshape(*scales.shape[:-1], scales.shape[-1] * MXFP4_BYTES)
 
     def _mxfp4_scales(self, name: str) -> str:
         is_fp4, tensors = self._is_fp4(name), self.checkpoint.tensors

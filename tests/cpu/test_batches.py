@@ -44,7 +44,7 @@ def test_cells_and_inputs_are_those_of_the_reference(seed: int) -> None:
     rng = np.random.default_rng(seed)
     sizes = [[150], [1024], [256, 100], [700, 300, 420]][seed % 4]
     tables, references = [CellTable(n) for n in sizes], [ReferenceCells(n) for n in sizes]
-    arrays = InputArrays(70, len(sizes), 2)
+    arrays = InputArrays(70, [1] * len(sizes), 2)
     arrays.scales_by_sequence[:] = rng.random(arrays.scales_by_sequence.shape)
     n_full = 0
     for _ in range(300):
@@ -106,7 +106,7 @@ def test_a_batch_grows_by_texts_of_one_sequence() -> None:
 
 
 def test_cells_and_arrays_are_not_left() -> None:
-    table, arrays = CellTable(10), InputArrays(4, 1, 0)
+    table, arrays = CellTable(10), InputArrays(4, [1], 0)
     for cell in (-1, 10):
         with pytest.raises(IndexError, match=f"cell {cell} of 10"):
             table.empty([3, cell])
@@ -190,7 +190,7 @@ def test_an_interrupted_run_gives_its_cells_back() -> None:
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     interrupt = ctypes.cast(ctypes.pythonapi.PyErr_SetInterrupt, ctypes.c_void_p)
-    table, arrays = CellTable(256), InputArrays(8, 1, 0)
+    table, arrays = CellTable(256), InputArrays(8, [1], 0)
     table.fill([0, 1], [0, 1], [1, 1])
     steps = Steps(capsule(interrupt, b"ikpy.run_plan", None), arrays, CellTables([table]), 100, 1000, 32, 2)
     steps.put(Ready(1, 1, 1, None, (), None, object()))

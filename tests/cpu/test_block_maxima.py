@@ -68,7 +68,7 @@ def steps_with(rows: np.ndarray) -> Steps:
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     never = ctypes.cast(ctypes.pythonapi.PyErr_SetInterrupt, ctypes.c_void_p)
     tables = CellTables([CellTable(32)])
-    steps = Steps(capsule(never, b"ikpy.run_plan", None), InputArrays(8, 1, 0), tables, 100, 1000, 32, 2)
+    steps = Steps(capsule(never, b"ikpy.run_plan", None), InputArrays(8, [1], 0), tables, 100, 1000, 32, 2)
     steps.put(Ready(len(rows), len(rows), 1, None, (rows,), maxima_of(rows), object()))
     return steps
 

@@ -55,6 +55,10 @@ def convert(
         str | None,
         typer.Option("--pre", help="Name of the pre-tokenizer (tokenizer.ggml.pre) when it is not recognised."),
     ] = None,
+    chat_template_file: Annotated[
+        str | None,
+        typer.Option("--chat-template-file", help="File with the chat template, instead of the checkpoint's."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written; write nothing.")] = False,
     _verbose: Annotated[bool, typer.Option("--verbose", help="A traceback with errors.")] = False,
 ) -> None:
@@ -67,6 +71,7 @@ def convert(
         outfile=outfile or "",
         model_name=model_name or "",
         pre=pre or "",
+        chat_template_file=chat_template_file or "",
         split_max_tensors=split_max_tensors,
         split_max_bytes=None if split_max_size is None else parse_size(split_max_size),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ikpy.convert.chat_templates import checkpoint_templates, given_template
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
 from ikpy.convert.families import family
@@ -53,12 +54,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """outtype: one of OUTPUT_TYPES; outfile "" is `<folder>/<name>-<TYPE>.gguf`; limits per file as GGUFWriter."""
+    """outtype: one of OUTPUT_TYPES; outfile "" is `<folder>/<name>-<TYPE>.gguf`; limits per file as GGUFWriter.
+
+    chat_template_file: jinja2 text that replaces the templates of the checkpoint; "" keeps those.
+    """
 
     outtype: str = "auto"
     outfile: str = ""
     model_name: str = ""
     pre: str = ""
+    chat_template_file: str = ""
     split_max_tensors: int | None = None
     split_max_bytes: int | None = None
 
@@ -182,7 +187,7 @@ class Conversion:
         n_vocab = embedding.shape[0]
         values |= {f"{arch}.{key}": value for key, value in self.family.keys().items()}
         values[f"{arch}.vocab_size"] = n_vocab
-        return values | tokenizer_keys(
+        keys = tokenizer_keys(
             self.checkpoint,
             n_vocab,
             self.notes,
@@ -190,6 +195,14 @@ class Conversion:
             pre=self.options.pre,
             usual_pre=self.family.usual_pre,
         )
+        return values | keys | self._templates()
+
+    def _templates(self) -> dict[str, Any]:
+        keys = given_template(self.options.chat_template_file) if self.options.chat_template_file else {}
+        keys = keys or checkpoint_templates(self.checkpoint)
+        if not keys:
+            self.notes.append("the checkpoint has no chat template: conversations will be written as ChatML")
+        return keys
 
     def _writer(self) -> GGUFWriter:
         options = self.options

@@ -60,7 +60,7 @@ class TokenTable:
 def tokenizer_keys(
     checkpoint: Checkpoint, n_vocab: int, notes: list[str], *, name: str = "", pre: str = "", usual_pre: str = ""
 ) -> dict[str, Any]:
-    """All `tokenizer.*` keys, for a model of n_vocab tokens. name: `general.name` of the file; pre: name of the
+    """All `tokenizer.ggml.*` keys, for a model of n_vocab tokens. name: `general.name` of the file; pre: name of the
     pre-tokenizer, "" to find it; usual_pre: see find_pre_tokenizer.
 
     Appends to notes what was left out or differs. UnsupportedError for tokenizers of other kinds.
@@ -107,7 +107,7 @@ class _Reader:
                 f"{self.checkpoint.folder}: no tokenizer that can be converted (tokenizer.json: {kind}); "
                 "byte-level BPE, sentencepiece BPE and tiktoken.model are supported"
             )
-        keys |= self._arrays(keys) | self._special_ids() | self._flags() | self._templates()
+        keys |= self._arrays(keys) | self._special_ids() | self._flags()
         if self.tokenizer is not None:
             is_strict = keys["tokenizer.ggml.model"] == "gpt2" and not self.pre
             named = {"general.name": self.name, **keys}
@@ -290,22 +290,6 @@ class _Reader:
         if n_added > n_known:
             shown = " ".join(tokens)
             self.notes.append(f"the tokenizer adds special tokens to a text that no key can say: 'a' becomes '{shown}'")
-
-    def _templates(self) -> dict[str, Any]:
-        template = self.checkpoint.text("chat_template.jinja")
-        template = template or self.settings.get("chat_template")
-        template = template or self.checkpoint.json("chat_template.json").get("chat_template")
-        further = self.checkpoint.texts("additional_chat_templates", ".jinja")
-        if not template and not further:
-            return {}
-        if isinstance(template, str) and not further:
-            return {"tokenizer.chat_template": template}
-        entries = [{"name": "default", "template": template}] if isinstance(template, str) else template or []
-        named = {str(entry["name"]): str(entry["template"]) for entry in entries} | further
-        keys: dict[str, Any] = {f"tokenizer.chat_template.{name}": text for name, text in named.items()}
-        keys["tokenizer.chat_templates"] = list(named)
-        keys["tokenizer.chat_template"] = keys.pop("tokenizer.chat_template.default", next(iter(named.values())))
-        return keys
 
 
 def _merge_lines(model: dict[str, Any]) -> list[str]:

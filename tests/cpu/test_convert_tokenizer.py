@@ -11,7 +11,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, tra
 
 from ikpy.convert import Conversion, ConvertOptions
 from ikpy.convert.sentencepiece import read_model
-from ikpy.errors import FileFormatError, UnsupportedError
+from ikpy.errors import FileFormatError, UnsupportedError, UsageError
+from ikpy.gguf.reader import GGUFFile
 from ikpy.vocab import Vocab
 from ikpy.vocab.pretokenizers import PRE_TOKENIZERS
 from ikpy.vocab.text import byte_to_char
@@ -56,6 +57,30 @@ def test_chat_templates_in_files_of_their_own(tmp_path):
     keys = convert(folder, tmp_path).metadata
     assert keys["tokenizer.chat_template"] == "A" and keys["tokenizer.chat_template.tool_use"] == "B"
     assert list(keys["tokenizer.chat_templates"]) == ["default", "tool_use"]
+
+
+def test_a_chat_template_from_a_file(tmp_path):
+    folder = made.copy("llama", tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    assert any("has no chat template" in note for note in Conversion(folder).notes)
+    given = tmp_path / "given.jinja"
+    given.write_text("{{ messages[0].content }}")
+    conversion = Conversion(folder, ConvertOptions(chat_template_file=str(given), outfile=str(tmp_path / "m.gguf")))
+    assert not any("chat template" in note for note in conversion.notes)
+    conversion.write()
+    with GGUFFile.open(tmp_path / "m.gguf") as file:
+        assert file.metadata["tokenizer.chat_template"] == "{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"{% if %}", "line 1"), (b"\xff", "UTF-8|utf-8"), (None, "No such file")]
+)
+def test_a_chat_template_that_cannot_be_used(content, message, tmp_path):
+    given = tmp_path / "given.jinja"
+    if content is not None:
+        given.write_bytes(content)
+    with pytest.raises((FileFormatError, UsageError), match=f"given.jinja.*({message})"):
+        Conversion(made.copy("llama", tmp_path), ConvertOptions(chat_template_file=str(given)))
 
 
 def test_rows_without_a_token_are_filled(tmp_path):

@@ -19,13 +19,15 @@ from ikpy.engine.model import Model
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.gguf.types import GGUFValueType
-from ikpy.graph.adapters import LowRank, LowRankWeights
+from ikpy.graph.adapters import LowRank, LowRankWeights, pair_name
 from ikpy.graph.ir import F32, Value, external
 from ikpy.quants import dequantize
 
 PARTS = (".lora_a", ".lora_b")
 ALPHA = "adapter.lora.alpha"
 EMBEDDING = "token_embd.weight"
+# Multiplied where rows of the embedding are looked up, wherever the output is that shares them.
+EMBEDDING_ROWS = f"{EMBEDDING}.rows"
 # One expert of a layer in old files; such tensors are joined at load.
 EXPERT = re.compile(r"(.*\.ffn_(?:gate|up|down))\.(\d+)\.weight")
 Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -177,20 +179,22 @@ def low_rank_weights(model: Model, adapters: Sequence[LoraAdapter]) -> LowRankWe
     for index, adapter in enumerate(adapters):
         for name, (a, b) in adapter.pairs.items():
             weight = model.weights[name]
-            rows = _value(a.T, 1) if name == EMBEDDING else None
+            rows = _value(a.T, 1, EMBEDDING_ROWS) if name == EMBEDDING else None
             n = weight.shape[2]
-            found.add(weight, LowRank(_value(a, n), _value(b, n), index, name, rows), whole=True)
+            found.add(weight, LowRank(_value(a, n, name), _value(b, n, name), index, name, rows), whole=True)
             for part, (derived, part_a, part_b) in model.arch.adapted_parts(name, a, b).items():
                 if part not in adapter.pairs:
                     n = derived.shape[2]
-                    found.add(derived, LowRank(_value(part_a, n), _value(part_b, n), index, name), whole=False)
+                    pair = LowRank(_value(part_a, n, part), _value(part_b, n, part), index, name)
+                    found.add(derived, pair, whole=False)
     return found
 
 
-def _value(values: NDArray[np.float32], n: int) -> Value:
-    """F32 weight of n matrices; a single one serves for all."""
+def _value(values: NDArray[np.float32], n: int, tensor: str) -> Value:
+    """F32 weight of n matrices, where a tensor has its place; a single one serves for all."""
     values = np.ascontiguousarray(values)
-    value = external(values.ctypes.data, values, F32, values.shape[::-1], f"adapter.{next(_serial)}", "weight")
+    value = external(values.ctypes.data, values, F32, values.shape[::-1], role="weight")
+    value.buffer.name = pair_name(tensor, next(_serial))
     if n > 1 and value.shape[2] == 1:
         value = value.view((*value.shape[:2], n), (value.strides[1], 0))
     return value

@@ -11,10 +11,17 @@ from dataclasses import dataclass, field, replace
 
 from ikpy.graph.ir import Buffer, Value
 
+_MARK = ".lora_"
+
+
+def pair_name(tensor: str, number: int) -> str:
+    """Name of the memory of one half of a pair for a tensor, of which several adapters may have some."""
+    return f"{tensor}{_MARK}{number}"
+
 
 def adapted_tensor(name: str) -> str:
     """Name of the tensor that a weight belongs to: its own, or the one that it is a low-rank part of."""
-    return name.partition(".lora_")[0]
+    return name.partition(_MARK)[0]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ModelParams
+from ikpy.graph.adapters import adapted_tensor
 from ikpy.graph.placement import PlacementParams
 from tests.cpu.reference_models import RandomModel
 from tests.cpu.test_adapters import RANDOM, TOKENS, llama, make_pairs, params, write_adapter
@@ -75,6 +76,19 @@ def test_pairs_and_scales_add_no_splits(tmp_path: Path) -> None:
             adapted(model, adapters, PlacementParams()).n_graph_splits
             == adapted(model, [], PLACEMENTS["all"]).n_graph_splits
         )
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_pairs_lie_where_their_tensor_is(placement: str, tmp_path: Path) -> None:
+    model, adapters = written(llama, tmp_path)
+    with emulated(2):
+        context = adapted(model, adapters, PLACEMENTS[placement])
+        assert context.devices is not None
+        place = context.model.placement
+        for name, needs in context.devices.needs.items():
+            tensors = [adapted_tensor(weight) for weight in needs.weights if weight not in context.model.weights]
+            own = [t for adapter in context.params.adapters for t in adapter.pairs if place.device_of(t) == name]
+            assert sorted(tensors) == sorted(2 * own), name
 
 
 def test_control_vectors_on_devices(tmp_path: Path) -> None:

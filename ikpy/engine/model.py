@@ -95,7 +95,7 @@ def _lies_on_cpu(gguf: GGUFFile, keys: Keys, params: ModelParams) -> Callable[[s
     """Which tensors have their place on the CPU."""
     devices = setup.placement_devices(wanted_devices(params.placement, params.devices), params.placement)
     sizes = {info.name: info.nbytes for info in gguf.tensors.values()}
-    placement = place(sizes, keys.u32("block_count"), params.placement, devices)
+    placement = place(sizes, architecture(keys.arch).n_layers(keys), params.placement, devices)
     return lambda name: placement.device_of(name) == CPU
 
 

@@ -274,7 +274,9 @@ def _unit_sizes(sizes: Mapping[str, int], n_layer: int, params: PlacementParams)
     for name, nbytes in sizes.items():
         block = BLOCK_NAME.match(name)
         index = int(block[1]) if block else n_layer
-        if index <= n_layer and not name.startswith(EMBEDDINGS) and not any(p.search(name) for p in kept):
+        # Blocks behind the layers predict further tokens, on the CPU.
+        is_placed = index < n_layer if block else not name.startswith(EMBEDDINGS)
+        if is_placed and not any(p.search(name) for p in kept):
             units[index] += nbytes
     return units
 

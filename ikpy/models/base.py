@@ -40,6 +40,11 @@ class Architecture:
         self.buffer_of: Callable[[str], str] = lambda name: "CPU"
         self.load(weights)
 
+    @classmethod
+    def n_layers(cls, keys: Keys) -> int:
+        """Layers that run, as the file says before its tensors are looked at."""
+        return int(keys.u32("block_count"))
+
     def read_hparams(self, keys: Keys) -> HParams:
         """Hyper-parameters; architectures with further keys extend this."""
         return read_hparams(keys)

@@ -31,6 +31,10 @@ class PredictionLayers(Decoder):
     prediction: Prediction | None = None
     n_predict_layers: int = 0
 
+    @classmethod
+    def n_layers(cls, keys: Keys) -> int:
+        return max(0, super().n_layers(keys) - int(keys.u32("nextn_predict_layers", 0)))
+
     def take_off_prediction_layers(self, keys: Keys, hp: HParams) -> None:
         """Leaves the layers that run in hp.n_layer. FileFormatError if there are none."""
         self.n_predict_layers = keys.u32("nextn_predict_layers", 0)

@@ -43,6 +43,15 @@ def test_without_devices_everything_is_on_the_cpu_and_device_rules_are_ignored()
     assert placed.warnings == ["-ot attn=CUDA0: there is no device CUDA0; the rule is ignored"]
 
 
+def test_blocks_behind_the_layers_count_for_no_device() -> None:
+    """Layers that predict further tokens stay in host memory."""
+    plain, longer = model(), model(N_LAYER + 1)
+    params = PlacementParams(tensor_split=(1, 1))
+    placed = place(longer, N_LAYER, params, TWO)
+    assert placed.layers == place(plain, N_LAYER, params, TWO).layers
+    assert {placed.tensors[name] for name in longer.keys() - plain.keys()} == {CPU}
+
+
 def test_a_device_may_hold_experts_only() -> None:
     """-ts 1,0 with rules, as documented: the cache and all else lie on the first device."""
     rules = ((r"blk\.[45]\.ffn_.*_exps", "CUDA1"), ("exps", CPU))

@@ -30,6 +30,7 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.graph import split
 from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.placement import DeviceParams, PlacementParams
+from tests.cpu.test_prediction_head import glm4moe
 from tests.cuda.cpu_kernels import CpuKernels
 from tests.cuda.models import MIB, emulated, logits_of, zoo
 from tests.cuda.test_placement_matrix import assert_same, tokens_for, worst
@@ -372,6 +373,8 @@ def test_devices_are_selected_by_name() -> None:
         assert not kernels.launched
         with pytest.raises(UsageError, match=r"--device CUDA7: no such device \(available: CUDA0, CUDA1\)"):
             Model.load(zoo("qwen3"), ModelParams(devices=DeviceParams(names=("CUDA7",))))
+        with pytest.raises(UsageError, match="--device CUDA0: the device is named twice"):
+            Model.load(zoo("qwen3"), ModelParams(devices=DeviceParams(names=("CUDA0", "CUDA1", "CUDA0"))))
 
 
 def test_ngl_0_uses_no_device() -> None:
@@ -446,6 +449,15 @@ def test_only_tensors_in_host_memory_are_rearranged(tmp_path: Path) -> None:
     assert model.replaced and all("_exps" in name for name in model.replaced), model.replaced
     # Interleaved rows are multiplied with activations rounded in another way.
     assert np.abs(ours - truth).max() <= 2e-2 * np.abs(truth).max(), worst(ours, truth)
+
+
+def test_only_tensors_in_host_memory_are_read_into_memory(tmp_path: Path) -> None:
+    """The last of the layers that run is on the device, the prediction layer behind it is not."""
+    path = glm4moe(own_matrices=True).write(tmp_path / "m.gguf")
+    with emulated(1):
+        gguf = Model.load(path, ModelParams(use_mmap=False, placement=PlacementParams(n_gpu_layers=1))).gguf
+    is_mapped = [gguf.maps(gguf.address(gguf.tensors[f"blk.{il}.attn_q.weight"])) for il in range(3)]
+    assert is_mapped == [False, True, False]
 
 
 def test_memory_goes_back_with_the_context() -> None:

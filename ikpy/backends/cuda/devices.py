@@ -74,7 +74,7 @@ def wanted_devices(placement: PlacementParams, params: DeviceParams) -> list[Dev
 
 
 def selected(names: Sequence[str] | None) -> list[Device]:
-    """Devices by name in the given order, all for None. Raises UsageError for a name that does not exist."""
+    """Devices by name in the given order, all for None. Raises UsageError for a name that does not exist, or twice."""
     devices = available()
     if names is None:
         return list(devices)
@@ -83,4 +83,7 @@ def selected(names: Sequence[str] | None) -> list[Device]:
     if unknown:
         known = ", ".join(by_name) or f"none: {why_none()}"
         raise UsageError(f"--device {unknown[0]}: no such device (available: {known})")
+    repeated = [name for i, name in enumerate(names) if name in names[:i]]
+    if repeated:
+        raise UsageError(f"--device {repeated[0]}: the device is named twice")
     return [by_name[name] for name in names]

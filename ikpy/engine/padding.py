@@ -20,7 +20,10 @@ def padded_tokens(n_tokens: int, n_ubatch: int) -> int:
 
 
 def padded_outputs(n_outputs: int, n_tokens: int, n_padded: int) -> int:
-    """Outputs of a micro-batch of n_tokens that was padded to n_padded: all, or the next power of two."""
+    """Outputs of a micro-batch of n_tokens that was padded to n_padded: all, or the next power of two below all.
+
+    Graphs with as many outputs as tokens take all tokens in order, whatever outputs a batch names.
+    """
     if n_outputs == n_tokens:
         return n_padded
-    return min(1 << (n_outputs - 1).bit_length(), n_padded) if n_outputs else 0
+    return min(1 << (n_outputs - 1).bit_length(), n_padded - 1) if n_outputs else 0

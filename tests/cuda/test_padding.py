@@ -37,7 +37,8 @@ def test_sizes() -> None:
         assert all(sizes[n] == n for n in range(1, MOST_EXACT + 1))
         assert len({padded for n, padded in sizes.items() if 256 < n <= 512}) == 8
         assert list(sizes.values()) == sorted(sizes.values())
-    assert [padded_outputs(n, 40, 44) for n in (0, 1, 2, 3, 5, 17, 33, 40)] == [0, 1, 2, 4, 8, 32, 44, 44]
+    assert [padded_outputs(n, 40, 44) for n in (0, 1, 2, 3, 5, 17, 33, 40)] == [0, 1, 2, 4, 8, 32, 43, 44]
+    assert [padded_outputs(n, 4, 4) for n in range(5)] == [0, 1, 2, 3, 4]
 
 
 def context_of(path: Path, placement: PlacementParams, **params: Any) -> Context:
@@ -55,7 +56,7 @@ def batch_of(start: int, n: int, wanted: set[int] | str) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize("wanted", ["last", "all", {3, 9, 16}])
+@pytest.mark.parametrize("wanted", ["last", "all", {3, 9, 16}, set(range(1, 41))], ids=["last", "all", "few", "most"])
 @pytest.mark.parametrize(
     ("path", "placement", "n_devices", "params"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from ikpy import default_model_path
 from ikpy.backends.cuda import devices as cuda_devices
 from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.emulated import EmulatedDevice
+from ikpy.backends.cuda.memory import host_view
+from ikpy.backends.cuda.plan import HybridPlan, Operation
 from ikpy.cli import main
 from ikpy.cli.params import CommonParams
 from ikpy.engine.batch import Batch
@@ -29,7 +32,8 @@ from ikpy.errors import ResourceError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.graph import split
 from ikpy.graph.activations import ActivationCollector
-from ikpy.graph.placement import DeviceParams, PlacementParams
+from ikpy.graph.assign import Step
+from ikpy.graph.placement import CPU, DeviceParams, PlacementParams
 from tests.cpu.test_prediction_head import glm4moe
 from tests.cuda.cpu_kernels import CpuKernels
 from tests.cuda.models import MIB, emulated, logits_of, zoo
@@ -354,6 +358,31 @@ def test_a_nan_that_only_some_tokens_bring_is_named_later(tmp_path: Path) -> Non
         context = Context(Model.load(path, ModelParams(placement=PlacementParams())), SETTINGS)
         assert context.first_not_a_number([1, 2, 3]) == ""
         assert "get_rows with token_embd.weight (f16) gives NaN" in context.first_not_a_number([1, 9, 3])
+
+
+@pytest.mark.parametrize("rules", [(), (("ffn_gate_inp", "CPU"),), (("exps", "CPU"),)])
+def test_experts_that_are_left_out_are_not_looked_at(
+    rules: tuple[tuple[str, str], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No product writes their results: what is there may be anything, and is no error of a kernel."""
+    singly = HybridPlan.singly
+
+    def spoiled(plan: HybridPlan) -> Iterator[tuple[Step | None, Operation]]:
+        for step, operation in singly(plan):
+            if step is not None and step.node.kind.startswith("mul_mat_id"):
+                buffer = step.node.dst.buffer
+                if step.device == CPU:
+                    host_view(plan.host_address(buffer), buffer.nbytes)[:] = 0xFF
+                else:
+                    state = plan.states[step.device]
+                    state.stream.fill(state.base(buffer, plan.graph.arenas[step.device]), 0xFF, buffer.nbytes)
+            yield step, operation
+
+    monkeypatch.setattr(HybridPlan, "singly", spoiled)
+    with emulated(1):
+        context = context_on("qwen3moe", PlacementParams(rules=rules), smart_expert_reduction=(1, 1.0))
+        for error in context.compare_devices():
+            assert error.error < 1e-2, error
 
 
 # options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.memory import host_view
@@ -15,7 +16,11 @@ from ikpy.graph.placement import CPU
 SKIPPED = ("act_prepare", "kq_mask", "chosen_mask", "chosen_list")
 # The last of its results is in such a format.
 PREPARES = "rms_norm_q8"
+# Its first result is the experts that it chooses.
+ROUTES = "moe_route"
 FLOATS = {F32: np.float32, F16: np.float16}
+LeftOut = NDArray[np.bool_] | None
+"""Experts that tokens were to be sent to and are not (-ser), bool [1, T, K]: no product writes their results."""
 
 
 def check_values(plan: HybridPlan, run: Run) -> None:
@@ -25,15 +30,35 @@ def check_values(plan: HybridPlan, run: Run) -> None:
     first kernel that fails.
     """
     plan.start(run.n_kv)
+    left_out: LeftOut = None
     for step, operation in plan.singly():
         if step is not None and step.node.dst.buffer.role == "host":
             continue  # statistics, which this token is not to count in
         finish(plan, step, operation, run)
         if step is None:
             continue
+        left_out = experts_left_out(plan, step, left_out)
         values = written(step.node)
         for value in values[:-1] if step.node.kind == PREPARES else values:
-            _check(plan, step, value, run.n_kv)
+            _check(plan, step, value, run.n_kv, left_out)
+
+
+def experts_left_out(plan: HybridPlan, step: Step, before: LeftOut) -> LeftOut:
+    """Those of the layer that a step has begun when it has run, or belongs to."""
+    ids = step.node.dst
+    return left_out_of(ids, _bytes(plan, step.device, ids)) if step.node.kind == ROUTES else before
+
+
+def left_out_of(ids: Value, data: np.ndarray) -> LeftOut:
+    """Those that have no number among the chosen ones i32 [K, T], given as bytes."""
+    return np.asarray(strided(data, ids, np.dtype(np.int32), 0)[0] < 0)
+
+
+def written_part(values: np.ndarray, left_out: LeftOut) -> np.ndarray:
+    """Elements in numpy order, with zeros for experts that are left out."""
+    if left_out is None or values.shape[:-1] != left_out.shape or not left_out.any():
+        return values
+    return np.where(left_out[..., None], values.dtype.type(0), values)
 
 
 def finish(plan: HybridPlan, step: Step | None, operation: Operation, run: Run) -> None:
@@ -51,12 +76,12 @@ def finish(plan: HybridPlan, step: Step | None, operation: Operation, run: Run) 
         raise DeviceError(f"{describe(step)} fails on {step.device}: {error}") from error
 
 
-def _check(plan: HybridPlan, step: Step, value: Value, n_kv: int) -> None:
+def _check(plan: HybridPlan, step: Step, value: Value, n_kv: int, left_out: LeftOut) -> None:
     if value.type_id not in FLOATS or value.buffer.role != "value" or step.node.kind in SKIPPED:
         return
     dtype = np.dtype(FLOATS[value.type_id])
     values = strided(_bytes(plan, step.device, value), value, dtype, n_kv)
-    bad = np.argwhere(np.isnan(values))
+    bad = np.argwhere(np.isnan(written_part(values, left_out)))
     if len(bad):
         where = ", ".join(str(i) for i in reversed(bad[0].tolist()))
         raise DeviceError(

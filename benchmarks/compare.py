@@ -91,10 +91,11 @@ def alternate_depths(
     for _ in range(repeats):
         at = 0
         for depth, samples in found.items():
-            while at + step <= int(depth):
+            while at < int(depth):
+                n = min(step, int(depth) - at)
                 for engine in engines:
-                    engine.extend(step, at)
-                at += step
+                    engine.extend(n, at)
+                at += n
             for engine in engines:
                 seconds = engine.extend(step, at) if at else engine.prompt(step)
                 samples["pp"][engine.name].append(step / seconds)

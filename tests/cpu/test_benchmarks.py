@@ -129,7 +129,7 @@ def test_depths_are_filled_without_gaps() -> None:
     assert list(found) == ["0", "64", "100"]
     assert found["0"] == {"pp": {"ikpy": [8.0]}, "tg": {"ikpy": [1.0]}}
     assert found["64"]["pp"] == {"ikpy": [16.0]}
-    assert [depth for n, depth in engine.calls if n == 1] == [16, 17, 66, 67, 116, 117]
+    assert [depth for n, depth in engine.calls if n == 1] == [16, 17, 80, 81, 116, 117]
 
 
 def test_batches_leave_out_the_first_round() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import struct
@@ -295,6 +296,21 @@ def test_a_damaged_record_is_told_once(caplog: pytest.LogCaptureFixture) -> None
         record.load(device)
     (line,) = warnings_in(caplog)
     assert "cannot be read: it is damaged" in line
+
+
+def test_a_record_that_does_not_fit_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = record.load(emulated())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    found.keep()
+    (line,) = warnings_in(caplog)
+    assert "cannot be written: No space left on device" in line
+    assert not list(found.path.parent.iterdir())
 
 
 def test_a_record_that_cannot_be_kept_is_told_once(

@@ -63,7 +63,7 @@ def _remedy(error: str) -> str:
 
 
 def _number(name: str, text: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         raise UsageError(f"{name}={text}: expected a number")
     return int(text)
 

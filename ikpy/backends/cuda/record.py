@@ -8,9 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 from ikpy.backends.cuda import modules
 from ikpy.backends.cuda.api import Device
 from ikpy.backends.cuda.launch import ACT_BF16, ACT_TILES, Large
+from ikpy.gguf.atomic import write_whole
 
 # Kernels that multiply large products, by the format of the activations that they read.
 GEMM_KERNELS = {ACT_BF16: "gemm_bf16", ACT_TILES: "gemm_wgmma"}
@@ -55,9 +54,7 @@ class Record:
         tried = {name: getattr(self, name) for name in TRIED}
         found = {**self.device, **tried, "large": large, "milliseconds": self.milliseconds}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
-            file.write(json.dumps(found, indent=1) + "\n")
-        os.replace(file.name, self.path)
+        write_whole(self.path, (json.dumps(found, indent=1) + "\n").encode())
 
     def keep(self) -> None:
         """As save; where that is impossible, a warning says so."""

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ikpy.backends.cuda import emulator, modules
+from ikpy.gguf.atomic import write_whole
 
 # One for each PTX that the kernels have. Of those from sm_80 on, sm_90 takes most registers for most of the kernels
 # that are near their limit.
@@ -120,9 +121,7 @@ def usage(source: Path, architectures: Sequence[int]) -> list[Usage]:
         for arch in missing:
             path = reports[arch]
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(f".{os.getpid()}")
-            partial.write_text(json.dumps([asdict(row) for row in made if row.arch == arch]))
-            os.replace(partial, path)
+            write_whole(path, json.dumps([asdict(row) for row in made if row.arch == arch]).encode())
     return [Usage(**row) for path in reports.values() for row in json.loads(path.read_text())]
 
 

@@ -80,3 +80,20 @@ def test_padded_prompts_compress_every_stretch_once(path: Path) -> None:
             context.decode(Batch.single(tokens[37:70], 37))
         expected, got = (context.decode(Batch.single(tokens[70:71], 70)).copy() for context in contexts)
     assert np.abs(got - expected).max() / np.abs(expected).max() <= TOLERANCE
+
+
+def test_cells_that_were_emptied_are_no_part_of_a_stretch(path: Path) -> None:
+    """Those behind all cells in use had tokens of another text at the same positions."""
+    found = []
+    tokens = tiny.tokens()
+    for placement in (PlacementParams(n_gpu_layers=0), PLACES["whole"]):
+        with emulated(1):
+            model = Model.load(path, ModelParams(placement=placement))
+            params = ContextParams(n_ctx=256, n_ubatch=16, n_threads=1, n_seq_max=3, flash_attn=False, type_k="f32")
+            context = Context(model, params)
+            for seq_id in (1, 2, 0):
+                context.decode(Batch.single(tokens[60:72], 0, seq_id, "none"))
+            context.kv.clear()
+            found.append(context.decode(Batch.single(tokens[:12], 0, 0, "all")).copy())
+    expected, got = found
+    assert np.abs(got - expected).max() <= TOLERANCE * np.abs(expected).max()

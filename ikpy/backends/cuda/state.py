@@ -159,22 +159,27 @@ class DeviceState:
         self._batch_bytes = input_bytes(Inputs(inputs.batch))
         self._staging = pinned_or_pageable(self.device, end, self._log)
         self.runtime = self.device.alloc(end, "inputs")
-        # Cells that no context has make the first comparison find all of them changed.
+        # Cells that no context has make the first comparison, of all cells, find all of them changed.
         self._staging[:] = 0x80
+        self._reach = max(map(len, inputs.cells))
 
     def _staged(self, array: np.ndarray) -> tuple[int, np.ndarray]:
         start = self._offsets[array.ctypes.data]
         return start, self._staging[start : start + array.nbytes]
 
     def upload_inputs(self, n_kv: int) -> None:
-        """Starts the copy of the run-time scalars, of the batch, and of the cells that changed."""
+        """Starts the copy of the run-time scalars, of the batch, and of the cells that changed.
+
+        Cells behind n_kv are empty, on the device too, where they may have been in use: some ops look at all.
+        """
         # Earlier copies read the staging memory, and those of the last run read host buffers that this run fills.
         self.uploaded.synchronize()
         self._staging[:8].view(np.int64)[0] = n_kv
         for array in self._inputs.batch:
             self._staged(array)[1][:] = array.view(np.uint8)
         for array in self._inputs.cells:
-            self._upload_changes(array, n_kv)
+            self._upload_changes(array, max(n_kv, self._reach))
+        self._reach = n_kv
         for array in self._inputs.windows:
             self._upload_changes(array, len(array))
         self.stream.upload(self.runtime, self._staging[: self._batch_bytes])

@@ -274,8 +274,13 @@ class ChatTemplate:
 
     @functools.cached_property
     def wants_object_arguments(self) -> bool:
-        """Whether arguments of tool calls must be objects: JSON text would be quoted once more or break."""
-        return self._shows_call({"needle": 1}, "") and not self._shows_call('{"needle": 1}', "")
+        """Whether arguments of tool calls must be objects: JSON text would be quoted once more or break, or stand where
+        objects have a form of their own (Gemma 4)."""
+        if not self._shows_call({"needle": 1}, ""):
+            return False
+        written = self._with_call({"needle": 1}, "")
+        own_form = '"needle":' not in written and "'needle':" not in written  # neither JSON nor Python's text of it
+        return own_form or not self._shows_call('{"needle": 1}', "")
 
     @functools.cached_property
     def wants_text_arguments(self) -> bool:

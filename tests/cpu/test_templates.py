@@ -231,6 +231,21 @@ def test_tool_arguments_stay_text_where_the_template_quotes_nothing():
     assert (render(quoting, message), render(listing, message)) == ("{}", "")
 
 
+def test_arguments_become_objects_where_the_template_has_a_form_of_its_own_for_them():
+    # Gemma 4 writes objects as call:f{a:1} and leaves text as it is, which would stand between two pairs of braces.
+    loop = "{% for k, v in args | dictsort %}{{ k }}:{{ v }}{% endfor %}"
+    written = "{% if args is mapping %}" + loop + "{% elif args is string %}{{ args }}{% endif %}"
+    body = "{% set args = c.function.arguments %}call:f{{ '{' }}" + written + "{{ '}' }}"
+    source = "{% for m in messages %}{% for c in m.tool_calls or [] %}" + body + "{% endfor %}{% endfor %}"
+
+    def shown(arguments):
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        return render(source, {"role": "assistant", "content": None, "tool_calls": [call]})
+
+    assert shown('{"a": 1}') == shown({"a": 1}) == "call:f{a:1}"
+    assert (shown(""), shown('{"a')) == ("call:f{}", 'call:f{{"a}')
+
+
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [

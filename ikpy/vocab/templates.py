@@ -210,11 +210,10 @@ class ChatTemplate:
             out["content"] = flat_content(out.get("content"))
         return out
 
-    def _probe(self, *messages: Message) -> str:
+    def _probe(self, *messages: Message, **variables: Any) -> str:
         """Text for a conversation made up to see what the template understands; "" when it refuses."""
-        variables = {"messages": messages, "add_generation_prompt": False, "tools": None}
         try:
-            return self._render(variables)
+            return self._render({"messages": messages, "add_generation_prompt": False, "tools": None, **variables})
         except _RunsOnError:
             raise  # each of several probes would take as long
         except IkpyError:
@@ -228,6 +227,16 @@ class ChatTemplate:
             return True
         system = self._prepare({"role": "system", "content": "<system needle>"})
         return "<system needle>" in self._probe(system, user)
+
+    @functools.cached_property
+    def switches_thinking(self) -> bool:
+        """Whether ``enable_thinking``, or ``thinking``, changes the prompt."""
+        user = self._prepare({"role": "user", "content": "probe"})
+        with_it, without = (
+            self._probe(user, add_generation_prompt=True, enable_thinking=value, thinking=value, datetime="now")
+            for value in (True, False)
+        )
+        return with_it != without
 
     @functools.cached_property
     def wants_content_parts(self) -> bool:

@@ -149,6 +149,7 @@ def output_format(
     tags = None if wanted == "none" else reasoning_tags(source)
     if is_harmony(source):
         return OutputFormat(tags, inside and tags is not None, format_, harmony=True)
-    if variables.get("enable_thinking") is False and not inside:  # some templates open reasoning all the same
+    off = variables.get("enable_thinking") is False and template.switches_thinking
+    if off and not inside:  # some templates open reasoning all the same
         tags = None
     return OutputFormat(tags, inside and tags is not None, format_, answer=answer_tags(source))

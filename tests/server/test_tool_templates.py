@@ -207,6 +207,8 @@ def test_tags_of_templates() -> None:
     assert answer_tags(MINIMAX) is None, "responses are results of tools there"
     phrases = "'Here is my thought process:' and 'Here is my response:'"
     assert reasoning_tags(phrases) == ("Here is my thought process:", "Here is my response:")
+    steps = "'[BEGIN FINAL RESPONSE]' ... {{ 'Here are my reasoning steps:\n' }}"  # Apriel 1.6's prompt ends with these
+    assert reasoning_tags(steps) == ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")
     gemma = "{{ '<|channel>thought\\n<channel|>' }}"
     assert reasoning_tags(gemma) == ("<|channel>thought", "<channel|>")
 

@@ -182,6 +182,7 @@ def render(source: str, *messages, **kwargs) -> str:
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         ("{% for i in range(3) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "02"),
         ("{{ {'b': 'é<', 'a': [1, true, none]} | tojson }}", '{"b": "é<", "a": [1, true, null]}'),
+        ("{{ [{'f': {'b': 1}}] | map(attribute='f') | tojson }}", '[{"b": 1}]'),
         ("{{ {'b': 1} | tojson(indent=2) }}", '{\n  "b": 1\n}'),
         ("{% generation %}x{{ eos_token }}{% endgeneration %}", "x</s>"),
         ("{% set ns = namespace(n=1) %}{% set ns.n = 2 %}{{ ns.n }}{{ bos_token }}", "2<s>"),

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from ikpy.server.chat.call_grammar import control_tokens, marker_rule
 from ikpy.server.chat.rendering import fitted
+from ikpy.server.chat.streamed_lists import GRANITE as TOOLS_OF_GRANITE
 from ikpy.server.chat.streamed_lists import PHI
 from ikpy.server.chat.tags import answer_tags, reasoning_tags
 from ikpy.server.chat.tool_fields import with_all_fields
@@ -149,6 +150,18 @@ def test_tools_in_a_field_of_the_system_message() -> None:
     assert prompt(system, user, tools=[]) == "<|system|>Be brief.<|end|><|user|>Hi<|end|><|assistant|>"
     cut = {"role": "assistant", "content": "So.", "tool_calls": [{"function": {"name": "f", "arguments": '{"a'}}]}
     assert '<|assistant|>So.<|tool_call|>[{"name": "f", "arguments": "{\\"a"}]<|/tool_call|>' in prompt(cut, tools=[])
+
+
+def test_calls_that_a_template_leaves_out_are_text() -> None:
+    """Granite 3.3 shows roles and contents alone."""
+    begin, end = GRANITE.index("{% if m.tool_calls %}"), GRANITE.index("{% endif %}{% endfor %}") + len("{% endif %}")
+    template = GRANITE[:begin] + GRANITE[end:]
+    said = {"role": "assistant", "content": "So. ", "tool_calls": [CALL, CALL]}
+    text = ChatTemplate(template).render(fitted(template, [MESSAGES[0], said, MESSAGES[2]], [TOOL], TOOLS_OF_GRANITE))
+    call = f'{{"name": "read", "arguments": {json.dumps(ARGUMENTS)}}}'
+    assert f"assistant<|end_of_role|>So. <|tool_call|>[{call}, {call}]<|start_of_role|>tool<|end_of_role|>text" in text
+    shown = ChatTemplate(GRANITE).render(fitted(GRANITE, MESSAGES, [TOOL], TOOLS_OF_GRANITE))
+    assert shown.count("<|tool_call|>") == 1, "the template writes them itself"
 
 
 def test_tools_in_a_variable_of_their_own() -> None:

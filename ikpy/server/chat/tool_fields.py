@@ -1,5 +1,5 @@
 """What single templates read in other places: tools in the system message (Phi-4-mini) or in a variable of their own
-(SmolLM3), plans (Command R7B), reasoning (GPT-OSS)."""
+(SmolLM3), calls as text (these and Granite 3), plans (Command R7B), reasoning (GPT-OSS)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ikpy.server.chat.streamed_lists import PHI
+from ikpy.server.chat.streamed_lists import GRANITE, PHI
 from ikpy.server.chat.tags import is_harmony
 from ikpy.server.chat.tool_reading import parse_value
 from ikpy.vocab.templates import flat_content
@@ -62,8 +62,11 @@ def with_written_calls(source: str, messages: Sequence[Message]) -> list[Message
         # The vocabulary has a token for the role of results; that of the role "tool" begins the list of tools.
         named = [m | {"role": "tool_response"} if m["role"] == "tool" else m for m in messages]
         return [_written(m, _in_a_list) for m in named]
-    if "xml_tools" in source and "tool_calls" not in source:
-        return [_written(m, _one_by_one) for m in messages]
+    if "tool_calls" not in source:
+        if "xml_tools" in source:
+            return [_written(m, _one_by_one) for m in messages]
+        if GRANITE.opening in source:
+            return [_written(m, _behind_a_marker) for m in messages]
     return list(messages)
 
 
@@ -80,6 +83,10 @@ def _written(message: Message, text_of: Callable[[list[dict[str, Any]]], str]) -
 
 def _in_a_list(calls: list[dict[str, Any]]) -> str:
     return f"{PHI.markers[0]}{json.dumps(calls, ensure_ascii=False)}{PHI.markers[1]}"
+
+
+def _behind_a_marker(calls: list[dict[str, Any]]) -> str:
+    return f"{GRANITE.opening}{json.dumps(calls, ensure_ascii=False)}"
 
 
 def _one_by_one(calls: list[dict[str, Any]]) -> str:

@@ -55,6 +55,12 @@ def _strftime_now(pattern: str) -> str:
     return datetime.datetime.now().strftime(pattern)
 
 
+def _dates() -> dict[str, str]:
+    """The variables with the present time that templates of Llama 3 and Firefunction read."""
+    now = datetime.datetime.now()
+    return {"date_string": now.strftime("%d %b %Y"), "datetime": now.strftime("%b %d %Y %H:%M:%S GMT")}
+
+
 def _to_json(
     value: object,
     ensure_ascii: bool = False,
@@ -165,7 +171,8 @@ class ChatTemplate:
     def _render(self, variables: Mapping[str, Any]) -> str:
         try:
             with bounded_rendering(variables):
-                return self._template.render({"bos_token": self.bos, "eos_token": self.eos, **variables})
+                given = {"bos_token": self.bos, "eos_token": self.eos, **_dates(), **variables}
+                return self._template.render(given)
         except OutOfBoundsError as error:
             raise _RunsOnError(self._located(error)) from error
         except _RaisedByTemplateError as error:

@@ -199,6 +199,16 @@ def test_variables_and_time():
     assert render("{{ strftime_now('%Y') }}") == str(datetime.datetime.now().year)
 
 
+def test_templates_that_ask_for_the_date_get_it():
+    today = datetime.datetime.now().strftime("%d %b %Y")
+    source = (
+        "{% if not date_string is defined %}{% set date_string = '26 Jul 2024' %}{% endif %}Today: {{ date_string }}"
+    )
+    assert render(source) == f"Today: {today}"
+    assert ChatTemplate(source).render([], date_string="1 May 2025") == "Today: 1 May 2025"
+    assert render("{{ datetime }}").startswith(datetime.datetime.now().strftime("%b %d %Y "))
+
+
 def test_content_parts():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert render("{{ messages[0].content }}", {"role": "user", "content": parts}) == "a\nb"

@@ -164,6 +164,29 @@ def test_calls_that_a_template_leaves_out_are_text() -> None:
     assert shown.count("<|tool_call|>") == 1, "the template writes them itself"
 
 
+def test_results_in_a_field_of_the_calls() -> None:
+    """The first templates of Gemma 4 know no role of results."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% for c in m.tool_calls or [] %}call:{{ c.function.name }};{% endfor %}"
+        "{% for r in m.tool_responses or [] %}{{ r.name }}={{ r.response.n if r.response is mapping else r.response }};"
+        "{% endfor %}{{ m.content }}{% endfor %}"
+    )
+
+    def prompt(*messages: dict[str, Any], source: str = template) -> str:
+        return ChatTemplate(source).render(fitted(source, list(messages), [TOOL], None))
+
+    user, done = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Done."}
+    other = {"id": "c2", "type": "function", "function": {"name": "count", "arguments": "{}"}}
+    said = {"role": "assistant", "content": "I look.", "tool_calls": [CALL, other]}
+    results = ({"role": "tool", "tool_call_id": "c2", "content": '{"n": 3}'}, MESSAGES[2])
+    asked = "<user>Hi<assistant>I look.<assistant>call:read;call:count;count=3;read=text;"
+    assert prompt(user, said, *results) == asked
+    assert prompt(user, said, *results, done, user) == f"{asked}Done.<user>Hi"
+    assert prompt(user, said, *results, done) == f"{asked}<assistant>Done.", "it may be the beginning of the answer"
+    newer = template + "{# m.role != 'tool' #}"
+    assert "<tool>text" in prompt(user, said, *results, source=newer), "a template that writes results itself"
+
+
 def test_tools_in_a_variable_of_their_own() -> None:
     template = (
         "{% if xml_tools %}<tools>{% for t in xml_tools %}{{ t.name }}{% endfor %}</tools><tool_call>{% endif %}"

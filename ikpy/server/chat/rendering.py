@@ -17,6 +17,7 @@ from ikpy.server.chat.tool_fields import (
     with_call_fields,
     with_field,
     with_plans,
+    with_responses,
     with_thinking,
     with_written_calls,
 )
@@ -91,7 +92,7 @@ def fitted(
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     messages = [with_call_fields(message) for message in messages]
     messages = with_thinking(source, with_plans(source, with_short_ids(source, messages)))
-    messages = with_written_calls(source, messages)
+    messages = with_responses(source, with_written_calls(source, messages))
     if format_ is not None and takes_field(source):
         return with_field(messages, tools)
     if format_ is not None and format_.example and not shows_tools(source):

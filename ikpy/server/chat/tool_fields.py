@@ -131,3 +131,41 @@ def _thoughts(message: Message) -> Message:
     said = flat_content(message.get("content"))
     thoughts = [str(message["reasoning_content"]), *([said] if said else [])]
     return {"thinking": "\n\n".join(thoughts), "content": ""}
+
+
+def with_responses(source: str, messages: Sequence[Message]) -> list[Message]:
+    """The messages with the results of calls in the field ``tool_responses`` of the message that has the calls, for
+    templates that read them there alone (the first ones of Gemma 4).
+
+    Such a template writes the content behind the results: an answer to these follows there, and what was said before
+    the calls is a message of its own. The last message stays as it is: it may be the beginning of the answer.
+    """
+    if "tool_responses" not in source or "!= 'tool'" in source:
+        return list(messages)
+    out: list[Message] = []
+    for i, message in enumerate(messages):
+        calling = out[-1] if out and out[-1].get("tool_calls") else {}
+        if message["role"] == "tool" and calling:
+            calling.setdefault("tool_responses", []).append(_response(message, calling))
+        elif message.get("tool_calls"):
+            if flat_content(message.get("content")):
+                out.append({name: value for name, value in message.items() if name != "tool_calls"})
+            out.append(message | {"content": ""})
+        elif message["role"] == "assistant" and calling.get("tool_responses") and i + 1 < len(messages):
+            calling["content"] = flat_content(message.get("content"))
+        else:
+            out.append(message)
+    return out
+
+
+def _response(result: Message, calling: Message) -> dict[str, Any]:
+    """A result with the name of its function: an object if its text is one."""
+    calls = [call for call in calling["tool_calls"] if call.get("id") == result.get("tool_call_id")]
+    following = calling["tool_calls"][len(calling["tool_responses"]) :]
+    names = [call["function"]["name"] for call in calls or following]
+    text = flat_content(result.get("content"))
+    try:
+        value = parse_value(text)
+    except ValueError:
+        value = text
+    return {"name": names[0] if names else result.get("name"), "response": value if isinstance(value, dict) else text}

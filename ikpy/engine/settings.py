@@ -117,8 +117,11 @@ def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str
         if p.type_indexer.lower() != "f16":
             yield "-ictk", "the model has no indexers"
     scaling = p.rope_scaling or hp.rope_scaling_type
-    if model.arch.rope_scale_from_metadata and (p.rope_freq_scale or (scaling == "none" and hp.rope_freq_scale != 1)):
-        yield "--rope-scale", f"{hp.arch} models use the scale of their file, {hp.rope_freq_scale:g}"
+    rotated = [il for il in range(hp.n_layer) if model.arch.is_rotated(il)]
+    windows_only = model.arch.window_rope_of_file and all(model.arch.window(il)[0] != "none" for il in rotated)
+    if windows_only and (p.rope_freq_scale or (scaling == "none" and hp.rope_freq_scale != 1)):
+        scale = f"{hp.rope_freq_scale:g}"
+        yield "--rope-scale", f"layers with a window use the scale of the file, {scale}, others know no positions"
     elif scaling == "none" and p.rope_freq_scale:
         yield "--rope-scale", "--rope-scaling is none"
     is_yarn = p.yarn_ext_factor > 0 or (p.yarn_ext_factor < 0 and scaling == "yarn")

@@ -28,8 +28,8 @@ class Architecture:
     """A loaded model of one GGUF architecture: hyper-parameters, weights, and the graph of a micro-batch."""
 
     rope_neox: ClassVar[bool] = False
-    # User RoPE scaling does not reach these, only a user base does (models.md#where-results-differ-from-the-reference).
-    rope_scale_from_metadata: ClassVar[bool] = False
+    # Window layers keep the RoPE base and scale of the file whatever the user asks for.
+    window_rope_of_file: ClassVar[bool] = False
 
     def __init__(self, keys: Keys, weights: WeightSource, log: Log) -> None:
         self.derived: list[Buffer] = []
@@ -134,12 +134,9 @@ class Architecture:
     def rope_params(self, layer: int, context: RopeParams) -> RopeParams:
         """RoPE parameters of a layer."""
         hp = self.hp
-        is_full = self.window(layer)[0] == "none"
-        if not is_full and hp.window_freq_base is not None:
-            return replace(context, freq_base=hp.window_freq_base, freq_scale=hp.rope_freq_scale)
-        if not self.rope_scale_from_metadata:
+        base = hp.rope_freq_base if self.window_rope_of_file and hp.window_freq_base is None else hp.window_freq_base
+        if base is None or self.window(layer)[0] == "none":
             return context
-        base = context.freq_base if is_full else hp.rope_freq_base
         return replace(context, freq_base=base, freq_scale=hp.rope_freq_scale)
 
     def rope_factors(self, layer: int, params: GraphParams) -> Value | None:

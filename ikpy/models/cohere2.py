@@ -10,6 +10,8 @@ from ikpy.models.keys import Keys
 class Cohere2(CommandR):
     """Only window layers know positions."""
 
+    window_rope_of_file = True
+
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
         hp.n_swa = keys.u32("attention.sliding_window")

@@ -18,7 +18,6 @@ class CommandR(Transformer):
     output_weight = "none"
     layer_norm = True
     rotates_whole_head = False
-    rope_scale_from_metadata = True
     ffn_norm_name = "attn_norm"  # one norm feeds both branches
 
     def read_hparams(self, keys: Keys) -> HParams:

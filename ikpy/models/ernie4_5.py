@@ -20,7 +20,6 @@ class Ernie45Moe(Ernie45):
     """Layers from leading_dense_block_count on whose number is a multiple of interleave_moe_layer_step have experts."""
 
     selection_bias = "optional"
-    rope_scale_from_metadata = True
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)

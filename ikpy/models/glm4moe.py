@@ -13,7 +13,6 @@ class Glm4Moe(RoutedMoe):
     selection_bias = "required"
     ffn_norm_name = "post_attention_norm"
     rotates_whole_head = False
-    rope_scale_from_metadata = True
     default_n_dense = 0
 
     def gating_value(self, value: int) -> int:

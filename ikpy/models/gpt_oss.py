@@ -23,7 +23,7 @@ class GptOss(Transformer):
     activation = "swiglu_oai"
     rope_neox = True
     rotates_whole_head = False
-    rope_scale_from_metadata = True
+    window_rope_of_file = True
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)

@@ -13,7 +13,6 @@ class HunyuanMoe(Transformer):
     qk_norm = "required"
     norms_after_rope = True
     rope_neox = True
-    rope_scale_from_metadata = True
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)

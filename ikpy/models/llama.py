@@ -12,4 +12,3 @@ class Llama(Transformer):
     out_bias = "optional"
     ffn_bias = "optional"
     rope_freqs_weight = "optional"
-    rope_scale_from_metadata = True

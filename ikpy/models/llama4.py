@@ -19,7 +19,7 @@ class Llama4(Transformer):
     """Three rotated layers over chunks of 8192 positions for every full one without RoPE."""
 
     rope_freqs_weight = "optional"
-    rope_scale_from_metadata = True
+    window_rope_of_file = True
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)

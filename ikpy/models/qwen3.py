@@ -10,4 +10,3 @@ class Qwen3(Transformer):
 
     qk_norm = "required"
     rope_neox = True
-    rope_scale_from_metadata = True

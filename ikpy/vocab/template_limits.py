@@ -280,6 +280,8 @@ def bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any
     @functools.wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
         step()
+        if name == "tojson" and args and isinstance(args[0], Iterator):  # what map, select and their like give
+            args = (list(_Items(args[0])), *args[1:])
         if name not in _OF_LISTS:
             count(size(args[skipped]) if len(args) > skipped else 0)
         if growth is not None:

@@ -55,6 +55,12 @@ def _strftime_now(pattern: str) -> str:
     return datetime.datetime.now().strftime(pattern)
 
 
+def _dates() -> dict[str, str]:
+    """The variables with the present time that templates of Llama 3 and Firefunction read."""
+    now = datetime.datetime.now()
+    return {"date_string": now.strftime("%d %b %Y"), "datetime": now.strftime("%b %d %Y %H:%M:%S GMT")}
+
+
 def _to_json(
     value: object,
     ensure_ascii: bool = False,
@@ -165,7 +171,8 @@ class ChatTemplate:
     def _render(self, variables: Mapping[str, Any]) -> str:
         try:
             with bounded_rendering(variables):
-                return self._template.render({"bos_token": self.bos, "eos_token": self.eos, **variables})
+                given = {"bos_token": self.bos, "eos_token": self.eos, **_dates(), **variables}
+                return self._template.render(given)
         except OutOfBoundsError as error:
             raise _RunsOnError(self._located(error)) from error
         except _RaisedByTemplateError as error:
@@ -210,11 +217,10 @@ class ChatTemplate:
             out["content"] = flat_content(out.get("content"))
         return out
 
-    def _probe(self, *messages: Message) -> str:
+    def _probe(self, *messages: Message, **variables: Any) -> str:
         """Text for a conversation made up to see what the template understands; "" when it refuses."""
-        variables = {"messages": messages, "add_generation_prompt": False, "tools": None}
         try:
-            return self._render(variables)
+            return self._render({"messages": messages, "add_generation_prompt": False, "tools": None, **variables})
         except _RunsOnError:
             raise  # each of several probes would take as long
         except IkpyError:
@@ -228,6 +234,16 @@ class ChatTemplate:
             return True
         system = self._prepare({"role": "system", "content": "<system needle>"})
         return "<system needle>" in self._probe(system, user)
+
+    @functools.cached_property
+    def switches_thinking(self) -> bool:
+        """Whether ``enable_thinking``, or ``thinking``, changes the prompt."""
+        user = self._prepare({"role": "user", "content": "probe"})
+        with_it, without = (
+            self._probe(user, add_generation_prompt=True, enable_thinking=value, thinking=value, datetime="now")
+            for value in (True, False)
+        )
+        return with_it != without
 
     @functools.cached_property
     def wants_content_parts(self) -> bool:
@@ -274,8 +290,13 @@ class ChatTemplate:
 
     @functools.cached_property
     def wants_object_arguments(self) -> bool:
-        """Whether arguments of tool calls must be objects: JSON text would be quoted once more or break."""
-        return self._shows_call({"needle": 1}, "") and not self._shows_call('{"needle": 1}', "")
+        """Whether arguments of tool calls must be objects: JSON text would be quoted once more or break, or stand where
+        objects have a form of their own (Gemma 4)."""
+        if not self._shows_call({"needle": 1}, ""):
+            return False
+        written = self._with_call({"needle": 1}, "")
+        own_form = '"needle":' not in written and "'needle':" not in written  # neither JSON nor Python's text of it
+        return own_form or not self._shows_call('{"needle": 1}', "")
 
     @functools.cached_property
     def wants_text_arguments(self) -> bool:

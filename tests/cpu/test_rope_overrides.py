@@ -14,16 +14,16 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from tests.cpu import reference_models as ref
 from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
-from tests.cpu.test_zoo_holdouts import RMS, frame, shape
+from tests.cpu.test_zoo_holdouts import RMS, frame, gpt_oss, llama4_two_experts, shape
 
 HEAD, BASE, TRAINED = 32, 10000.0, 48
 TOKENS = np.random.default_rng(13).integers(0, N_VOCAB, 90)
 POS = np.arange(len(TOKENS), dtype=np.float64)
 
 
-def qwen2(**keys: object) -> RandomModel:
+def random_model(arch: str, **keys: object) -> RandomModel:
     d, heads, kv, f = 96, 3, 1, 64
-    m = RandomModel("qwen2", 17, **{**shape(2, d, heads, kv, HEAD, f), **RMS, "context_length": TRAINED, **keys})
+    m = RandomModel(arch, 17, **{**shape(2, d, heads, kv, HEAD, f), **RMS, "context_length": TRAINED, **keys})
     frame(m, d, tied=False)
     for il in range(2):
         p = f"blk.{il}"
@@ -41,7 +41,7 @@ def logits(m: RandomModel, angles: np.ndarray, magnitude: float = 1.0) -> np.nda
     x = e.w["token_embd"][TOKENS]
     for il in range(2):
         q, k, v = e.qkv(il, ref.rms_norm(x, e.w[f"blk.{il}.attn_norm"], e.eps))
-        q, k = (ref.rotate(t, angles, neox=True, magnitude=magnitude) for t in (q, k))
+        q, k = (ref.rotate(t, angles, neox=m.arch == "qwen2", magnitude=magnitude) for t in (q, k))
         x = x + e.output(il, ref.attend(q, k, v, 1 / math.sqrt(HEAD)))
         x = x + e.ffn(il, ref.rms_norm(x, e.w[f"blk.{il}.ffn_norm"], e.eps))
     return ref.rms_norm(x, e.w["output_norm"], e.eps) @ e.w["output"].T
@@ -80,10 +80,11 @@ CASES: dict[str, tuple[dict, str, np.ndarray, float]] = {
 }
 
 
+@pytest.mark.parametrize("arch", ["qwen2", "llama"])
 @pytest.mark.parametrize("name", CASES)
-def test_options_reach_the_rotation(name: str, tmp_path: Path) -> None:
+def test_options_reach_the_rotation(name: str, arch: str, tmp_path: Path) -> None:
     keys, line, angles, scale = CASES[name]
-    model = qwen2(**keys)
+    model = random_model(arch, **keys)
     wanted = logits(model, angles, scale)
     options = parse(f"{line} -c 256 -ctk f32 -ctv f32 -t 2".split(), "perplexity")
     ctx = Context(Model.load(model.write(tmp_path / "model.gguf")), options.context_params())
@@ -93,3 +94,17 @@ def test_options_reach_the_rotation(name: str, tmp_path: Path) -> None:
     others = [logits(model, a, s) for k, _, a, s in CASES.values() if k == keys and (a is not angles or s != scale)]
     near = [other for other in others if np.abs(other - wanted).max() / np.abs(wanted).max() < 1e-3]
     assert len(near) <= 1, "the case differs from the others of its file"
+
+
+def test_windows_keep_what_the_file_says(tmp_path: Path) -> None:
+    options = parse("--rope-freq-base 5e5 --rope-scale 4 -c 256 -t 1".split(), "perplexity").context_params()
+    log: list[str] = []
+    context = Context(Model.load(gpt_oss()[0].write(tmp_path / "windows.gguf")), options, log=log.append)
+    arch, rope = context.model.arch, context.graph_params.rope
+    window, full = (arch.rope_params(layer, rope) for layer in (0, 1))
+    assert (full.freq_base, full.freq_scale) == (5e5, 0.25)
+    assert (window.freq_base, window.freq_scale) == (arch.hp.rope_freq_base, arch.hp.rope_freq_scale)
+    assert not [line for line in log if "--rope-scale" in line]
+    Context(Model.load(llama4_two_experts()[0].write(tmp_path / "all.gguf")), options, log=log.append)
+    reason = "layers with a window use the scale of the file, 1, others know no positions"
+    assert f"warning: --rope-scale has no effect: {reason}" in log

@@ -39,6 +39,7 @@ ENDLESS = {
     "shared lists as text": (SHARED + "{{ n.x }}", TEXT),
     "shared lists joined": (SHARED + "{{ n.x | join }}", TEXT),
     "shared lists as JSON": (SHARED + "{{ n.x | tojson }}", TEXT),
+    "shared lists of map as JSON": (SHARED + "{{ [n.x] | map('list') | tojson }}", TEXT),
     "shared lists by ~": (SHARED + "{{ n.x ~ 1 }}", TEXT),
     "shared lists by %": (SHARED + "{{ '%s' % n.x }}", TEXT),
     "shared lists in upper case": (SHARED + "{{ n.x | upper }}", TEXT),

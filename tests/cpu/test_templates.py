@@ -182,6 +182,7 @@ def render(source: str, *messages, **kwargs) -> str:
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         ("{% for i in range(3) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "02"),
         ("{{ {'b': 'é<', 'a': [1, true, none]} | tojson }}", '{"b": "é<", "a": [1, true, null]}'),
+        ("{{ [{'f': {'b': 1}}] | map(attribute='f') | tojson }}", '[{"b": 1}]'),
         ("{{ {'b': 1} | tojson(indent=2) }}", '{\n  "b": 1\n}'),
         ("{% generation %}x{{ eos_token }}{% endgeneration %}", "x</s>"),
         ("{% set ns = namespace(n=1) %}{% set ns.n = 2 %}{{ ns.n }}{{ bos_token }}", "2<s>"),
@@ -196,6 +197,16 @@ def test_environment(source, want):
 def test_variables_and_time():
     assert render("{{ x }}{{ tools[0].name }}", x=3, tools=[{"name": "t"}]) == "3t"
     assert render("{{ strftime_now('%Y') }}") == str(datetime.datetime.now().year)
+
+
+def test_templates_that_ask_for_the_date_get_it():
+    today = datetime.datetime.now().strftime("%d %b %Y")
+    source = (
+        "{% if not date_string is defined %}{% set date_string = '26 Jul 2024' %}{% endif %}Today: {{ date_string }}"
+    )
+    assert render(source) == f"Today: {today}"
+    assert ChatTemplate(source).render([], date_string="1 May 2025") == "Today: 1 May 2025"
+    assert render("{{ datetime }}").startswith(datetime.datetime.now().strftime("%b %d %Y "))
 
 
 def test_content_parts():
@@ -229,6 +240,21 @@ def test_tool_arguments_stay_text_where_the_template_quotes_nothing():
     call["function"]["arguments"] = ""
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     assert (render(quoting, message), render(listing, message)) == ("{}", "")
+
+
+def test_arguments_become_objects_where_the_template_has_a_form_of_its_own_for_them():
+    # Gemma 4 writes objects as call:f{a:1} and leaves text as it is, which would stand between two pairs of braces.
+    loop = "{% for k, v in args | dictsort %}{{ k }}:{{ v }}{% endfor %}"
+    written = "{% if args is mapping %}" + loop + "{% elif args is string %}{{ args }}{% endif %}"
+    body = "{% set args = c.function.arguments %}call:f{{ '{' }}" + written + "{{ '}' }}"
+    source = "{% for m in messages %}{% for c in m.tool_calls or [] %}" + body + "{% endfor %}{% endfor %}"
+
+    def shown(arguments):
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        return render(source, {"role": "assistant", "content": None, "tool_calls": [call]})
+
+    assert shown('{"a": 1}') == shown({"a": 1}) == "call:f{a:1}"
+    assert (shown(""), shown('{"a')) == ("call:f{}", 'call:f{{"a}')
 
 
 @pytest.mark.parametrize(

@@ -300,6 +300,7 @@ WEATHER_CALLS = [
     ),
     (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'),
     (MISTRAL, '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}]'),
+    (MISTRAL, '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Rome"}, "id": "a1B2c3D4e"}]'),
     (MISTRAL_ARGS, '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome", "days": 2}'),
     (MISTRAL_ARGS, '[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Rome"}'),
     (LLAMA, '{"name": "get_weather", "parameters": {"city": "Rome"}}'),
@@ -350,6 +351,9 @@ WEATHER_CALLS = [
         "]<|END_ACTION|>",
     ),
     (HARMONY, '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome"}'),
+    (HARMONY, '<|channel|>commentary to=functions.get_weather json<|message|>{"city": "Rome"}'),
+    (HARMONY, '<|channel|>commentary to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Rome"}'),
+    (HARMONY, '<|channel|>commentary to=functions.get_weather <|constrain|> json<|message|>{"city": "Rome"}'),
     (GEMMA, '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>}<tool_call|>'),
     (GEMMA, '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:2}<tool_call|>'),
 ]

@@ -90,8 +90,9 @@ def test_the_answer_to_a_begun_one_is_read_as_what_it_is() -> None:
         assert thought["content"] == "Good day to you." and "The user greets me." in thought["reasoning_content"]
 
 
-def test_reasoning_that_the_prompt_opens_all_the_same_is_no_content() -> None:
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}AI:<think>\n"
+@pytest.mark.parametrize("opening", ["<think>\n", "{# the model opens <think> by itself #}"])
+def test_reasoning_that_cannot_be_switched_off_is_no_content(opening: str) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}AI:" + opening
     with running(f"llama-server -m PUPPET -t 1 -c 2048 -np 1 --chat-template {shlex.quote(template)}") as client:
         body = {"messages": [USER], "max_tokens": 80, "temperature": 0, "logit_bias": SCRIPT}
         for off in ({"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}):

@@ -15,7 +15,7 @@ from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON
 from ikpy.server.chat.tool_blocks import DEEPSEEK_PLAIN, KIMI
 from ikpy.server.chat.tool_formats import HERMES, MISTRAL, MISTRAL_ARGS
 from ikpy.server.chat.tool_reading import ToolFormat
-from tests.server.test_output import read
+from tests.server.test_output import DEEPSEEK_TEXT, read
 from tests.server.test_tagged_values import WRITE, accepts, call_grammar
 
 F = '{"name": "f", "arguments": {"a": "}]", "b": [1, {"c": 2}]}}'
@@ -134,6 +134,9 @@ NO_INVOKES = [
     (CUT.partition("</invoke>")[0], "", ['{"path": "a"']),
     (CUT.partition("</par")[0], "", ['{"path": "a']),
     (CUT.partition("</minimax")[0], "", ['{"path": "a"}']),
+    (CUT.partition("</invoke>")[0] + '<parameter name="t', "", ['{"path": "a"']),
+    (CUT.partition("</invoke>")[0] + "</inv", "", ['{"path": "a"']),
+    (CUT.partition("</minimax")[0] + '\n<invoke name="wri', "", ['{"path": "a"}']),
     (minimax(invoke(path="a"), "words"), "words</minimax:tool_call>", ['{"path": "a"}']),
     ("<minimax:tool_call><invoke " + "a" * 600, "<minimax:tool_call><invoke " + "a" * 600, []),
 ]  # fmt: skip
@@ -145,6 +148,23 @@ def test_what_is_no_call_is_text(text: str, content: str, arguments: list[str]) 
         message = read(text, OutputFormat(None, False, MINIMAX.knowing([WRITE])), size)
         got = message.content.strip(), [call["arguments"] for call in message.calls]
         assert got == (content, arguments), f"pieces of {size} characters"
+
+
+MARKED = [
+    (MINIMAX, CUT, "</minimax:tool_call>"),
+    (TOOL_CALLS, '<tool_calls>[{"name": "f", "arguments": {"path": "a"}}]</tool_calls>', "</tool_calls>"),
+    (COHERE, ACTION, "<|END_ACTION|>"),
+    (DEEPSEEK_PLAIN, DEEPSEEK_TEXT, "<｜tool▁calls▁end｜>"),
+]
+
+
+@pytest.mark.parametrize(("format_", "text", "closing"), MARKED)
+def test_a_closing_marker_that_a_limit_cuts_off_is_no_text(format_: ToolFormat, text: str, closing: str) -> None:
+    assert text.endswith(closing)
+    whole = [call["arguments"] for call in read(text, OutputFormat(None, False, format_), 9).calls]
+    for n_left in range(len(closing)):
+        message = read(text[: len(text) - len(closing) + n_left], OutputFormat(None, False, format_), 9)
+        assert (message.content.strip(), [call["arguments"] for call in message.calls]) == ("", whole)
 
 
 def deltas(text: str, format_: ToolFormat) -> list[str]:

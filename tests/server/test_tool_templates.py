@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from ikpy.server.chat.call_grammar import control_tokens, marker_rule
 from ikpy.server.chat.rendering import fitted
+from ikpy.server.chat.streamed_lists import GRANITE as TOOLS_OF_GRANITE
 from ikpy.server.chat.streamed_lists import PHI
 from ikpy.server.chat.tags import answer_tags, reasoning_tags
 from ikpy.server.chat.tool_fields import with_all_fields
@@ -151,6 +152,41 @@ def test_tools_in_a_field_of_the_system_message() -> None:
     assert '<|assistant|>So.<|tool_call|>[{"name": "f", "arguments": "{\\"a"}]<|/tool_call|>' in prompt(cut, tools=[])
 
 
+def test_calls_that_a_template_leaves_out_are_text() -> None:
+    """Granite 3.3 shows roles and contents alone."""
+    begin, end = GRANITE.index("{% if m.tool_calls %}"), GRANITE.index("{% endif %}{% endfor %}") + len("{% endif %}")
+    template = GRANITE[:begin] + GRANITE[end:]
+    said = {"role": "assistant", "content": "So. ", "tool_calls": [CALL, CALL]}
+    text = ChatTemplate(template).render(fitted(template, [MESSAGES[0], said, MESSAGES[2]], [TOOL], TOOLS_OF_GRANITE))
+    call = f'{{"name": "read", "arguments": {json.dumps(ARGUMENTS)}}}'
+    assert f"assistant<|end_of_role|>So. <|tool_call|>[{call}, {call}]<|start_of_role|>tool<|end_of_role|>text" in text
+    shown = ChatTemplate(GRANITE).render(fitted(GRANITE, MESSAGES, [TOOL], TOOLS_OF_GRANITE))
+    assert shown.count("<|tool_call|>") == 1, "the template writes them itself"
+
+
+def test_results_in_a_field_of_the_calls() -> None:
+    """The first templates of Gemma 4 know no role of results."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% for c in m.tool_calls or [] %}call:{{ c.function.name }};{% endfor %}"
+        "{% for r in m.tool_responses or [] %}{{ r.name }}={{ r.response.n if r.response is mapping else r.response }};"
+        "{% endfor %}{{ m.content }}{% endfor %}"
+    )
+
+    def prompt(*messages: dict[str, Any], source: str = template) -> str:
+        return ChatTemplate(source).render(fitted(source, list(messages), [TOOL], None))
+
+    user, done = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Done."}
+    other = {"id": "c2", "type": "function", "function": {"name": "count", "arguments": "{}"}}
+    said = {"role": "assistant", "content": "I look.", "tool_calls": [CALL, other]}
+    results = ({"role": "tool", "tool_call_id": "c2", "content": '{"n": 3}'}, MESSAGES[2])
+    asked = "<user>Hi<assistant>I look.<assistant>call:read;call:count;count=3;read=text;"
+    assert prompt(user, said, *results) == asked
+    assert prompt(user, said, *results, done, user) == f"{asked}Done.<user>Hi"
+    assert prompt(user, said, *results, done) == f"{asked}<assistant>Done.", "it may be the beginning of the answer"
+    newer = template + "{# m.role != 'tool' #}"
+    assert "<tool>text" in prompt(user, said, *results, source=newer), "a template that writes results itself"
+
+
 def test_tools_in_a_variable_of_their_own() -> None:
     template = (
         "{% if xml_tools %}<tools>{% for t in xml_tools %}{{ t.name }}{% endfor %}</tools><tool_call>{% endif %}"
@@ -207,6 +243,8 @@ def test_tags_of_templates() -> None:
     assert answer_tags(MINIMAX) is None, "responses are results of tools there"
     phrases = "'Here is my thought process:' and 'Here is my response:'"
     assert reasoning_tags(phrases) == ("Here is my thought process:", "Here is my response:")
+    steps = "'[BEGIN FINAL RESPONSE]' ... {{ 'Here are my reasoning steps:\n' }}"  # Apriel 1.6's prompt ends with these
+    assert reasoning_tags(steps) == ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")
     gemma = "{{ '<|channel>thought\\n<channel|>' }}"
     assert reasoning_tags(gemma) == ("<|channel>thought", "<channel|>")
 

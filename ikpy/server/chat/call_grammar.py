@@ -140,6 +140,12 @@ def kimi_call(name: str, schema: Any, rules: Rules) -> str:
     )
 
 
+def mistral_list_call(name: str, schema: Any, rules: Rules) -> str:
+    """Mistral before Small 3.2: an object of a list, with an id if the model writes one."""
+    begin, call_id = literal(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '), literal(', "id": "')
+    return f'{begin} {rules.schema(schema)} ({call_id} [a-zA-Z0-9]{{9}} "\\"")? "}}"'
+
+
 def mistral_call(name: str, schema: Any, rules: Rules) -> str:
     """Mistral since Small 3.2: the name, an id if the model writes one, and the arguments behind a marker."""
     return f"{literal(name)} (@{{[CALL_ID]}} [a-zA-Z0-9]{{9}})? @{{[ARGS]}} {rules.schema(schema)}"
@@ -152,8 +158,7 @@ def cohere_call(name: str, schema: Any, rules: Rules) -> str:
 
 
 def harmony_call(name: str, schema: Any, rules: Rules) -> str:
-    """GPT-OSS: the name is the recipient of a message of the commentary channel."""
-    return (
-        f'{literal(name)} (" "? @{{<|channel|>}} "commentary")? " "? (@{{<|constrain|>}} "json")? @{{<|message|>}} '
-        f"{rules.schema(schema)}"
-    )
+    """GPT-OSS: the name is the recipient of a message of the commentary channel. Its template writes the type of
+    earlier calls without a marker."""
+    kind = '(" "? (@{<|constrain|>} " "?)? "json")?'
+    return f'{literal(name)} (" "? @{{<|channel|>}} "commentary")? {kind} " "? @{{<|message|>}} {rules.schema(schema)}'

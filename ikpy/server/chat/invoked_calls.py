@@ -49,8 +49,11 @@ class InvokedCalls(SteppedReader):
     def _unless_begun(self, final: bool, begin: str, end: str) -> Iterator[CallPart]:
         """Ends the reading if the text cannot become a tag that begins or ends here."""
         open_tag = ">" not in self._text and len(self._text) <= LONGEST_HEAD
-        tags = (begin, end)
-        if open_tag and not final and any(t.startswith(self._text) or self._text.startswith(t) for t in tags):
+        begun = open_tag and any(t.startswith(self._text) or self._text.startswith(t) for t in (begin, end))
+        if begun and not final:
+            return
+        if begun and (self._any or self._n_values) and not self._held.strip():  # a limit cut the tag off
+            self.rest = ""
             return
         if self._held and not (final and self._n_values):
             yield CallPart(raw=self._held)

@@ -17,6 +17,7 @@ from ikpy.server.chat.tool_fields import (
     with_call_fields,
     with_field,
     with_plans,
+    with_responses,
     with_thinking,
     with_written_calls,
 )
@@ -91,7 +92,7 @@ def fitted(
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     messages = [with_call_fields(message) for message in messages]
     messages = with_thinking(source, with_plans(source, with_short_ids(source, messages)))
-    messages = with_written_calls(source, messages)
+    messages = with_responses(source, with_written_calls(source, messages))
     if format_ is not None and takes_field(source):
         return with_field(messages, tools)
     if format_ is not None and format_.example and not shows_tools(source):
@@ -149,6 +150,7 @@ def output_format(
     tags = None if wanted == "none" else reasoning_tags(source)
     if is_harmony(source):
         return OutputFormat(tags, inside and tags is not None, format_, harmony=True)
-    if variables.get("enable_thinking") is False and not inside:  # some templates open reasoning all the same
+    off = variables.get("enable_thinking") is False and template.switches_thinking
+    if off and not inside:  # some templates open reasoning all the same
         tags = None
     return OutputFormat(tags, inside and tags is not None, format_, answer=answer_tags(source))

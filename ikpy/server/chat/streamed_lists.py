@@ -127,11 +127,11 @@ class StreamedList(SteppedReader):
         yield from ()
 
     def _close(self, final: bool) -> Iterator[CallPart]:
-        """Drops the closing marker; a model may leave it out."""
+        """Drops the closing marker, or what a limit left of it; a model may leave it out."""
         self._text = self._text.lstrip()
         if self._text.startswith(self._closing):
             self.rest = self._text[len(self._closing) :]
-        elif final or not self._closing.startswith(self._text):
+        elif not self._closing.startswith(self._text):
             self.rest = self._text
         yield from ()
 

@@ -13,6 +13,7 @@ REASONING_TAGS: tuple[Tags, ...] = (
     ("<reasoning>", "</reasoning>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("Here is my thought process:", "Here is my response:"),
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     ("<|channel>thought", "<channel|>"),
 )
 HARMONY_TAGS = ("<|channel|>analysis<|message|>", "<|end|>")

@@ -54,7 +54,7 @@ class BlockCalls(CallReader):
             yield CallPart(arguments, name, call_id)
         if not calls:
             yield CallPart(raw=self._opening + block + found)
-        elif behind.strip():
+        elif not self._closing.startswith(behind.strip()):  # but what a limit left of the marker
             yield CallPart(raw=behind + found)
 
     def _end(self) -> int:

@@ -1,5 +1,5 @@
 """What single templates read in other places: tools in the system message (Phi-4-mini) or in a variable of their own
-(SmolLM3), plans (Command R7B), reasoning (GPT-OSS)."""
+(SmolLM3), calls as text (these and Granite 3), plans (Command R7B), reasoning (GPT-OSS)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ikpy.server.chat.streamed_lists import PHI
+from ikpy.server.chat.streamed_lists import GRANITE, PHI
 from ikpy.server.chat.tags import is_harmony
 from ikpy.server.chat.tool_reading import parse_value
 from ikpy.vocab.templates import flat_content
@@ -62,8 +62,11 @@ def with_written_calls(source: str, messages: Sequence[Message]) -> list[Message
         # The vocabulary has a token for the role of results; that of the role "tool" begins the list of tools.
         named = [m | {"role": "tool_response"} if m["role"] == "tool" else m for m in messages]
         return [_written(m, _in_a_list) for m in named]
-    if "xml_tools" in source and "tool_calls" not in source:
-        return [_written(m, _one_by_one) for m in messages]
+    if "tool_calls" not in source:
+        if "xml_tools" in source:
+            return [_written(m, _one_by_one) for m in messages]
+        if GRANITE.opening in source:
+            return [_written(m, _behind_a_marker) for m in messages]
     return list(messages)
 
 
@@ -80,6 +83,10 @@ def _written(message: Message, text_of: Callable[[list[dict[str, Any]]], str]) -
 
 def _in_a_list(calls: list[dict[str, Any]]) -> str:
     return f"{PHI.markers[0]}{json.dumps(calls, ensure_ascii=False)}{PHI.markers[1]}"
+
+
+def _behind_a_marker(calls: list[dict[str, Any]]) -> str:
+    return f"{GRANITE.opening}{json.dumps(calls, ensure_ascii=False)}"
 
 
 def _one_by_one(calls: list[dict[str, Any]]) -> str:
@@ -124,3 +131,41 @@ def _thoughts(message: Message) -> Message:
     said = flat_content(message.get("content"))
     thoughts = [str(message["reasoning_content"]), *([said] if said else [])]
     return {"thinking": "\n\n".join(thoughts), "content": ""}
+
+
+def with_responses(source: str, messages: Sequence[Message]) -> list[Message]:
+    """The messages with the results of calls in the field ``tool_responses`` of the message that has the calls, for
+    templates that read them there alone (the first ones of Gemma 4).
+
+    Such a template writes the content behind the results: an answer to these follows there, and what was said before
+    the calls is a message of its own. The last message stays as it is: it may be the beginning of the answer.
+    """
+    if "tool_responses" not in source or "!= 'tool'" in source:
+        return list(messages)
+    out: list[Message] = []
+    for i, message in enumerate(messages):
+        calling = out[-1] if out and out[-1].get("tool_calls") else {}
+        if message["role"] == "tool" and calling:
+            calling.setdefault("tool_responses", []).append(_response(message, calling))
+        elif message.get("tool_calls"):
+            if flat_content(message.get("content")):
+                out.append({name: value for name, value in message.items() if name != "tool_calls"})
+            out.append(message | {"content": ""})
+        elif message["role"] == "assistant" and calling.get("tool_responses") and i + 1 < len(messages):
+            calling["content"] = flat_content(message.get("content"))
+        else:
+            out.append(message)
+    return out
+
+
+def _response(result: Message, calling: Message) -> dict[str, Any]:
+    """A result with the name of its function: an object if its text is one."""
+    calls = [call for call in calling["tool_calls"] if call.get("id") == result.get("tool_call_id")]
+    following = calling["tool_calls"][len(calling["tool_responses"]) :]
+    names = [call["function"]["name"] for call in calls or following]
+    text = flat_content(result.get("content"))
+    try:
+        value = parse_value(text)
+    except ValueError:
+        value = text
+    return {"name": names[0] if names else result.get("name"), "response": value if isinstance(value, dict) else text}

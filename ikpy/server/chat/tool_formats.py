@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ikpy.server.chat.call_grammar import json_call, mistral_call
+from ikpy.server.chat.call_grammar import json_call, mistral_call, mistral_list_call
 from ikpy.server.chat.gemma_calls import GEMMA, QUOTE
 from ikpy.server.chat.harmony import HARMONY
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, DSML, MINIMAX
@@ -25,7 +25,7 @@ MISTRAL = ToolFormat(
     "[TOOL_CALLS]",
     lambda: ListedCalls("[TOOL_CALLS]"),
     r'" "? "[" calls "]"',
-    json_call('{"name": '),
+    mistral_list_call,
     markers=("[TOOL_CALLS]",),
     separator='", "',
 )

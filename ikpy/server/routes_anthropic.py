@@ -281,7 +281,7 @@ async def messages(request: Request) -> Response:
     generation = await front.start([chat.prompt], chat.params, request)
     if chat.params.stream:
         await generation.first(request)
-        return EventStream(MessageStream(front, chat).events(generation), generation.cancel, front.settings.timeout)
+        return EventStream(MessageStream(front, chat).events(generation), generation.cancel)
     event = (await generation.results(request))[0]
     reader, message = chat.output.reader(), ChatMessage()
     for delta in [*reader.feed(event.text), *reader.finish()]:

@@ -242,7 +242,7 @@ async def respond(request: Request, front: Front, answer: Answer, prompt: Prompt
     if params.stream:
         await generation.first(request)
         stream = answer.stream(generation, prompt)
-        return EventStream(stream, generation.cancel, front.settings.timeout, media_type=LINES)
+        return EventStream(stream, generation.cancel, media_type=LINES)
     result = (await generation.results(request))[0]
     return await made_response(answer.n_values(result), lambda: answer.whole(result, prompt))
 

@@ -75,6 +75,7 @@ def test_budget_and_message_of_the_command_line() -> None:
         assert chat(client, thinking_budget_tokens=-1)["reasoning_content"] == "The user greets me.\n"
         raw = chat(client, reasoning_format="none")["content"]
         assert raw.startswith("<think>\nThe  Enough.</think>"), "the tags count wherever their text goes"
+        assert chat(client, reasoning_format=None)["reasoning_content"] == "The  Enough."
 
 
 def test_reasoning_that_the_prompt_has_opened() -> None:

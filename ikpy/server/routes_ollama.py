@@ -81,7 +81,7 @@ def common_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(think, bool):
         out["chat_template_kwargs"] = {"enable_thinking": think}
     elif isinstance(think, str):
-        out["chat_template_kwargs"] = {"reasoning_effort": think}
+        out["reasoning_effort"] = think
     return out
 
 
@@ -286,7 +286,9 @@ async def generate(request: Request) -> Response:
         found = await aside(request, read_chat, fields, front)
         text, params, output = found.prompt, found.params, found.output
     if earlier:
-        text = Prompt(read_prompts(earlier, front.vocab)[0].tokens + text.tokens, text.shown)
+        begins = front.vocab.add_bos and text.tokens[:1] == [front.vocab.bos]
+        new = text.tokens[1:] if begins else text.tokens
+        text = Prompt(read_prompts(earlier, front.vocab)[0].tokens + new, text.shown)
     return await respond(request, front, Answer(front, body, output, chat=False), text, params)
 
 

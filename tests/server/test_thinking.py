@@ -118,6 +118,9 @@ def test_effort_of_reasoning_reaches_the_template() -> None:
         body = {"input": "Hello there", "reasoning": {"effort": "low"}, "max_output_tokens": 1}
         client.post("/v1/responses", json=body).raise_for_status()
         assert client.get("/slots").json()[0]["prompt"] == "Hello there low True"
+        body = {"messages": HELLO, "think": "none", "stream": False, "options": {"num_predict": 1}}
+        client.post("/api/chat", json=body).raise_for_status()
+        assert client.get("/slots").json()[0]["prompt"] == "Hello there none False"
 
 
 BYTES = TokenTexts([bytes([i]) for i in range(256)], eog=(0,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,19 +37,15 @@ def check_constraints(params: CommonParams) -> None:
     grammar, schema = params.sampling.grammar, params.sampling.json_schema
     if not grammar and schema is None:
         return
-    from ikpy.engine.gbnf import GrammarError, parse_gbnf
-    from ikpy.engine.grammar import LARK_MARK
+    from ikpy.engine.gbnf import parse_gbnf
+    from ikpy.engine.grammar import LARK_MARK, parsed_schema
 
     if grammar and not grammar.lstrip().startswith(LARK_MARK):
         parse_gbnf(grammar)
     if schema is not None:
         from ikpy.engine.json_schema import schema_to_gbnf
 
-        try:
-            parsed = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise GrammarError(f"JSON schema is not valid JSON: {error}") from None
-        schema_to_gbnf(parsed)
+        schema_to_gbnf(parsed_schema(schema))
 
 
 def check_added_files(params: CommonParams) -> None:

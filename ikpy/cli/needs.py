@@ -102,7 +102,12 @@ NEEDS = (
         lambda p: drafts(p, "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"),
         "it needs --spec-type ngram-...",
     ),
-    need("--models-max --models-ttl --models-memory", "S", lambda p: p.server.models_dir, "it needs --models-dir"),
+    need(
+        "--models-max --models-ttl --models-memory",
+        "S",
+        lambda p: p.server.models_dir or p.server.models_preset,
+        "it needs --models-dir or --models-preset",
+    ),
     need("-crs -cram-n-min", "S", lambda p: p.server.cache_ram, "--cache-ram is 0"),
     need(
         "--pooling",

@@ -84,13 +84,21 @@ def read_preset(where: str, keys: Mapping[str, str], own: Sequence[tuple[str, ..
     keys.pop("dedup-cache-models", None)  # downloaded models are not listed apart from presets
     at_start = is_on(where, "load-on-startup", keys.pop("load-on-startup", "false"))
     seconds = keys.pop("stop-timeout", None)
-    try:
-        stop_seconds = None if seconds is None else float(seconds)
-    except ValueError:
-        raise UsageError(f"{where}: stop-timeout = {seconds}: expected seconds") from None
+    stop_seconds = None if seconds is None else to_seconds(where, "stop-timeout", seconds)
     uses = [use_of(where, key, value) for key, value in keys.items()]
     kept = [(row, words) for row, words in uses if row.names not in own and words]
     return Preset(overriding(kept, []), at_start, stop_seconds)
+
+
+def to_seconds(where: str, key: str, value: str) -> float:
+    """A time of at most a day. Raises UsageError."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise UsageError(f"{where}: {key} = {value}: expected 0 to 86400 seconds")
+    return seconds
 
 
 def is_on(where: str, key: str, value: str) -> bool:

@@ -189,8 +189,7 @@ def check(params: CommonParams) -> None:
         raise UsageError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
     need_files("--ssl-key-file", [server.ssl_key_file] if server.ssl_key_file else [])
     need_files("--ssl-cert-file", [server.ssl_cert_file] if server.ssl_cert_file else [])
-    if not read_keys(server.api_keys, server.api_key_files) and "--api-key" in params.given:
-        raise UsageError("--api-key: no key in it, which would open the server")
+    read_keys(server.api_keys, server.api_key_files)  # raises UsageError
     check_slots(params.context_params())
     if server.path and not Path(server.path).is_dir():
         raise UsageError(f"--path {server.path}: no such directory")

@@ -106,6 +106,14 @@ def to_hosts(text: str, warn: Warn) -> list[str]:
     return hosts
 
 
+def to_keys(text: str, warn: Warn) -> list[str]:
+    """API keys with commas between, at least one."""
+    keys = to_list(text, warn)
+    if not keys:
+        raise ValueError("no key in it, which would open the server")
+    return keys
+
+
 def to_path_prefix(text: str, warn: Warn) -> str:
     """The beginning of URL paths, without a slash at its end."""
     prefix = text.rstrip("/")

@@ -12,6 +12,8 @@ LONGEST_BREAKER_BYTES = 40
 LONGEST_BREAKER_TOKENS = 20
 NEAR = 256
 """Tokens at the end that are searched for a breaker first."""
+LONG = 16
+"""Tokens compared per token of a history, from which on `common_with_end` is faster."""
 
 DryBreakers = Mapping[int, Sequence[tuple[int, ...]]]
 """First token of a breaker -> the token sequences that must follow it (empty: the token alone breaks)."""
@@ -67,6 +69,22 @@ def tokens_since_breaker(history: NDArray[np.int64], breakers: DryBreakers) -> i
     return n
 
 
+def common_with_end(history: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For every place: how many tokens up to it are those at the end (the Z-function from behind), in linear time."""
+    text = history[::-1].tolist()
+    n = len(text)
+    found = [n] + [0] * (n - 1)
+    begin = end = 0
+    for i in range(1, n):
+        length = min(end - i, found[i - begin]) if i < end else 0
+        while i + length < n and text[length] == text[i + length]:
+            length += 1
+        found[i] = length
+        if i + length > end:
+            begin, end = i, i + length
+    return np.array(found[::-1], np.int64)
+
+
 def repetition_lengths(history: NDArray[np.int64], most: int) -> dict[int, int]:
     """For every token that followed an earlier copy of the end of ``history``: the longest copied length.
 
@@ -77,13 +95,17 @@ def repetition_lengths(history: NDArray[np.int64], most: int) -> dict[int, int]:
         return {}
     at = np.flatnonzero(history[:-1] == history[-1])  # ends of earlier copies
     lengths = np.ones(len(at), np.int64)
-    going_on = np.arange(len(at))
+    going_on, n_steps = np.arange(len(at)), 0
     for length in range(1, most):
         going_on = going_on[at[going_on] >= length]
         going_on = going_on[history[at[going_on] - length] == history[n - 1 - length]]
         if not len(going_on):
             break
         lengths[going_on] = length + 1
+        n_steps += NEAR + len(going_on)
+        if n_steps > LONG * n:  # many copies, or long ones
+            lengths = np.minimum(common_with_end(history)[at], most)
+            break
     tokens, which = np.unique(history[at + 1], return_inverse=True)
     longest = np.zeros(len(tokens), np.int64)
     np.maximum.at(longest, which, lengths)

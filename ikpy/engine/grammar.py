@@ -50,6 +50,10 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(MOST_MASKS, os.cpu_count() or 1), "grammar")
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads are the parent's
+
+
 class TokenTexts:
     """The vocabulary as a grammar sees it; building it once serves any number of grammars.
 

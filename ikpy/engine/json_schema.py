@@ -12,6 +12,7 @@ from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError, literal
 from ikpy.engine.named_patterns import usable, with_patterns
 from ikpy.engine.pattern_search import search_gbnf
 from ikpy.engine.schema_bounds import integer_gbnf, number_gbnf
+from ikpy.engine.schema_budget import Budget
 from ikpy.engine.schema_counts import Items, Pairs
 from ikpy.engine.schema_keywords import COUNTS, implied_type, malformed
 from ikpy.engine.schema_merge import CONSTRAINTS, JOINING, Conjunction, allows_nothing, components
@@ -25,8 +26,6 @@ Schema = dict[str, Any] | bool
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 LISTED_FORMATS = ("date", "time", "date-time")
-MOST_PARTS = 50_000
-"""Schemas that are converted: a short text can name the same ones again and again."""
 SEARCH_PARTS = 20
 """Schemas that are converted in the time that a pattern needs to be made a grammar of its own (1.5 ms)."""
 UNREAD = ("not", "if", "contains", "propertyNames", "dependentSchemas", "$dynamicRef")
@@ -35,9 +34,12 @@ LONGEST_PLACE = 100
 """Characters of the place of a schema, of which rules and errors get their names."""
 
 
-def schema_to_gbnf(schema: Schema) -> str:
-    """GBNF text for ``schema``; raises GrammarError listing what cannot be converted, NoValueError if no value fits."""
-    return _Converter(schema).convert()
+def schema_to_gbnf(schema: Schema, root: Schema | None = None, budget: Budget | None = None) -> str:
+    """GBNF text for ``schema``; raises GrammarError listing what cannot be converted, NoValueError if no value fits.
+
+    ``root``: the schema that it is part of, in which references are looked up.
+    """
+    return _Converter(schema, schema if root is None else root, budget or Budget()).convert()
 
 
 def _inside(where: str, name: Any) -> str:
@@ -60,10 +62,10 @@ class _KnownBetterError(Exception):
 class _Converter:
     """``impossible``: references to schemas that no value fits, as far as known."""
 
-    def __init__(self, schema: Schema) -> None:
-        self.root = schema
+    def __init__(self, schema: Schema, root: Schema, budget: Budget) -> None:
+        self.schema, self.root = schema, root
+        self.spend = budget.spend
         self.impossible: dict[str, str] = {}
-        self.n_parts = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -88,7 +90,7 @@ class _Converter:
         """Body of the rule ``root``."""
         while True:
             try:
-                return self.expression(self.root, "root")
+                return self.expression(self.schema, "root")
             except _KnownBetterError:
                 self._begin()
             except _NothingError as error:
@@ -129,15 +131,9 @@ class _Converter:
         self.errors.append(message)
         return '""'
 
-    def count_part(self, n: int = 1) -> None:
-        """Counts a schema that is looked at, or work that takes as long as n; raises GrammarError at the limit."""
-        self.n_parts += n
-        if self.n_parts > MOST_PARTS:
-            raise GrammarError(f"JSON schema conversion failed: more than {MOST_PARTS} schemas, references followed")
-
     def expression(self, schema: Any, where: str) -> str:
         """Right-hand side for one schema; ends with the white space that may follow."""
-        self.count_part()
+        self.spend()
         if schema is True or schema == {}:
             return self.use("value")
         if allows_nothing(schema):
@@ -176,7 +172,7 @@ class _Converter:
 
     def allowed(self, values: Sequence[Any], schema: dict[str, Any]) -> list[Any]:
         """The values that what stands beside them allows."""
-        self.count_part(SEARCH_PARTS if "pattern" in schema else 1)
+        self.spend(SEARCH_PARTS if "pattern" in schema else 1)
         return allowed_values(values, schema)
 
     def constants(self, values: Sequence[Any], where: str) -> str:
@@ -246,7 +242,7 @@ class _Converter:
 
     def look_at(self, schema: Any) -> None:
         """Counts a schema; ValueError for one that no keywords can be read from."""
-        self.count_part()
+        self.spend()
         if not isinstance(schema, dict | bool):
             raise ValueError(f"unsupported schema {json.dumps(schema)[:60]}")
         if isinstance(schema, dict) and (error := malformed(schema)):
@@ -266,7 +262,7 @@ class _Converter:
         unnamed = sorted(required - set(properties))
         properties = properties | dict.fromkeys(unnamed, True)
         if patterns:
-            self.count_part(2 * SEARCH_PARTS * len(patterns))
+            self.spend(2 * SEARCH_PARTS * len(patterns))
             properties = with_patterns(properties, patterns)
         if isinstance(additional, dict):
             properties |= {name: additional for name in unnamed if properties[name] is True}

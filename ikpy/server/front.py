@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 
-from ikpy.engine.gbnf import GrammarError
 from ikpy.errors import IkpyError
 from ikpy.server.context_fit import RequestError
 from ikpy.server.errors import ApiError, bad_request
@@ -309,8 +308,6 @@ class Front:
         try:
             n_vocab = self.model.hparams.n_vocab
             return make_sampler(params.sampling, self.vocab, n_vocab, self.n_ctx, params.trigger, params.thinking)
-        except GrammarError as error:
-            raise bad_request(str(error)) from None
         except IkpyError as error:
             raise bad_request(str(error)) from None
 

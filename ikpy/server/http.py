@@ -221,38 +221,25 @@ async def disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """Sends text pieces as they come; stops at once when the client goes away.
 
-    ``close`` is called in any case, so that what produces the pieces can be given up; ``timeout`` is the time in
-    seconds a client may leave a piece unread.
+    ``close`` is called in any case, so that what produces the pieces can be given up.
     """
 
     def __init__(
-        self,
-        pieces: AsyncIterator[str],
-        close: Callable[[], None],
-        timeout: float = 600.0,
-        *,
-        media_type: str = "text/event-stream",
+        self, pieces: AsyncIterator[str], close: Callable[[], None], *, media_type: str = "text/event-stream"
     ) -> None:
         super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._pieces = pieces
         self._close = close
-        self._timeout = timeout
-
-        self._unread_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream."""
         gone = asyncio.ensure_future(disconnected(receive))
         sending = asyncio.ensure_future(self._send_all(send))
         try:
-            wait = self._timeout
-            while wait > 0:
-                await asyncio.wait({sending, gone}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-                if sending.done():
-                    sending.result()
-                    return
-                wait = 0 if gone.done() else self._time_left()
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
         finally:
             gone.cancel()
             sending.cancel()
@@ -260,15 +247,6 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        clock = asyncio.get_running_loop().time
         async for piece in self._pieces:
-            self._unread_since = clock()
             await send({"type": "http.response.body", "body": piece.encode("utf-8"), "more_body": True})
-            self._unread_since = None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    def _time_left(self) -> float:
-        """Seconds until a client that does not read is given up."""
-        if self._unread_since is None:
-            return self._timeout
-        return self._unread_since + self._timeout - asyncio.get_running_loop().time()

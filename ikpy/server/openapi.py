@@ -76,15 +76,19 @@ OLLAMA = {
     "logprobs": FLAG, "top_logprobs": INTEGER,
 }  # fmt: skip
 RERANK = record(
-    ["query", "documents"],
+    ["query"],
     query=TEXT,
     documents=array(TEXT, minItems=1),
+    texts=array(TEXT, minItems=1),
     top_n=INTEGER,
     return_documents=FLAG,
     return_text=FLAG,
     model=TEXT,
 )
-EMBED = record(["input"], input=PROMPT, embd_normalize=INTEGER, encoding_format=TEXT, model=TEXT)
+EMBED = record(
+    input=PROMPT, content=PROMPT, embd_normalize=INTEGER, encoding_format=TEXT, dimensions=INTEGER, model=TEXT
+)
+EXTRA = array(record(filename=TEXT, text=TEXT))
 FILE = record(["filename"], filename=TEXT)
 BODIES: dict[str, tuple[str, Schema]] = {
     "/completion": ("Continue a text", record(["prompt"], prompt=PROMPT, **SAMPLING)),
@@ -108,7 +112,10 @@ BODIES: dict[str, tuple[str, Schema]] = {
         "Tokens of a conversation (OpenAI responses)",
         record(["input"], input=either(TEXT, MESSAGES), instructions=TEXT),
     ),
-    "/infill": ("Text between two texts", record(input_prefix=TEXT, input_suffix=TEXT, prompt=TEXT, **SAMPLING)),
+    "/infill": (
+        "Text between two texts",
+        record(input_prefix=TEXT, input_suffix=TEXT, prompt=TEXT, input_extra=EXTRA, **SAMPLING),
+    ),
     "/embedding": ("Embeddings", EMBED),
     "/v1/embeddings": ("Embeddings (OpenAI)", EMBED),
     "/rerank": ("Rank documents", RERANK),
@@ -120,7 +127,7 @@ BODIES: dict[str, tuple[str, Schema]] = {
     ),
     "/detokenize": ("Token ids to text", record(["tokens"], tokens=array(INTEGER))),
     "/props": ("Change global properties, of which there are none", OBJECT),
-    "/slots/{id}": ("Save, restore or erase a slot", FILE),
+    "/slots/{id}": ("Save, restore or erase a slot", record(filename=TEXT)),
     "/rename_prompt": ("Rename a slot file", record(old_filename=TEXT, new_filename=TEXT)),
     "/delete_prompt": ("Delete a slot file", FILE),
     "/lora-adapters": ("Scales of adapters", array(record(["id"], id=INTEGER, scale=NUMBER))),

@@ -1,4 +1,5 @@
-"""How connections speak HTTP: uvicorn, with bounds on what clients send before they are answered."""
+"""How connections speak HTTP: uvicorn, with bounds on what clients send before they are answered, and on how long they
+may leave an answer unread."""
 
 from __future__ import annotations
 
@@ -25,23 +26,25 @@ UPGRADE = b"upgrade:"
 
 
 def http_protocol(timeout: float) -> type[asyncio.Protocol]:
-    """The protocol class of a server whose clients have ``timeout`` seconds for the head of a request."""
+    """The protocol class of a server whose clients have ``timeout`` seconds for the head of a request, and to read more
+    of an answer."""
 
     class Connection(BoundedConnection):
-        head_timeout = timeout
+        patience = timeout
 
     return Connection
 
 
 class BoundedConnection(HttpToolsProtocol):
     """Answers requests one after the other, and closes connections whose request head is too long or takes too long.
+    One whose client reads nothing of an answer for as long is cut off: what waits to be sent would keep it open.
 
     What comes behind a request waits until that is answered, and reading goes on, as a client that leaves is seen only
     then; the connection ends behind the answer if more comes than is kept. Offers to go on with another protocol, which
     Java's client makes with every request (h2c), are passed over: the parser would take the body for that protocol.
     """
 
-    head_timeout = 0.0
+    patience = 0.0
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -57,14 +60,24 @@ class BoundedConnection(HttpToolsProtocol):
         """The beginning of a line of the head as long as it may be such an offer, None behind other beginnings."""
         self._behind = bytearray()
         self._deadline: asyncio.TimerHandle | None = None
+        self._next_look: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(self.head_timeout, self._head_is_late)
+        self._deadline = self.loop.call_later(self.patience, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
+        self._stop_looking()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_later(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        self._stop_looking()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         at = 0
@@ -129,7 +142,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _receive_part(self, part: bytes) -> None:
         """Hands the parser a part of one request."""
         if self._in_head and self._deadline is None:
-            self._deadline = self.loop.call_later(self.head_timeout, self._head_is_late)
+            self._deadline = self.loop.call_later(self.patience, self._head_is_late)
         if self._in_head:
             self._n_head += len(part)
         elif not self._n_body:
@@ -153,6 +166,23 @@ class BoundedConnection(HttpToolsProtocol):
         if len(self._behind) > MOST_BEHIND:
             self._behind.clear()
             self.cycle.keep_alive = False
+
+    def _look_later(self, n_unread: int) -> None:
+        """Looks after a while whether fewer than so many bytes still wait for the client."""
+        self._stop_looking()
+        self._next_look = self.loop.call_later(self.patience, self._look, n_unread)
+
+    def _look(self, n_before: int) -> None:
+        n_unread = self.transport.get_write_buffer_size()
+        if n_unread < n_before:
+            self._look_later(n_unread)
+        else:
+            self.transport.abort()
+
+    def _stop_looking(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
 
     def _stop_clock(self) -> None:
         if self._deadline is not None:

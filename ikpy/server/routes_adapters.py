@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ikpy.errors import IkpyError, UsageError
 from ikpy.server.errors import bad_request
 from ikpy.server.front import Front
-from ikpy.server.http import json_response, parse_json, read_body, read_bytes
+from ikpy.server.http import json_response, parsed, read_body, read_bytes
 from ikpy.server.read_params import bounded, integer, number, read_scales
 from ikpy.server.routes_slots import is_file_name
 from ikpy.server.routes_status import front_of
@@ -38,7 +38,7 @@ async def lora_list(request: Request) -> Response:
 async def lora_apply(request: Request) -> Response:
     """POST /lora-adapters: the scales of requests from now on."""
     front = front_of(request)
-    scales = read_scales(parse_json(await read_bytes(request, front.settings)))
+    scales = read_scales(await parsed(await read_bytes(request, front.settings)))
     if scales is None:
         raise bad_request("expected an array of adapters")
     await in_engine(front, lambda: front.engine.set_lora(scales))
@@ -99,7 +99,7 @@ async def control_vector_unload(request: Request) -> Response:
 async def control_vector_apply(request: Request) -> Response:
     """POST /control-vectors/apply: new scales."""
     front = front_of(request)
-    scales = read_scales(parse_json(await read_bytes(request, front.settings)))
+    scales = read_scales(await parsed(await read_bytes(request, front.settings)))
     if scales is None:
         raise bad_request("expected an array of control vectors")
     await in_engine(front, lambda: front.engine.change_vectors(lambda a: a.scale_vectors(scales)))

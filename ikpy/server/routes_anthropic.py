@@ -20,6 +20,7 @@ from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece
 
 Object = dict[str, Any]
+READ_BLOCKS = ("text", "image", "document")
 HOSTED_TOOLS = ("web_search_", "web_fetch_", "code_execution_")
 OWN_FIELDS = ("system", "messages", "tools", "tool_choice", "thinking", "n", "output_config", "output_format")
 """Fields that chat requests have not, or in another form."""
@@ -67,10 +68,17 @@ def _output(body: Mapping[str, Any]) -> Object:
 
 
 def _text(value: Any) -> str:
-    """Text of a string or of text blocks."""
+    """Text of a string or of blocks. Raises ApiError 400 for images, and for documents that are no text."""
     if isinstance(value, list):
-        return "\n".join(str(b.get("text", "")) for b in value if isinstance(b, dict) and b.get("type") == "text")
+        blocks = (block for block in value if isinstance(block, dict) and block.get("type") in READ_BLOCKS)
+        return "\n".join(map(_block_text, blocks))
     return value if isinstance(value, str) else ""
+
+
+def _block_text(block: Mapping[str, Any]) -> str:
+    if block["type"] == "image":
+        raise bad_request(NO_MEDIA.format("image"))
+    return _document(block.get("source")) if block["type"] == "document" else str(block.get("text", ""))
 
 
 def _tools(tools: Any) -> Any:
@@ -122,16 +130,14 @@ def _messages(message: Any) -> list[Object]:
     reasoning = ""
     for block in message["content"]:
         kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "image":
-            raise bad_request(NO_MEDIA.format("image"))
         if kind == "tool_use":
             function = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}), ensure_ascii=False)}
             calls.append({"id": block.get("id", ""), "type": "function", "function": function})
         elif kind == "tool_result":
             content = _text(block.get("content"))
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id", ""), "content": content})
-        elif kind == "document":
-            texts.append({"type": "text", "text": _document(block.get("source"))})
+        elif kind in ("image", "document"):
+            texts.append({"type": "text", "text": _block_text(block)})
         elif kind == "thinking":
             reasoning += str(block.get("thinking", ""))
         elif kind != "redacted_thinking":
@@ -281,7 +287,7 @@ async def messages(request: Request) -> Response:
     generation = await front.start([chat.prompt], chat.params, request)
     if chat.params.stream:
         await generation.first(request)
-        return EventStream(MessageStream(front, chat).events(generation), generation.cancel, front.settings.timeout)
+        return EventStream(MessageStream(front, chat).events(generation), generation.cancel)
     event = (await generation.results(request))[0]
     reader, message = chat.output.reader(), ChatMessage()
     for delta in [*reader.feed(event.text), *reader.finish()]:

@@ -205,6 +205,6 @@ async def completions(request: Request) -> Response:
     generation = await front.start(prompts, params, request)
     if params.stream:
         await generation.first(request)
-        return EventStream(answers.stream(generation), generation.cancel, front.settings.timeout)
+        return EventStream(answers.stream(generation), generation.cancel)
     results = await generation.results(request)
     return await made_response(sum(map(answers.n_values, results)), lambda: answers.answer(results))

@@ -62,9 +62,8 @@ async def v1_embeddings(request: Request) -> Response:
     encoding = body.get("encoding_format") or "float"
     if encoding not in ("float", "base64"):
         raise bad_request("The format to return the embeddings in. Can be either float or base64")
+    normalize, n_first = integer(body, "embd_normalize", L2), read_dimensions(body, front)
     found = await embed(request, front, texts_of(body))
-    normalize = integer(body, "embd_normalize", L2)
-    n_first = read_dimensions(body, front)
     n_tokens = sum(event.n_tokens for event in found)
     model = body.get("model")
 

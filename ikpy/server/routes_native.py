@@ -60,7 +60,7 @@ async def answer_prompts(
     generation = await front.start(prompts, params, request)
     if params.stream:
         await generation.first(request)
-        return EventStream(stream(front, generation, params), generation.cancel, front.settings.timeout)
+        return EventStream(stream(front, generation, params), generation.cancel)
     results = await generation.results(request)
 
     def answer() -> Any:

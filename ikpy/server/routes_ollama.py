@@ -81,7 +81,7 @@ def common_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(think, bool):
         out["chat_template_kwargs"] = {"enable_thinking": think}
     elif isinstance(think, str):
-        out["chat_template_kwargs"] = {"reasoning_effort": think}
+        out["reasoning_effort"] = think
     return out
 
 
@@ -242,7 +242,7 @@ async def respond(request: Request, front: Front, answer: Answer, prompt: Prompt
     if params.stream:
         await generation.first(request)
         stream = answer.stream(generation, prompt)
-        return EventStream(stream, generation.cancel, front.settings.timeout, media_type=LINES)
+        return EventStream(stream, generation.cancel, media_type=LINES)
     result = (await generation.results(request))[0]
     return await made_response(answer.n_values(result), lambda: answer.whole(result, prompt))
 
@@ -286,7 +286,9 @@ async def generate(request: Request) -> Response:
         found = await aside(request, read_chat, fields, front)
         text, params, output = found.prompt, found.params, found.output
     if earlier:
-        text = Prompt(read_prompts(earlier, front.vocab)[0].tokens + text.tokens, text.shown)
+        begins = front.vocab.add_bos and text.tokens[:1] == [front.vocab.bos]
+        new = text.tokens[1:] if begins else text.tokens
+        text = Prompt(read_prompts(earlier, front.vocab)[0].tokens + new, text.shown)
     return await respond(request, front, Answer(front, body, output, chat=False), text, params)
 
 

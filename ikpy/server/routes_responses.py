@@ -157,7 +157,7 @@ async def responses(request: Request) -> Response:
     writer = ResponseWriter(front, chat, body)
     if chat.params.stream:
         await generation.first(request)
-        return EventStream(writer.stream(generation), generation.cancel, front.settings.timeout)
+        return EventStream(writer.stream(generation), generation.cancel)
     result = (await generation.results(request))[0]
     return await made_response(writer.n_values(result), lambda: writer.answer(result))
 

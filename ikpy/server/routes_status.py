@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ikpy.server.errors import ApiError, bad_request, engine_ended
 from ikpy.server.front import Front
-from ikpy.server.http import json_response, parse_json, read_bytes
+from ikpy.server.http import json_response, made_response, parsed, read_bytes
 from ikpy.server.model_entries import model_list, shown_entry
 
 VOCAB_TYPES = {"none": 0, "spm": 1, "bpe": 2, "wpm": 3, "ugm": 4}
@@ -51,7 +51,11 @@ async def slots_list(request: Request) -> Response:
     """GET /slots/list: cached text of every slot."""
     front = front_of(request)
     found = [(slot.id, list(slot.tokens)) for slot in front.engine.slots]
-    return json_response([{"slot_id": i, "token_count": len(t), "prompt": front.vocab.detokenize(t)} for i, t in found])
+
+    def answer() -> list[dict[str, Any]]:
+        return [{"slot_id": i, "token_count": len(t), "prompt": front.vocab.detokenize(t)} for i, t in found]
+
+    return await made_response(sum(len(tokens) for _, tokens in found), answer)
 
 
 async def props(request: Request) -> Response:
@@ -85,7 +89,7 @@ async def change_props(request: Request) -> Response:
     if not front.settings.change_props:
         raise ApiError(501, "This server does not support changing global properties. Start it with `--props`")
     content = await read_bytes(request, front.settings)
-    names = parse_json(content) if content.strip() else {}
+    names = await parsed(content) if content.strip() else {}
     if not isinstance(names, dict):
         raise bad_request("the request body must be a JSON object")
     if names:

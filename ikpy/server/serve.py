@@ -35,7 +35,7 @@ JOIN_SECONDS = 1.0
 
 
 class HttpServer(uvicorn.Server):
-    """Ends in order at the first SIGINT or SIGTERM, and at once at the second; SIGHUP calls ``reload``.
+    """Ends in order at the first SIGINT or SIGTERM, and at once at the second. SIGHUP makes the loop call ``reload``.
 
     Running requests have ``drain_seconds`` to end. Then those whose bodies have not come are refused, and connections
     are closed whose clients do not read. ``give_up`` is called then, or after ``give_up_seconds``, and ends all others
@@ -55,6 +55,7 @@ class HttpServer(uvicorn.Server):
         self.give_up = give_up
         self._drain_seconds = drain_seconds
         self._give_up_seconds = drain_seconds if give_up_seconds is None else give_up_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -64,12 +65,23 @@ class HttpServer(uvicorn.Server):
             return
         previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         if hasattr(signal, "SIGHUP"):
-            previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: self.reload())
+            previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, self.handle_hangup)
         try:
             yield
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to serve."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_hangup(self, *_: object) -> None:
+        """Has `reload` called soon: not from here, which may be in the middle of a line of the log, or of a reload."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self.reload)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes the listeners and waits for running requests, of which it tells."""
@@ -96,7 +108,8 @@ class HttpServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: stop accepting and let requests end; second: give up."""
         if self.should_exit:
-            print("received a second interrupt, terminating immediately.", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # not print: it may be what was interrupted
+                os.write(2, b"received a second interrupt, terminating immediately.\n")
             os._exit(INTERRUPTED)
         self.should_exit = True
 

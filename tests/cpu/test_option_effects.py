@@ -216,6 +216,7 @@ def test_options_that_need_another_one(row) -> None:
         ("perplexity", "-p x --ppl-stride 8 --ppl-output-type 1 --chunks 1", []),
         ("server", "--models-ttl 5 --pooling mean", ["--models-ttl", "--pooling"]),
         ("server", "--reranking --pooling mean", []),
+        ("server", "--models-preset m.ini --models-ttl 5", []),
     ],
 )
 def test_options_without_their_partner(tool: str, line: str, idle: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -82,6 +83,20 @@ def test_repetition_lengths(seed: int) -> None:
     history = np.random.default_rng(seed).integers(0, 3, 120)
     for most in (1, 4, 119):
         assert repetition_lengths(history, most) == brute_lengths(list(history), most)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_repetition_lengths_of_long_copies(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    history = np.tile(rng.integers(0, 2, rng.integers(1, 20)), 100)
+    for most in (100, 10**6):
+        assert repetition_lengths(history, most) == brute_lengths(list(history), most)
+
+
+def test_a_history_of_one_token_takes_linear_time() -> None:
+    history, begin = np.full(100_000, 7), time.process_time()
+    assert repetition_lengths(history, 10**6) == {7: 99_999}
+    assert time.process_time() - begin < 10  # 3 minutes if every length were a step
 
 
 @pytest.mark.parametrize("seed", SEEDS)

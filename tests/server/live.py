@@ -23,14 +23,14 @@ PATIENCE = 120.0
 
 @contextlib.contextmanager
 def listening(
-    command: str, *, queue_limit: int = 512, head_timeout: float = PATIENCE
+    command: str, *, queue_limit: int = 512, patience: float = PATIENCE
 ) -> Iterator[tuple[httpx.Client, Server]]:
     """Client and server on a free port of the loopback interface."""
     server = start_server(command)
     server.front.settings.queue_limit = queue_limit
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    http = uvicorn.Server(uvicorn.Config(server.app, http=http_protocol(head_timeout), log_level="error"))
+    http = uvicorn.Server(uvicorn.Config(server.app, http=http_protocol(patience), log_level="error"))
     thread = threading.Thread(target=http.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     assert wait_for(lambda: http.started)

@@ -70,6 +70,15 @@ def test_lists_of_keys_and_addresses() -> None:
         parse(["--host", ","], "server", {})
 
 
+@pytest.mark.parametrize("line", ['api-key = ""', 'api-key = [","]'])
+def test_no_key_does_not_open_the_server(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(line)
+    for arguments, variables in ((["--config", str(file)], {}), (["--api-key", ""], {}), ([], {"LLAMA_API_KEY": " "})):
+        with pytest.raises(UsageError, match="no key in it, which would open the server"):
+            parse(arguments, "server", variables)
+
+
 def test_one_port_for_all_addresses(tmp_path: Path) -> None:
     hosts = ["127.0.0.1", "127.0.0.2", str(tmp_path / "x.sock")]
     found = listen(hosts, 0)

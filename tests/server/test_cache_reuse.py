@@ -15,7 +15,7 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.server.log import ServerLog
-from ikpy.server.pieces import Piece, find_pieces
+from ikpy.server.pieces import MOST_PIECES, Piece, find_pieces
 from ikpy.server.scheduler import Engine
 from ikpy.server.settings import ServerSettings
 from ikpy.server.tasks import Finished
@@ -43,6 +43,12 @@ def test_pieces_follow_each_other(
     text: list[int], prompt: list[int], n_same: int, n_min: int, wanted: list[Piece]
 ) -> None:
     assert find_pieces(text, prompt, n_same, n_min) == wanted
+
+
+def test_the_number_of_pieces_is_bounded() -> None:
+    prompt = list(range(1, 20_000))
+    text = [token for item in prompt for token in (item, 0)]
+    assert find_pieces(text, prompt, 1, 1) == [Piece(2 * i, 1) for i in range(1, MOST_PIECES + 1)]
 
 
 @contextlib.contextmanager

@@ -367,6 +367,23 @@ def test_documents_of_text_are_text(client: httpx.Client) -> None:
     assert "documents that are no text" in message
 
 
+def test_results_of_tools_are_text(client: httpx.Client) -> None:
+    def body(*blocks: dict[str, Any]) -> dict[str, Any]:
+        call = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": list(blocks)}]}
+        return {"messages": [*HELLO, call, result], "max_tokens": 1}
+
+    def count(*blocks: dict[str, Any]) -> int:
+        answer = client.post("/v1/messages/count_tokens", json=body(*blocks)).raise_for_status()
+        return int(answer.json()["input_tokens"])
+
+    text = "The old house stood at the end of the lane."
+    document = {"type": "document", "source": {"type": "text", "data": text}}
+    assert count(document) == count({"type": "text", "text": text}) > count()
+    picture = {"type": "image", "source": {"type": "base64", "data": "iVBOR"}}
+    assert "image" in refused(client, "/v1/messages", **body(picture))
+
+
 def test_lists_of_models_for_codex_and_for_anthropic(client: httpx.Client) -> None:
     found = client.get("/v1/models").json()
     assert found["models"][0]["slug"] == found["data"][0]["id"]

@@ -186,7 +186,6 @@ def test_a_used_port_is_reported() -> None:
         (("--chat-template-file", "/nofile"), "failed to open file '/nofile'"),
         (("--slot-save-path", "/proc"), "--slot-save-path /proc: "),
         (("--path", "/nodir"), "--path /nodir: no such directory"),
-        (("--api-key", ""), "--api-key: no key in it, which would open the server"),
         (("--ssl-key-file", "x.pem"), "HTTPS needs both"),
         (("--ssl-key-file", "README.md", "--ssl-cert-file", "README.md"), "--ssl-key-file README.md, "),
         (("-c", "256", "-np", "64"), "too small for 64 slots"),

@@ -158,6 +158,8 @@ def test_the_effort_of_reasoning_has_a_default(options: str, wanted: str) -> Non
         assert client.post("/apply-template", json=CHAT).json() == {"prompt": wanted}
         low = client.post("/apply-template", json=CHAT | {"reasoning_effort": "low"}).json()
         assert low == {"prompt": "low|True"}
+        answer = client.post("/apply-template", json=CHAT | {"reasoning_effort": None, "reasoning_format": None})
+        assert answer.json() == {"prompt": wanted}, "null is as good as nothing"
 
 
 def test_options_of_todays_llama_server() -> None:

@@ -129,6 +129,26 @@ def test_a_reference_to_nothing_is_refused() -> None:
         call_grammar(GEMMA, tools, several=False)
 
 
+LATER: list[Any] = [{"minItems": "x"}, {"minItems": None}, {"maxItems": 10**9}, {"items": {"required": 1}}]
+
+
+@pytest.mark.parametrize("keywords", LATER, ids=str)
+def test_keywords_that_cannot_be_held_to(keywords: dict[str, Any]) -> None:
+    tools = [{"name": "f", "parameters": {"properties": {"x": {"type": "array"} | keywords}}}]
+    with pytest.raises(ApiError, match="parameters of tool f: "):
+        call_grammar(GEMMA, tools, several=False)
+    lazy = call_grammar(GEMMA, tools, several=False, lazy=True)
+    assert accepts(lazy, f"call:f{{x:{Q}any{Q}}}<tool_call|>"), "calls that are not asked for may have any arguments"
+
+
+def test_schemas_that_refer_to_each_other_a_lot() -> None:
+    properties = {f"p{i}": {"$ref": "#"} for i in range(100)}
+    tools = [{"name": name, "parameters": {"properties": properties}} for name in "fg"]
+    with pytest.raises(ApiError, match="more than 50000 schemas"):
+        call_grammar(GEMMA, tools, several=False)
+    assert accepts(call_grammar(GEMMA, tools, several=False, lazy=True), f"call:g{{x:{Q}any{Q}}}<tool_call|>")
+
+
 def test_the_format_is_found() -> None:
     template = "{% for t in tools %}<|tool>{{ t }}<tool|>{% endfor %}{{ '<|tool_call>call:' + name }}<|\"|><tool_call|>"
     assert tool_format(template) is GEMMA

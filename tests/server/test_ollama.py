@@ -83,6 +83,11 @@ def test_generate_raw_templated_and_continued(puppets: dict[int, TestClient]) ->
     assert len(raw["context"]) == raw["prompt_eval_count"] + raw["eval_count"]
     more = puppets[259].post("/api/generate", json=body | {"context": raw["context"]}).json()
     assert more["prompt_eval_count"] >= len(raw["context"])
+    with running("llama-server -m MODEL -t 1 -c 512 -np 1") as client:
+        first = client.post("/tokenize", json={"content": "", "add_special": True}).json()["tokens"]
+        more = client.post("/api/generate", json=body | {"context": [*first, 5], "options": {"num_predict": 1}}).json()
+        assert first and more["context"][: len(first) + 1] == [*first, 5]
+        assert first[0] not in more["context"][1:-1], "a prompt that goes on does not begin anew"
     streamed = lines(puppets[259], "/api/generate", prompt="x")
     assert "".join(item["response"] for item in streamed) == "Hello world."
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import io
 import json
 import os
 import secrets
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 
 from ikpy.cli.parser import parse
 from ikpy.cli.server import origins
 from ikpy.errors import UsageError
 from ikpy.server.app import is_allowed
 from ikpy.server.keys import KeyRing, key_end, read_keys
+from ikpy.server.log import ServerLog
+from ikpy.server.serve import HttpServer
 from tests.server.harness import running
 from tests.server.live import PATIENCE, wait_for
 from tests.server.test_command import failed_start, process
@@ -92,10 +98,11 @@ def test_logs_show_little_of_a_key(key: str, shown: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
-def test_hangup_reloads_keys(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("--sleep-idle-seconds", "600")], ids=["one process", "router"])
+def test_hangup_reloads_keys(more: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("alice old-key-1\n")
-    with process("-c", "256", "--api-key-file", str(file)) as (server, address):
+    with process("-c", "256", "--api-key-file", str(file), *more) as (server, address):
 
         def status(key: str) -> int:
             return httpx.get(f"{address}/props", headers=bearer(key), timeout=PATIENCE).status_code
@@ -114,6 +121,51 @@ def test_hangup_reloads_keys(tmp_path: Path) -> None:
     assert 'key="alice"' in out and 'key="bob"' in out
     assert "old-key" not in (out + err).replace("****ey-1", "") and "new-key" not in out + err
     assert "keys not reloaded" in out
+
+
+class Interrupted(io.StringIO):
+    """A log during whose first line a hangup arrives."""
+
+    def write(self, text: str) -> int:
+        if not self.tell():
+            super().write("-")
+            signal.raise_signal(signal.SIGHUP)
+        return super().write(text)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+def test_a_hangup_in_the_middle_of_a_line_of_the_log_waits_for_its_end() -> None:
+    stream = Interrupted()
+    log = ServerLog(out=stream)
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        """Nothing is asked for."""
+
+    async def play() -> None:
+        config = uvicorn.Config(app, log_level="error", lifespan="off")
+        http = HttpServer(config, lambda: log.event("reload", "second"), 0.0, lambda: None)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            serving = asyncio.ensure_future(http.serve(sockets=[listener]))
+            while not http.started:
+                await asyncio.sleep(0.01)
+            log.event("test", "first")
+            while "second" not in stream.getvalue():
+                await asyncio.sleep(0.01)
+            http.should_exit = True
+            await serving
+
+    def late(*_: object) -> None:
+        raise AssertionError("the reload waits for the line that it has interrupted")
+
+    previous = signal.signal(signal.SIGALRM, late)
+    signal.alarm(int(PATIENCE))
+    try:
+        asyncio.run(play())
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+    first, second = stream.getvalue().splitlines()
+    assert "] first |" in first and "] second |" in second
 
 
 CONFIG = """

@@ -8,6 +8,7 @@ import socket
 import time
 
 import httpx
+import psutil
 import pytest
 
 from ikpy.server.protocol import BoundedConnection
@@ -76,7 +77,7 @@ def test_an_offer_of_another_protocol_is_passed_over(n_bytes: int) -> None:
 
 
 def test_a_head_that_does_not_come_is_given_up() -> None:
-    with listening(SERVER, head_timeout=0.5) as (client, _):
+    with listening(SERVER, patience=0.5) as (client, _):
         for begun in (b"", REQUEST):
             with connect(client) as connection:
                 connection.sendall(begun)
@@ -89,7 +90,7 @@ def test_a_head_that_does_not_come_is_given_up() -> None:
 
 
 def test_a_long_answer_is_not_cut_by_the_time_limit_of_heads() -> None:
-    with listening(SERVER, head_timeout=0.2) as (client, _):
+    with listening(SERVER, patience=0.2) as (client, _):
         body = {"prompt": "x", "n_predict": 64, "stream": True, "logit_bias": [[449, 100]]}
         with client.stream("POST", "/completion", json=body) as response:
             lines = response.iter_lines()
@@ -214,6 +215,48 @@ def test_a_client_that_does_not_read_does_not_hold_up_the_end() -> None:
             server.send_signal(signal.SIGTERM)
             out, err = server.communicate(timeout=PATIENCE)
     assert server.returncode == 0 and "Traceback" not in out + err and "Cancel" not in out + err
+
+
+UNREAD = {
+    "stream": post("/completion", ENDLESS | {"stream": True, "n_probs": 50}),
+    "whole": post("/tokenize", {"content": "a b " * 150_000, "with_pieces": True}),
+}
+"""Requests for more than the buffers of the system take: without an end, and of 13 MB."""
+
+
+def connect_narrow(client: httpx.Client) -> socket.socket:
+    """A connection for which the client's system keeps little that is not read."""
+    connection = socket.socket()
+    connection.settimeout(PATIENCE)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((client.base_url.host, client.base_url.port))
+    return connection
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether the server, which runs in this process, still has its side of a connection."""
+    sides = psutil.Process().net_connections(kind="tcp")
+    return any(side.raddr == connection.getsockname() for side in sides)
+
+
+@pytest.mark.parametrize("kind", UNREAD)
+def test_a_client_that_does_not_read_is_cut_off(kind: str) -> None:
+    with listening(SERVER, patience=0.5) as (client, server), connect_narrow(client) as connection:
+        connection.sendall(UNREAD[kind])
+        assert wait_for(lambda: is_open(connection))
+        assert wait_for(lambda: not is_open(connection))
+        assert wait_for(lambda: server.engine.n_idle == 1)
+
+
+def test_a_client_that_reads_slowly_gets_the_whole_answer() -> None:
+    n_read = 0
+    with listening(SERVER, patience=0.5) as (client, _), connect_narrow(client) as connection:
+        connection.sendall(UNREAD["whole"])
+        end = time.monotonic() + 2.0
+        while time.monotonic() < end:  # four times as long as without reading
+            n_read += len(connection.recv(65536))
+            time.sleep(0.1)
+        assert n_read + len(read_all(connection)) > 13_000_000
 
 
 @pytest.mark.parametrize("keep", [(), ("Connection: keep-alive",)])

@@ -417,3 +417,24 @@ def test_lists_of_models_show_when_one_is_unloaded(play: Callable[..., None]) ->
         assert found["has_more"] is False and found["first_id"] == found["data"][0]["id"]
 
     play(scene)
+
+
+def test_questions_about_a_model_leave_its_idle_time_alone(play: Callable[..., None]) -> None:
+    async def scene(router: Router) -> None:
+        before = time.monotonic()
+        async with router.pool.use("a", counts=False) as worker:
+            loaded = worker.last_used
+            assert loaded > before
+            async with router.pool.use("a"):
+                pass
+            used = worker.last_used
+        assert worker.last_used == used > loaded, "another request has used it meanwhile"
+        async with router.pool.use("a", counts=False):
+            assert worker.last_used == used
+        assert worker.last_used == used
+        await router.pool.unload("a")
+        async with router.pool.use("a", counts=False) as worker:
+            pass
+        assert worker.last_used > used, "it has just been loaded"
+
+    play(scene)

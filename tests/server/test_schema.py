@@ -69,3 +69,13 @@ def test_every_route_is_described() -> None:
             operation = described[route.path]["post"]
             known = ALIASES.get(route.path, route.path) in BODIES
             assert known or operation["summary"] == "Not supported", route.path
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/rerank", "texts"), ("/v1/embeddings", "content"), ("/v1/embeddings", "dimensions"), ("/infill", "input_extra")],
+)
+def test_other_forms_are_described(path: str, field: str) -> None:
+    schema = document(routes())["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert field in schema["properties"]
+    assert not {"documents", "input"} & {*schema.get("required", ())}, "another field may stand in its place"

@@ -1,4 +1,4 @@
-"""Streams of events: delivery to the event loop, clients that leave or do not read."""
+"""Streams of events: delivery to the event loop, clients that leave."""
 
 from __future__ import annotations
 
@@ -22,20 +22,17 @@ from tests.server.harness import MODELS, loaded, read_events
 
 
 class Connection:
-    """Takes what a response sends; blocks from the piece number ``stuck`` on, leaves when ``leave`` is set."""
+    """Takes what a response sends; leaves when ``leave`` is set."""
 
-    def __init__(self, stuck: int = -1) -> None:
+    def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
         self.leave = asyncio.Event()
-        self._stuck = stuck
 
     async def receive(self) -> dict[str, Any]:
         await self.leave.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Any) -> None:
-        if len(self.sent) == self._stuck:
-            await asyncio.Event().wait()
         self.sent.append(message)
 
 
@@ -57,8 +54,8 @@ class Pieces:
         self.closed += 1
 
 
-async def run(connection: Connection, pieces: Pieces, timeout: float = 30.0) -> None:
-    stream = EventStream(aiter(pieces), pieces.close, timeout)  # type: ignore[arg-type]
+async def run(connection: Connection, pieces: Pieces) -> None:
+    stream = EventStream(aiter(pieces), pieces.close)  # type: ignore[arg-type]
     await asyncio.wait_for(stream({}, connection.receive, connection.send), 30)
     assert pieces.closed == 1
 
@@ -83,15 +80,6 @@ def test_a_stream_stops_when_its_client_leaves() -> None:
     asyncio.run(play())
 
 
-def test_a_client_that_does_not_read_is_given_up() -> None:
-    async def play() -> None:
-        connection = Connection(stuck=2)
-        await run(connection, Pieces("a", "b", ends=False), timeout=0.2)
-        assert len(connection.sent) == 2
-
-    asyncio.run(play())
-
-
 def test_a_slow_producer_is_waited_for() -> None:
     async def play() -> None:
         async def slow() -> AsyncIterator[str]:
@@ -99,7 +87,7 @@ def test_a_slow_producer_is_waited_for() -> None:
             yield "late"
 
         connection = Connection()
-        await EventStream(slow(), lambda: None, 0.1)({}, connection.receive, connection.send)
+        await EventStream(slow(), lambda: None)({}, connection.receive, connection.send)
         assert connection.sent[1]["body"] == b"late"
 
     asyncio.run(play())
@@ -113,7 +101,7 @@ def test_errors_of_the_producer_come_out() -> None:
 
         connection = Connection()
         with pytest.raises(ValueError, match="broken"):
-            await EventStream(broken(), lambda: None, 5)({}, connection.receive, connection.send)
+            await EventStream(broken(), lambda: None)({}, connection.receive, connection.send)
 
     asyncio.run(play())
 

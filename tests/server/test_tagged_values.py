@@ -14,6 +14,7 @@ from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DSML, MINIMAX
 from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.tagged_values import CODER, GLM, takes_text, text_without, typed_value, value_types
 from ikpy.server.chat.tool_reading import ToolFormat
+from ikpy.server.errors import ApiError
 from tests.server.test_output import read
 
 BYTES = TokenTexts([bytes([i]) for i in range(256)], special=(), eog=(0,))
@@ -165,6 +166,22 @@ LISTED: list[tuple[Any, dict[str, Any]]] = [
     ({"enum": ["w", 2], "type": "string"}, {"w": "w"}),
     ({"anyOf": [{"const": "w"}, {"const": 2}]}, {'"w"': "w", "2": 2}),
 ]
+
+
+def test_references_lead_to_any_part_of_the_schema() -> None:
+    properties = {"n": {"type": "integer"}, "next": {"$ref": "#"}, "same": {"$ref": "#/properties/n"}}
+    node = {"type": "object", "properties": properties}
+    grammar = call_grammar(GLM, [{"name": "write", "parameters": node}], several=False)
+    assert accepts(grammar, glm(n="1", next='{"n": 2, "next": {"same": 3}}', same="4"))
+    assert not accepts(grammar, glm(next='{"n": "two"}'))
+    assert not accepts(grammar, glm(same="four"))
+
+
+def test_schemas_are_counted_over_all_parameters() -> None:
+    many = {"anyOf": [{"type": "integer"}] * 30_000}
+    tools = [{"name": "write", "parameters": {"properties": {"a": many, "b": many}}}]
+    with pytest.raises(ApiError, match="more than 50000 schemas"):
+        call_grammar(GLM, tools, several=False)
 
 
 @pytest.mark.parametrize(("format_", "write"), [(GLM, glm), (CODER, coder), (MINIMAX, minimax)])

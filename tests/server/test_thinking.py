@@ -75,6 +75,7 @@ def test_budget_and_message_of_the_command_line() -> None:
         assert chat(client, thinking_budget_tokens=-1)["reasoning_content"] == "The user greets me.\n"
         raw = chat(client, reasoning_format="none")["content"]
         assert raw.startswith("<think>\nThe  Enough.</think>"), "the tags count wherever their text goes"
+        assert chat(client, reasoning_format=None)["reasoning_content"] == "The  Enough."
 
 
 def test_reasoning_that_the_prompt_has_opened() -> None:
@@ -117,6 +118,9 @@ def test_effort_of_reasoning_reaches_the_template() -> None:
         body = {"input": "Hello there", "reasoning": {"effort": "low"}, "max_output_tokens": 1}
         client.post("/v1/responses", json=body).raise_for_status()
         assert client.get("/slots").json()[0]["prompt"] == "Hello there low True"
+        body = {"messages": HELLO, "think": "none", "stream": False, "options": {"num_predict": 1}}
+        client.post("/api/chat", json=body).raise_for_status()
+        assert client.get("/slots").json()[0]["prompt"] == "Hello there none False"
 
 
 BYTES = TokenTexts([bytes([i]) for i in range(256)], eog=(0,))

@@ -70,7 +70,7 @@ ROWS = (
     ignored("--media-path", NO_MEDIA, "folder of images", S, PATH),
     option(
         "--api-key",
-        Kind("KEY", values.to_list, many=True),
+        Kind("KEY", values.to_keys, many=True),
         "server.api_keys",
         "key clients must send, or several with commas between. Repeatable",
         S,

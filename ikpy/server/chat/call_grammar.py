@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ikpy.engine.gbnf import GrammarError, literal
 from ikpy.engine.json_schema import schema_to_gbnf
+from ikpy.engine.schema_budget import Budget
 from ikpy.server.errors import bad_request
 
 if TYPE_CHECKING:
@@ -49,15 +50,20 @@ def control_tokens(vocab: Vocab, text: str) -> list[int]:
 class SchemaRules:
     """Rules of one tool, with a prefix that keeps them apart from those of others; ``shared`` are those of all."""
 
-    def __init__(self, prefix: str, shared: dict[str, str]) -> None:
+    def __init__(self, prefix: str, shared: dict[str, str], budget: Budget) -> None:
         self._prefix = prefix
         self._shared = shared
+        self._budget = budget
         self.rules: list[str] = []
 
-    def schema(self, schema: Any) -> str:
-        """Name of a rule for the JSON values of a schema."""
+    def spend(self) -> None:
+        """Counts a schema of which other rules are made; raises GrammarError for too many."""
+        self._budget.spend()
+
+    def schema(self, schema: Any, root: Any = None) -> str:
+        """Name of a rule for the JSON values of a schema; its references are looked up in ``root`` if it is a part."""
         prefix = f"{self._prefix}{len(self.rules)}-"
-        self.rules.append(prefixed(schema_to_gbnf(schema), prefix))
+        self.rules.append(prefixed(schema_to_gbnf(schema, root, self._budget), prefix))
         return f"{prefix}root"
 
     def rule(self, text: str) -> str:
@@ -80,14 +86,15 @@ def call_grammar(
     """
     rules, alternatives = [], []
     shared: dict[str, str] = {}
+    budget = Budget()
     for i, tool in enumerate(tools):
-        book = SchemaRules(f"tool{i}-", shared)
+        book = SchemaRules(f"tool{i}-", shared, budget)
         try:
             schema = tool.get("parameters") or NO_PARAMETERS
             alternatives.append(format_.call(tool["name"], schema, book))
         except GrammarError as error:
             if lazy:  # the call was not asked for by the client: any arguments will do
-                book.rules.clear()
+                book = SchemaRules(f"tool{i}-", shared, Budget())
                 alternatives.append(format_.call(tool["name"], ANY_PARAMETERS, book))
                 rules += book.rules
                 continue

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from ikpy.engine import strict_json
-from ikpy.engine.gbnf import literal
+from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError, literal
 from ikpy.engine.json_schema import NoValueError
 from ikpy.engine.schema_counts import Items, Pairs
+from ikpy.engine.schema_keywords import malformed
 from ikpy.engine.schema_merge import allows_nothing
 from ikpy.engine.schema_references import resolve
 from ikpy.server.chat.tagged_values import if_possible, listed, parameters_of, takes_text, text_without, value_types
@@ -129,17 +130,20 @@ def gemma_call(name: str, schema: Any, rules: Rules) -> str:
 
 
 def _value_rule(schema: Any, root: Any, rules: Rules, depth: int) -> str:
-    """GBNF of a value; definitions that it refers to are those of the whole schema."""
+    """GBNF of a value; ``root``: the whole schema."""
+    rules.spend()
     choices = listed(schema)
     if choices:
         return f"({' | '.join(map(written, choices))})"
     if allows_nothing(schema) or (isinstance(schema, dict) and ("enum" in schema or "const" in schema)):
-        return rules.schema(schema)  # which raises NoValueError
+        return rules.schema(schema, root)  # which raises NoValueError
     if not isinstance(schema, dict) or depth == 0:
         return _any_value(rules, ANY_DEPTH)
+    if malformed(schema):
+        return rules.schema(schema, root)  # which raises GrammarError
     if isinstance(schema.get("$ref"), str):
         found = resolve(root, schema["$ref"])
-        return rules.schema(schema) if found is None else _value_rule(found, root, rules, depth - 1)
+        return rules.schema(schema, root) if found is None else _value_rule(found, root, rules, depth - 1)
     for key in ALTERNATIVES:
         if isinstance(schema.get(key), list):
             options = [if_possible(partial(_value_rule, item, root, rules, depth - 1)) for item in schema[key]]
@@ -162,20 +166,21 @@ def _typed(kind: str, schema: Mapping[str, Any], root: Any, rules: Rules, depth:
     if kind == "object":
         return _object_rule(schema, root, rules, depth)
     if kind == "array":
-        item = if_possible(partial(_value_rule, schema.get("items"), root, rules, depth - 1))
         low, high = schema.get("minItems", 0), schema.get("maxItems")
+        if max(low, high or 0) > MOST_REPETITIONS:
+            raise GrammarError(f"an array of more than {MOST_REPETITIONS} items")
+        item = if_possible(partial(_value_rule, schema.get("items"), root, rules, depth - 1))
         if item is None and low > 0:
             raise NoValueError("an array needs items of which there are none")
         more = None if item is None else rules.rule(item)
         body = Items([], more, 0, NOTHING).counted(int(low), None if high is None else int(high))
         return f'"[" {body} "]"'
-    return rules.schema({**schema, "type": kind})
+    return rules.schema({**schema, "type": kind}, root)
 
 
 def _object_rule(schema: Any, root: Any, rules: Rules, depth: int) -> str:
     """Properties in the order of their names, in which the template has the model see them."""
-    shared = {key: root[key] for key in ("$defs", "definitions") if isinstance(root, dict) and key in root}
-    found = parameters_of(schema | shared if isinstance(schema, dict) else schema)
+    found = parameters_of(schema, root)
     named = []
     for key, value in sorted(found.properties.items(), key=lambda item: item[0].lower()):
         needed = key in found.required

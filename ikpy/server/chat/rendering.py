@@ -106,7 +106,9 @@ def template_variables(front: Front, template: ChatTemplate, body: Body) -> dict
     variables = dict(settings.chat_template_kwargs)
     if settings.reasoning != "auto" or "enable_thinking" in template.source:
         variables.setdefault("enable_thinking", settings.reasoning != "off")
-    effort = body.get("reasoning_effort", None if settings.reasoning_effort == "default" else settings.reasoning_effort)
+    effort = body.get("reasoning_effort")
+    if effort is None and settings.reasoning_effort != "default":
+        effort = settings.reasoning_effort
     if isinstance(effort, str):
         variables["reasoning_effort"] = effort
     if effort == "none":
@@ -132,6 +134,16 @@ def thinking_limit(front: Front, template: ChatTemplate, body: Body, *, inside: 
     return ThinkingLimit(n_max, *tags, tuple(end), inside, is_harmony(source))
 
 
+def reasoning_format(front: Front, body: Body) -> str:
+    """Where the answer shows its reasoning: as the request says, or as the command line does."""
+    wanted = body.get("reasoning_format")
+    if wanted is None:
+        return front.settings.reasoning_format
+    if wanted not in REASONING_FORMATS:
+        raise bad_request(f"Unknown reasoning format: {wanted}")
+    return str(wanted)
+
+
 def output_format(
     front: Front,
     template: ChatTemplate,
@@ -141,9 +153,7 @@ def output_format(
     format_: ToolFormat | None,
 ) -> OutputFormat:
     """How the answer to a prompt is to be read that ends ``inside`` reasoning or not."""
-    wanted = body.get("reasoning_format", front.settings.reasoning_format)
-    if wanted not in REASONING_FORMATS:
-        raise bad_request(f"Unknown reasoning format: {wanted}")
+    wanted = reasoning_format(front, body)
     if front.settings.skip_chat_parsing:
         return OutputFormat()
     source = template.source

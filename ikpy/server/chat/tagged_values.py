@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from ikpy.engine.gbnf import literal
@@ -61,8 +61,8 @@ class Parameters:
     more: Any
 
 
-def parameters_of(schema: Any) -> Parameters:
-    """The parameters of a call, references and parts of ``allOf`` at the top followed."""
+def parameters_of(schema: Any, root: Any = None) -> Parameters:
+    """The parameters of a call, references and parts of ``allOf`` at the top followed; ``root``: the whole schema."""
     properties: dict[str, Any] = {}
     required: list[Any] = []
     more, parts = None, [schema]
@@ -77,7 +77,7 @@ def parameters_of(schema: Any) -> Parameters:
         more = part.get("additionalProperties", more)
         parts += part["allOf"] if isinstance(part.get("allOf"), list) else []
         if isinstance(part.get("$ref"), str):
-            parts.append(resolve(schema, part["$ref"]))
+            parts.append(resolve(schema if root is None else root, part["$ref"]))
     if more is None and not closed:
         more = True
     return Parameters(properties, [str(name) for name in required], None if more is False else more)
@@ -123,6 +123,7 @@ def _json_types(value: Any) -> tuple[str, ...]:
 # grammars
 
 
+@lru_cache(maxsize=16)
 def text_without(marker: str) -> str:
     """GBNF of the texts in which a marker does not occur; its first character must not come again in it.
 
@@ -135,16 +136,14 @@ def text_without(marker: str) -> str:
 
 
 def value_rule(schema: Any, root: Any, closing: str, rules: Rules) -> str:
-    """GBNF of a value in front of its closing tag; definitions that it refers to are those of the whole schema."""
+    """GBNF of a value in front of its closing tag; ``root``: the whole schema."""
     choices = listed(schema)
     if choices:
         texts = (item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in choices)
         return "(" + " | ".join(map(literal, texts)) + ")"
     if takes_text(schema):
         return rules.rule(text_without(closing))
-    if isinstance(schema, dict):
-        schema = schema | {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return rules.schema(schema)
+    return rules.schema(schema, root)
 
 
 def if_possible(make: Callable[[], str], *, needed: bool = False) -> str | None:

@@ -72,8 +72,12 @@ class SteppedReader(CallReader):
 class Rules(Protocol):
     """Adds grammar rules for values."""
 
-    def schema(self, schema: Any) -> str:
-        """Name of a rule for the JSON values of a schema."""
+    def spend(self) -> None:
+        """Counts a schema of which other rules are made; raises GrammarError for too many."""
+        ...
+
+    def schema(self, schema: Any, root: Any = None) -> str:
+        """Name of a rule for the JSON values of a schema; its references are looked up in ``root`` if it is a part."""
         ...
 
     def rule(self, text: str) -> str:

@@ -94,13 +94,15 @@ class Pool:
         """The process of a model, which is loaded if needed and stays loaded meanwhile; its idle time begins anew if
         this ``counts``."""
         worker = await self._reserve(name)
-        last_used = worker.last_used
         try:
             await self._load(worker)
+            if counts:
+                worker.last_used = time.monotonic()
             yield worker
         finally:
             worker.n_running -= 1
-            worker.last_used = time.monotonic() if counts else last_used
+            if counts:
+                worker.last_used = time.monotonic()
 
     async def _load(self, worker: Worker) -> None:
         """Loads a model; for lack of memory idle ones are unloaded, one after another."""

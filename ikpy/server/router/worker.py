@@ -138,7 +138,6 @@ class Worker:
 
         Raises ApiError 500 if that fails (NoRoomError for lack of memory), 503 if the model is unloaded meanwhile.
         """
-        self.last_used = time.monotonic()
         while (end := self._awaited_end) is not None:
             await asyncio.wait({end})
         if self._closed:
@@ -212,7 +211,7 @@ class Worker:
         self.client = httpx.AsyncClient(base_url=address, timeout=timeout, limits=limits)
         await self._answering(ended)
         await self._remember()
-        self.state = State.LOADED
+        self.state, self.last_used = State.LOADED, time.monotonic()
         self._ending = asyncio.ensure_future(self._end(ended, readers))
         self._log.event("router", "model loaded", model=self.model.name, pid=self._process.pid)
 

@@ -131,15 +131,15 @@ def test_rows_of_one_token_take_few_turns(type_name: str, least: float, machine:
 
 
 @pytest.mark.parametrize(
-    ("type_name", "blocks"),
+    ("type_name", "blocks", "passes"),
     [
-        *((name, 4) for name in ("q2_K", "q3_K", "iq2_k", "iq3_k", "iq2_ks", "iq3_ks", "iq2_kl")),
-        *((name, 4) for name in ("iq1_kt", "iq2_kt", "iq3_kt")),
-        *((name, 2) for name in ("iq5_k", "iq5_ks", "iq6_k", "iq4_kt")),
+        *((name, 4, 2) for name in ("q2_K", "q3_K", "iq2_k", "iq3_k", "iq2_ks", "iq3_ks", "iq2_kl")),
+        *((name, 4, 1.3) for name in ("iq1_kt", "iq2_kt", "iq3_kt")),
+        *(("iq5_k", 2, 2.3), ("iq5_ks", 2, 1.6), ("iq6_k", 2, 2.9), ("iq4_kt", 2, 1.8)),
     ],
 )
-def test_super_blocks_are_read_in_whole_lines(type_name: str, blocks: int, machine: Library) -> None:
-    """By eight lanes each, in every step of some super-blocks of a row; few words of them are in each other's way."""
+def test_super_blocks_are_read_in_whole_lines(type_name: str, blocks: int, passes: float, machine: Library) -> None:
+    """By eight lanes each, in every step of some super-blocks; few words of them are in each other's way."""
     p = product(type_name, (4096, 16), 1)
     p.run([p.out], on_cuda=True)  # type: ignore[attr-defined]
     traffic = machine.program(f"matvec1_{type_name.lower()}").traffic()
@@ -148,7 +148,7 @@ def test_super_blocks_are_read_in_whole_lines(type_name: str, blocks: int, machi
     assert sum(t.lines for t in copies) / (steps * 16) < by_name(type_name).row_nbytes(4096) / steps / 128 + 1
     assert all(t.passes == t.least_passes for t in copies)
     words = [t for t in traffic if t.instruction.startswith("ld.shared")]
-    assert 0 < sum(t.passes for t in words) <= 2 * sum(t.least_passes for t in words)
+    assert 0 < sum(t.passes for t in words) <= passes * sum(t.least_passes for t in words)
 
 
 @pytest.mark.parametrize("type_name", ["q3_K", "q6_K", "q4_0", "tq2_0", "q6_k_r4"])

@@ -33,6 +33,11 @@ ISSUED_PER_CYCLE = 4
 HALF_RATE = {"PRMT", "LOP3", "PLOP3", "SHF", "IADD3", "IADD", "LEA", "ISETP", "SEL", "FSEL", "FSETP", "FMNMX", "IMNMX"}
 HALF_RATE |= {"VIADD", "VIADDMNMX", "VIMNMX", "IABS", "I2F", "I2FP", "F2F", "I2I", "P2R", "R2P", "SGXT", "BMSK"}
 
+# Of sets of four rows, a lane multiplies one at a time.
+HALF_STEPS = dict.fromkeys(("iq4_kt", "iq5_k", "iq5_ks", "iq6_k"), 2)
+# By the half of the other pipe that multiplies integers, also half of what is issued.
+MULTIPLIED = {"IMAD", "IDP", "IMUL"}
+
 _KERNEL = re.compile(r"^\.text\.matvec1_(\w+):$")
 _LABEL = re.compile(r"^(\.L_x_\d+):$")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*);")
@@ -85,11 +90,11 @@ def column_loop(name: str, lines: list[str]) -> Loop:
     if not _products(best):
         raise ValueError("no loop with products of bytes")
     loads = Counter(_load_bytes(code) for code, _ in best if code.startswith(("LDG.", "LDGSTS.")))
-    return Loop(Counter(code.partition(".")[0] for code, _ in best), loads, SET_ROWS.get(name, 1))
+    return Loop(Counter(code.partition(".")[0] for code, _ in best), loads, HALF_STEPS.get(name, SET_ROWS.get(name, 1)))
 
 
 def _products(code: list[tuple[str, str]]) -> int:
-    return sum(name.startswith("IDP") for name, _ in code)
+    return sum(name.startswith(("IDP", "IMMA")) for name, _ in code)
 
 
 def _load_bytes(name: str) -> int:
@@ -115,8 +120,9 @@ def row(kind: TensorType, loop: Loop) -> str:
     cycles = kind.row_nbytes(2048) / BYTES_PER_CYCLE  # 32 weights of two rows, of 32 lanes
     slots = cycles * ISSUED_PER_CYCLE
     loads = ", ".join(f"{n / loop.passes:.3g} of {size}" for size, n in sorted(loop.loads.items(), reverse=True))
-    half = loop.count(HALF_RATE) / (slots / 2)
-    return f"| {kind.name.lower()} | {loop.count():.0f} | {loop.count() / slots:.0%} | {half:.0%} | {loads} |"
+    half, multiplied = (loop.count(names) / (slots / 2) for names in (HALF_RATE, MULTIPLIED))
+    shares = " | ".join(f"{share:.0%}" for share in (loop.count() / slots, half, multiplied))
+    return f"| {kind.name.lower()} | {loop.count():.0f} | {shares} | {loads} |"
 
 
 def main() -> None:
@@ -130,7 +136,8 @@ def main() -> None:
     chosen = arguments.types or list(kinds)
     stems = sorted({launch.kernel_file(f"matvec1_{name}") for name in chosen} - {"float"})
     print(
-        "| type | instructions | of the slots | half rate: of theirs | loads: number of bytes |\n|---|---|---|---|---|"
+        "| type | instructions | of the slots | half rate: of theirs | products: of theirs | loads: number of bytes |\n"
+        "|---|---|---|---|---|---|"
     )
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for text in pool.map(lambda stem: disassembled(stem, arguments.arch), stems):

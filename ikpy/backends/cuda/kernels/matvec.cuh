@@ -1,6 +1,7 @@
 // Matrix-vector product of quantized weights (dp4a). Activations are int8 (quantize_q8.cuh).
 #pragma once
 #include "matvec_parts.cuh"
+#include "matvec_states.cuh"
 
 namespace ikpy::cuda {
 
@@ -59,25 +60,21 @@ __device__ __forceinline__ float group_product(const Group& w, const ActGroup& x
 template <class U, int N>
 __device__ __forceinline__ void add_products(const Product& p, const VectorWork<U, N>& work,
                                              VectorSums<U, N>& sum) {
-    using L = Lanes<U, N>;
     const ActQ8Layout at(p.n_in);
     constexpr int kStep = 32 / U::kRows;
     const int lane = lane_id(), k = lane % U::kRows;
-    const int first = work.part * kStep + lane / L::kLanes * L::kGroups;
 #pragma unroll 1
-    for (int g = first; g < p.n_in / 32; g += p.split * kStep) {
-        Group w[2][L::kGroups];
+    for (int g = work.part * kStep + lane / U::kRows; g < p.n_in / 32; g += p.split * kStep) {
+        Group w[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) unpack_neighbours<U>(work.weight[i][0], k, g, w[i]);
+        for (int i = 0; i < 2; ++i) unpack_levels<U>(work.weight[i][0], k, g, w[i]);
 #pragma unroll
-        for (int c = 0; c < N; ++c)
+        for (int c = 0; c < N; ++c) {
+            ActGroup x;
+            load_activations<U>(work.x[c], at, g, x);
 #pragma unroll
-            for (int j = 0; j < L::kGroups; ++j) {
-                ActGroup x;
-                load_activations<U>(work.x[c], at, g + j, x);
-#pragma unroll
-                for (int i = 0; i < 2; ++i) sum.of[0][i][c][j] += group_product<U>(w[i][j], x);
-            }
+            for (int i = 0; i < 2; ++i) sum.of[0][i][c] += group_product<U>(w[i], x);
+        }
     }
 }
 
@@ -98,7 +95,13 @@ __device__ __forceinline__ void matvec_body(const Products& ps) {
     VectorSums<U, N> sum = {};
     if constexpr (L::kParts) {
         __shared__ PartStage<U> stages[kVectorWarps][2];
-        if (work.active) add_parts<U>(p, work, stages[warp_id()], sum);
+        if (work.active) {
+            if constexpr (U::Part::kStates) {
+                add_states<U>(p, work, stages[warp_id()], sum);
+            } else {
+                add_parts<U>(p, work, stages[warp_id()], sum);
+            }
+        }
     } else {
         if (work.active) add_products<U>(p, work, sum);
     }
@@ -111,7 +114,7 @@ __device__ __forceinline__ void matvec_body(const Products& ps) {
         for (int i = 0; i < 2 * L::kOwn; ++i)
 #pragma unroll
             for (int c = 0; c < N; ++c)
-                partial[warp_id()][i % 2][c][i / 2 * L::kLanes + lane] = sum.of[i / 2][i % 2][c][0];
+                partial[warp_id()][i % 2][c][i / 2 * L::kLanes + lane] = sum.of[i / 2][i % 2][c];
     }
     if (p.split > 1) {
         __syncthreads();

@@ -9,26 +9,32 @@ namespace ikpy::cuda {
 
 constexpr int kVectorWarps = 4;
 
-// How the lanes of a warp divide rows. Neighbouring groups of 32 of a row share bytes in types that have
-// kNeighbours of them: with one token a lane takes these, so that the bytes are loaded and cut once, and as
-// many neighbouring lanes take as many rows. Of types with parts (matvec_parts.cuh) a set has kPartRows rows,
-// of which a lane multiplies half.
+// How the lanes of a warp divide rows. Of types with parts (matvec_stages.cuh) a set has kPartRows rows, of
+// which a lane multiplies half, or one.
 constexpr int kPartRows = 4;
+template <class Part>
+struct PartSizes {
+    static constexpr int kBlocks = Part::kBlocks, kResident = Part::kResident;
+};
+template <>
+struct PartSizes<void> {
+    static constexpr int kBlocks = 0, kResident = 4;
+};
 template <class U, int N>
 struct Lanes {
-    static constexpr bool kParts = N == 1 && !std::is_void_v<typename U::Part>;
-    static constexpr int kGroups = N == 1 ? U::kNeighbours : 1;       // of a row, per lane and step
-    static constexpr int kOwn = kParts ? 2 : 1;                       // rows of a set that a lane has
-    static constexpr int kInTurn = kParts ? kPartRows / 2 : kGroups;  // plain rows over the lanes
-    static constexpr int kLanes = U::kRows * kInTurn;                 // with different rows
-    static constexpr int kRows = kLanes * kOwn;                       // of a set
-    static_assert((U::kRows == 1 || kInTurn == 1) && !(kParts && kGroups > 1));
+    static constexpr int kBlocks = N == 1 ? PartSizes<typename U::Part>::kBlocks : 0;
+    static constexpr bool kParts = kBlocks > 0;
+    static constexpr int kOwn = kParts ? kBlocks / 2 : 1;          // rows of a set that a lane has
+    static constexpr int kInTurn = kParts ? kPartRows / kOwn : 1;  // plain rows over the lanes
+    static constexpr int kLanes = U::kRows * kInTurn;              // with different rows
+    static constexpr int kRows = kLanes * kOwn;                    // of a set
+    static_assert(U::kRows == 1 || !kParts);
 };
 
 // Blocks per multiprocessor that registers are to suffice for: unasked, the compiler saves some by spilling,
 // or, of types with parts, takes more than it needs.
 template <class U, int N>
-constexpr int kVectorBlocks = Lanes<U, N>::kParts ? 5 : 4;
+constexpr int kVectorBlocks = N == 1 ? PartSizes<typename U::Part>::kResident : 4;
 
 // What a warp of matvec multiplies: the set of rows number group0 and a second one, of which a lane has kOwn
 // each (weight), with N tokens; of the columns part `part`. An inactive warp has no rows and takes part in
@@ -75,13 +81,13 @@ __device__ __forceinline__ void begin_work(const Product& p, int row_block, cons
         work.x[c] = column_at(p, block.columns, block.first + min(c, block.count - 1)).x;
 }
 
-// Sums of the lane's rows, with groups that have the same place among neighbours.
+// Sums of the lane's rows.
 template <class U, int N>
 struct VectorSums {
-    float of[Lanes<U, N>::kOwn][2][N][Lanes<U, N>::kGroups];
+    float of[Lanes<U, N>::kOwn][2][N];
 };
 
-// Joins the sums of the lanes that share a row, in the order that lanes with one group each would.
+// Joins the sums of the lanes that share a row.
 template <class U, int N>
 __device__ __forceinline__ void join_lanes(const VectorWork<U, N>& work, VectorSums<U, N>& sum) {
     using L = Lanes<U, N>;
@@ -89,16 +95,10 @@ __device__ __forceinline__ void join_lanes(const VectorWork<U, N>& work, VectorS
     for (int i = 0; i < 2 * L::kOwn; ++i)
 #pragma unroll
         for (int c = 0; c < N; ++c) {
-            float (&s)[L::kGroups] = sum.of[i / 2][i % 2][c];
+            float& s = sum.of[i / 2][i % 2][c];
 #pragma unroll
-            for (int m = 16; m >= L::kLanes; m >>= 1)
-#pragma unroll
-                for (int j = 0; j < L::kGroups; ++j) s[j] += __shfl_xor_sync(kAllLanes, s[j], m);
-#pragma unroll
-            for (int m = L::kGroups / 2; m > 0; m >>= 1)
-#pragma unroll
-                for (int j = 0; j < m; ++j) s[j] += s[j + m];
-            if (work.active) s[0] *= U::row_scale(work.weight[i % 2][i / 2], lane_id() % U::kRows);
+            for (int m = 16; m >= L::kLanes; m >>= 1) s += __shfl_xor_sync(kAllLanes, s, m);
+            if (work.active) s *= U::row_scale(work.weight[i % 2][i / 2], lane_id() % U::kRows);
         }
 }
 

@@ -172,7 +172,7 @@ __device__ __forceinline__ void mma_s8_k32(int* c, const unsigned* a, const unsi
     for (int h = 0; h < 2; ++h) {
         asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%4,%5};"
                      : "=r"(c[2 * h]), "=r"(c[2 * h + 1])
-                     : "r"(a[h]), "r"(b[0]), "r"(start.x), "r"(start.y));
+                     : "r"(a[h]), "r"(b[0]), "r"(h ? start.z : start.x), "r"(h ? start.w : start.y));
         asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};"
                      : "+r"(c[2 * h]), "+r"(c[2 * h + 1])
                      : "r"(a[2 + h]), "r"(b[1]));
@@ -195,7 +195,7 @@ __device__ __forceinline__ void mma_s8_k16(int* c, const unsigned* a, unsigned b
     for (int h = 0; h < 2; ++h)
         asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%4,%5};"
                      : "=r"(c[2 * h]), "=r"(c[2 * h + 1])
-                     : "r"(a[h]), "r"(b), "r"(start.x), "r"(start.y));
+                     : "r"(a[h]), "r"(b), "r"(h ? start.z : start.x), "r"(h ? start.w : start.y));
 #endif
 }
 

@@ -19,15 +19,6 @@ template <class U>
 __device__ __forceinline__ void unpack_levels(const uint8_t* group, int k, int g, Group& out) {
     U::group(block_of<U>(group, g), k, g % (U::kBlock / 32), out);
 }
-// Those of N groups from g on, which is a multiple of N.
-template <class U, int N>
-__device__ __forceinline__ void unpack_neighbours(const uint8_t* group, int k, int g, Group (&out)[N]) {
-    if constexpr (N == 1) {
-        unpack_levels<U>(group, k, g, out[0]);
-    } else {
-        U::template groups<N>(block_of<U>(group, g), g % (U::kBlock / 32), out);
-    }
-}
 template <class U>
 __device__ __forceinline__ void unpack(const uint8_t* group, int k, int g, Group& out) {
     unpack_levels<U>(group, k, g, out);

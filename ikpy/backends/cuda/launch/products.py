@@ -31,8 +31,14 @@ from ikpy.quants import registry
 
 KINDS = ("mul_mat", "mul_mat_up_gate", "mul_mat_id", "mul_mat_id_up_gate")
 # Rows of a set that a warp of matvec1_ takes twice, or of up and of gate, where they are more than those of a group:
-# kNeighbours of the unpackers (kernels/unpack), or those of types with parts (kernels/matvec_work.cuh).
-SET_ROWS = {"iq5_ks": 2, **dict.fromkeys(("q2_k", "q3_k", "iq2_k", "iq3_k", "iq2_ks", "iq3_ks", "iq2_kl"), 4)}
+# of types with parts (kernels/matvec_work.cuh).
+SET_ROWS = dict.fromkeys(
+    (
+        *("q2_k", "q3_k", "iq2_k", "iq3_k", "iq5_k", "iq6_k", "iq2_ks", "iq3_ks", "iq5_ks", "iq2_kl"),
+        *("iq1_kt", "iq2_kt", "iq3_kt", "iq4_kt"),
+    ),
+    4,
+)
 # Of the int8 kernels of sm_90 (kernels/matmul_wgmma.cuh), of all types.
 WGMMA_S8_SHARED = 70656
 

@@ -6,9 +6,7 @@
 //   kHalves: scales (and offsets) per 16 elements instead of 32; kOffset: weights have an offset
 //   kBias: what is to be subtracted from the bytes yet (0 .. 127, where it is not 0)
 //   static void group(const uint8_t* block, int k, int s, Group& g)   elements 32 s .. 32 s + 31 of row k
-//   kNeighbours: groups whose bytes are shared, so that a lane of matvec1_ takes them together (1, 2 or 4)
-//   static void groups<N>(const uint8_t* block, int s, Group* g)      with kNeighbours > 1: N of them
-//   Part: how a lane of matvec1_ multiplies a quarter of a block (parts.cuh); void: by groups
+//   Part: how a warp of matvec1_ multiplies blocks (parts.cuh, states.cuh); void: by groups
 //   static float row_scale(const uint8_t* group, int k)               with kHeader > 0: factor of the row
 // A weight is row scale * (d * (q - bias) + m). Blocks are addressed by the structs of ikpy/blocks.hpp.
 #pragma once
@@ -28,7 +26,7 @@ template <int Block, int Bytes, int Rows = 1, int Header = 0, bool Halves = fals
 struct UnpackerTraits {
     static constexpr int kBlock = Block, kBytes = Bytes, kRows = Rows, kHeader = Header;
     static constexpr bool kHalves = Halves, kOffset = Offset;
-    static constexpr int kBias = 0, kNeighbours = 1;
+    static constexpr int kBias = 0;
     using Part = void;
     __device__ static float row_scale(const uint8_t*, int) { return 1.0f; }
 };

@@ -2,6 +2,7 @@
 // (quant-formats.md#non-linear-levels, quant-formats.md#scales-per-row).
 #pragma once
 #include "heads.cuh"
+#include "parts_iq56.cuh"
 #include "parts_iqk.cuh"
 
 namespace ikpy::cuda {
@@ -85,6 +86,7 @@ struct UnpackIQ4_K : UnpackerTraits<256, 144, 1, 0, true> {
 };
 
 struct UnpackIQ5_K : UnpackerTraits<256, 176, 1, 0, true> {
+    using Part = PartIQ5_K;
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ5_K>(p);
         const HeadIQ45 head(p);
@@ -96,6 +98,7 @@ struct UnpackIQ5_K : UnpackerTraits<256, 176, 1, 0, true> {
 };
 
 struct UnpackIQ6_K : UnpackerTraits<256, 212, 1, 0, true> {
+    using Part = PartIQ6_K;
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ6_K>(p);
         const float d = half_of(b.d);
@@ -154,20 +157,13 @@ struct UnpackIQ4_KS : UnpackerTraits<256, 136, 1, 4> {
 
 struct UnpackIQ5_KS : UnpackerTraits<256, 168, 1, 4> {
     __device__ static float row_scale(const uint8_t* row, int) { return float_at(row); }
-    static constexpr int kNeighbours = 2;
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) { groups<1>(p, s, &g); }
-    template <int N>
-    __device__ __forceinline__ static void groups(const uint8_t* p, int s, Group* g) {
+    using Part = PartIQ5_KS;
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ5_KS>(p);
-        const Bytes32<4> low(b.qs + 32 * (s >> 1)), upper(b.qh);
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-            const int t = s + j, code = b.scales[t];
-            g[j].d[0] = odd_scale(code);
-            low.bits(4 * (t & 1), kNibbles, 0, g[j].q);
-            upper.bits(t, kOnes, 4, g[j].q);
-            table_levels<32, TableIq5nl, false>(code & 1, false, g[j].q);
-        }
+        g.d[0] = odd_scale(b.scales[s]);
+        nibbles32<4>(b.qs, s, g.q);
+        plane32<4>(b.qh, s, g.q, 4);
+        table_levels<32, TableIq5nl, false>(b.scales[s] & 1, false, g.q);
     }
 };
 

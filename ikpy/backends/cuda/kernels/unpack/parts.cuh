@@ -2,12 +2,17 @@
 // of 16, which mostly share their bytes.
 //
 // A part is a struct with
+//   kBlocks: that a warp takes at a time of every row, 4 or 2; with 2 a lane has one row of a set
+//   kResident: blocks of threads per multiprocessor that registers are to suffice for
 //   kConsecutive: run i begins at element 64 part + 16 i; else at 128 (part / 2) + 32 i + 16 (part % 2)
 //   kSum: what sums of activations are wanted times, 0: not at all
-//   kShift: what is added to all levels of a run whose bit is set, 0: there is no such bit; shift_bit(i):
-//   which kPaired: words of activations are wanted as elements 0 4 1 5, 2 6 3 7 static constexpr float
-//   factor(int i)     what the integer sum of run i is to be multiplied with yet static float product(const
-//   uint8_t* block, int part, const PartActs& x)   block in shared memory
+//   kShift: what is added to all levels of a run whose bit is set, 0: there is no such bit
+//   shift_bit(i): which bit that is of run i
+//   kPaired: words of activations are wanted as elements 0 4 1 5, 2 6 3 7
+//   kWide: runs of 32, of which there are the sums of runs 0 and 2
+//   factor(i): what the integer sum of run i is to be multiplied with yet
+//   Constants: what is kept in registers all the time
+//   float product(const uint8_t* block, int part, const PartActs& x, const Constants& c), of a shared block
 // Bits are multiplied where they are in their bytes wherever that gives a multiple of the product.
 #pragma once
 #include "../mma.cuh"
@@ -23,11 +28,19 @@ struct PartActs {
 };
 
 struct PartTraits {
-    static constexpr bool kConsecutive = false, kPaired = false;
+    static constexpr int kBlocks = 4, kResident = 5;
+    static constexpr bool kStates = false, kConsecutive = false, kPaired = false, kWide = false;
     static constexpr float kSum = 0.0f, kShift = 0.0f;
+    struct Constants {};
     __device__ static constexpr float factor(int) { return 1.0f; }
     __device__ static constexpr int shift_bit(int) { return 0; }
 };
+
+// A constant that the compiler does not know to be one: it would hold it where permutations cannot reach it,
+// and copy it before each. For all lanes of a warp at once.
+__device__ __forceinline__ unsigned in_register(unsigned constant) {
+    return __shfl_sync(kAllLanes, constant, 0);
+}
 
 // Bits of a where the mask has ones, else those of b, in one instruction.
 __device__ __forceinline__ unsigned select_bits(unsigned mask, unsigned a, unsigned b) {
@@ -133,8 +146,11 @@ struct Iq2Runs : PartTraits {
 struct Iq3Runs : PartTraits {
     static constexpr bool kPaired = true;
     static constexpr float kShift = 4.0f;
+    struct Constants {
+        unsigned first = in_register(TableIq3nl::word(0));  // of eight levels
+    };
     __device__ __forceinline__ static void sums(const unsigned (&q)[4], const unsigned (&h)[4],
-                                                const PartActs& x, int (&sum)[4]) {
+                                                const PartActs& x, const Constants& c, int (&sum)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum[i] = kSumStart;
 #pragma unroll
@@ -148,8 +164,7 @@ struct Iq3Runs : PartTraits {
                 const unsigned index = pairs | ((i < 2 ? upper << (2 - i) : upper >> (i - 2)) & 0x44444444u);
 #pragma unroll
                 for (int k = 0; k < 2; ++k) {
-                    const unsigned levels =
-                        permute_bytes(TableIq3nl::word(0), TableIq3nl::word(1), index >> 16 * k);
+                    const unsigned levels = permute_bytes(c.first, TableIq3nl::word(1), index >> 16 * k);
                     sum[i] = dot_signed(levels, x.q[4 * i + n + k], sum[i]);
                 }
             }

@@ -6,7 +6,8 @@ namespace ikpy::cuda {
 
 struct PartIQ2_K : Iq2Runs {
     __device__ static constexpr int shift_bit(int i) { return 2 * i; }
-    __device__ __forceinline__ static float product(const uint8_t* block, int part, const PartActs& x) {
+    __device__ __forceinline__ static float product(const uint8_t* block, int part, const PartActs& x,
+                                                    const Constants&) {
         const auto& b = *reinterpret_cast<const BlockIQ2_K*>(block);
         const int half = part >> 1, h = part & 1;
         const unsigned head = word_at(block);  // d, a bit per 16 columns that chooses the levels
@@ -23,7 +24,8 @@ struct PartIQ2_K : Iq2Runs {
 
 struct PartIQ2_KS : Iq2Runs {
     __device__ static constexpr int shift_bit(int i) { return i; }
-    __device__ __forceinline__ static float product(const uint8_t* block, int part, const PartActs& x) {
+    __device__ __forceinline__ static float product(const uint8_t* block, int part, const PartActs& x,
+                                                    const Constants&) {
         const auto& b = *reinterpret_cast<const BlockIQ2_KS*>(block);
         const int half = part >> 1;
         const unsigned odd = odd_half(b.qs);
@@ -40,7 +42,8 @@ struct PartIQ2_KS : Iq2Runs {
 
 struct PartIQ3_K : Iq3Runs {
     __device__ static constexpr int shift_bit(int i) { return 2 * i; }
-    __device__ __forceinline__ static float product(const uint8_t* block, int part, const PartActs& x) {
+    __device__ __forceinline__ static float product(const uint8_t* block, int part, const PartActs& x,
+                                                    const Constants& c) {
         const auto& b = *reinterpret_cast<const BlockIQ3_K*>(block);
         const int half = part >> 1, h = part & 1;
         const unsigned odd = odd_half(b.qs);
@@ -56,7 +59,7 @@ struct PartIQ3_K : Iq3Runs {
         words_at(b.qs + 16 * part, odd, 0, q);
         words_at(b.qh + 16 * h, odd, 4 * half, upper);
         int sum[4];
-        sums(q, upper, x, sum);
+        sums(q, upper, x, c, sum);
         const unsigned shifted = extra >> (8 * half + h);
         return f16_to_f32(static_cast<uint16_t>(short_at(b.d.bytes))) *
                scaled_runs<PartIQ3_K, 128>(sum, codes, shifted, x);
@@ -65,7 +68,8 @@ struct PartIQ3_K : Iq3Runs {
 
 struct PartIQ3_KS : Iq3Runs {
     __device__ static constexpr int shift_bit(int i) { return i; }
-    __device__ __forceinline__ static float product(const uint8_t* block, int part, const PartActs& x) {
+    __device__ __forceinline__ static float product(const uint8_t* block, int part, const PartActs& x,
+                                                    const Constants& c) {
         const auto& b = *reinterpret_cast<const BlockIQ3_KS*>(block);
         const int half = part >> 1, h = part & 1;
         const unsigned odd = odd_half(b.qs);
@@ -78,7 +82,7 @@ struct PartIQ3_KS : Iq3Runs {
         words_at(b.qs + 16 * part, odd, 0, q);
         words_at(b.qh + 16 * h, odd, 4 * half, upper);
         int sum[4];
-        sums(q, upper, x, sum);
+        sums(q, upper, x, c, sum);
         return scaled_runs<PartIQ3_KS, 16>(sum, codes, extra >> 8, x);
     }
 };
@@ -97,11 +101,20 @@ __device__ constexpr unsigned iq2kl_codes(int i) {
 
 struct PartIQ2_KL : PartTraits {
     static constexpr bool kConsecutive = true;
+    // Of every eight codes, and of eight levels, the first four.
+    struct Constants {
+        unsigned first[4], level = in_register(TableIq3nl::word(0));
+        __device__ __forceinline__ Constants() {
+            constexpr unsigned words[4] = {iq2kl_codes(0), iq2kl_codes(2), iq2kl_codes(4), iq2kl_codes(6)};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) first[i] = in_register(words[i]);
+        }
+    };
     // Codes of four pairs of levels each, whose numbers are the low and high nibbles of a word, with a fifth
     // bit in bits 0 and 1 of the bytes of `upper`.
-    __device__ __forceinline__ static void codes_of(unsigned q, unsigned upper, unsigned (&codes)[2]) {
-        constexpr unsigned t[8] = {iq2kl_codes(0), iq2kl_codes(1), iq2kl_codes(2), iq2kl_codes(3),
-                                   iq2kl_codes(4), iq2kl_codes(5), iq2kl_codes(6), iq2kl_codes(7)};
+    __device__ __forceinline__ static void codes_of(const Constants& c, unsigned q, unsigned upper,
+                                                    unsigned (&codes)[2]) {
+        constexpr unsigned t[4] = {iq2kl_codes(1), iq2kl_codes(3), iq2kl_codes(5), iq2kl_codes(7)};
         // A permutation gives the signs of bytes, here zero, where the fourth bit of a selector is set.
         const unsigned other = q ^ 0x88888888u;
         const unsigned top = (upper << 2 & 0x04040404u) | (upper << 5 & 0x40404040u) | 0x32103210u;
@@ -109,14 +122,15 @@ struct PartIQ2_KL : PartTraits {
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
             const unsigned at = q >> 16 * k, past = other >> 16 * k;
-            const unsigned low = permute_bytes(t[0], t[1], at) | permute_bytes(t[2], t[3], past);
-            const unsigned high = permute_bytes(t[4], t[5], at) | permute_bytes(t[6], t[7], past);
+            const unsigned low = permute_bytes(c.first[0], t[0], at) | permute_bytes(c.first[1], t[1], past);
+            const unsigned high = permute_bytes(c.first[2], t[2], at) | permute_bytes(c.first[3], t[3], past);
             mixed[k] = permute_bytes(low, high, top >> 16 * k);
         }
         codes[0] = permute_bytes(mixed[0], mixed[1], 0x6420);
         codes[1] = permute_bytes(mixed[0], mixed[1], 0x7531);
     }
-    __device__ __forceinline__ static float product(const uint8_t* block, int part, const PartActs& x) {
+    __device__ __forceinline__ static float product(const uint8_t* block, int part, const PartActs& x,
+                                                    const Constants& c) {
         const auto& b = *reinterpret_cast<const BlockIQ2_KL*>(block);
         const unsigned odd = odd_half(b.qs);
         unsigned q[4], upper[4];
@@ -126,13 +140,12 @@ struct PartIQ2_KL : PartTraits {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             unsigned codes[2];
-            codes_of(q[n], upper[n], codes);
+            codes_of(c, q[n], upper[n], codes);
 #pragma unroll
             for (int j = 0; j < 2; ++j)
 #pragma unroll
                 for (int k = 0; k < 2; ++k) {
-                    const unsigned levels =
-                        permute_bytes(TableIq3nl::word(0), TableIq3nl::word(1), codes[j] >> 16 * k);
+                    const unsigned levels = permute_bytes(c.level, TableIq3nl::word(1), codes[j] >> 16 * k);
                     sum[j] = dot_signed(levels, x.q[8 * j + 2 * n + k], sum[j]);
                 }
         }

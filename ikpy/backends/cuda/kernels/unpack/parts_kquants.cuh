@@ -7,7 +7,8 @@ namespace ikpy::cuda {
 struct PartQ2_K : PartTraits {
     static constexpr float kSum = 1.0f;
     __device__ static constexpr float factor(int i) { return 1.0f / static_cast<float>(1 << 2 * i); }
-    __device__ __forceinline__ static float product(const uint8_t* block, int part, const PartActs& x) {
+    __device__ __forceinline__ static float product(const uint8_t* block, int part, const PartActs& x,
+                                                    const Constants&) {
         const auto& b = *reinterpret_cast<const BlockQ2_K*>(block);
         const uint8_t* codes = b.scales + 8 * (part >> 1);
         const unsigned both = bytes_of_half(word_at(codes), word_at(codes + 4), part & 1);
@@ -33,7 +34,8 @@ struct PartQ2_K : PartTraits {
 struct PartQ3_K : PartTraits {
     static constexpr float kSum = -4.0f;
     __device__ static constexpr float factor(int i) { return 1.0f / static_cast<float>(1 << 2 * i); }
-    __device__ __forceinline__ static float product(const uint8_t* block, int part, const PartActs& x) {
+    __device__ __forceinline__ static float product(const uint8_t* block, int part, const PartActs& x,
+                                                    const Constants&) {
         const auto& b = *reinterpret_cast<const BlockQ3_K*>(block);
         const int half = part >> 1, h = part & 1;
         const unsigned odd = odd_half(block);

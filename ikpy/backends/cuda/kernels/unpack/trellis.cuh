@@ -1,38 +1,31 @@
 // Trellis types: values from a generator seeded by the stored index (quant-formats.md#trellis-types). The
 // read-time factors of IQ2_KT and IQ3_KT are part of their row scales.
 #pragma once
-#include "core.cuh"
+#include "parts_trellis.cuh"
 
 namespace ikpy::cuda {
 
-constexpr unsigned kTrellisOffset = 4096, kTrellisOffsetIQ4 = 36864;
+constexpr unsigned kTrellisOffsetIQ4 = 36864;
 
-// Value n of a group is the sum of four six-bit parts of seed * multiplier^(n + 1), minus 126; as powers are
-// constants, no value waits for another.
-__host__ __device__ constexpr unsigned trellis_power(int n) {
-    unsigned power = 1;
-    for (int i = 0; i <= n; ++i) power *= 0xcbac1fedu;
-    return power;
-}
-__device__ __forceinline__ int trellis_value(unsigned state) {
-    return __dp4a(static_cast<int>(state & 0x3f3f3f3fu), static_cast<int>(kOnes), -126);
+// Values N .. N + 3 plus 128. Products add the six-bit parts, of every other state 256 times.
+template <int N>
+__device__ __forceinline__ unsigned trellis_bytes(unsigned seed) {
+    unsigned pairs[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int even = dot_unsigned(trellis_state(seed, N + 2 * i), kOnes, 2 * 257);
+        pairs[i] =
+            static_cast<unsigned>(dot_unsigned(trellis_state<4>(seed, N + 2 * i + 1), 64 * kOnes, even));
+    }
+    return permute_bytes(pairs[0], pairs[1], 0x5410);
 }
 template <int N>
 __device__ __forceinline__ unsigned trellis_four(unsigned seed) {
-    constexpr unsigned p0 = trellis_power(N), p1 = trellis_power(N + 1), p2 = trellis_power(N + 2),
-                       p3 = trellis_power(N + 3);
-    const unsigned low = (trellis_value(seed * p0) & 255) | (trellis_value(seed * p1) & 255) << 8;
-    const unsigned high = (trellis_value(seed * p2) & 255) | (trellis_value(seed * p3) & 255) << 8;
-    return low | high << 16;
-}
-
-__device__ __forceinline__ float level_scale(int code) {
-    const unsigned word = code < 8 ? (code < 4 ? TableIq4k::word(0) : TableIq4k::word(1))
-                                   : (code < 12 ? TableIq4k::word(2) : TableIq4k::word(3));
-    return static_cast<float>(static_cast<int8_t>(word >> 8 * (code & 3)));
+    return trellis_bytes<N>(seed) ^ 0x80808080u;
 }
 
 struct UnpackIQ1_KT : UnpackerTraits<256, 56, 1, 4> {
+    using Part = PartIQ1_KT;
     __device__ static float row_scale(const uint8_t* row, int) { return float_at(row); }
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ1_KT>(p);
@@ -50,6 +43,7 @@ struct UnpackIQ1_KT : UnpackerTraits<256, 56, 1, 4> {
 };
 
 struct UnpackIQ2_KT : UnpackerTraits<256, 68, 1, 4> {
+    using Part = PartIQ2_KT;
     __device__ static float row_scale(const uint8_t* row, int) { return 1.05f * float_at(row); }
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ2_KT>(p);
@@ -63,21 +57,16 @@ struct UnpackIQ2_KT : UnpackerTraits<256, 68, 1, 4> {
     }
 };
 
-// Magnitudes of the values with explicit signs.
+// Magnitudes of the values with explicit signs, in the lowest bits of bytes.
 template <int N>
 __device__ __forceinline__ unsigned trellis_signed(unsigned seed, unsigned negative) {
-    constexpr unsigned p[4] = {trellis_power(N), trellis_power(N + 1), trellis_power(N + 2),
-                               trellis_power(N + 3)};
-    unsigned q = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int v = trellis_value(seed * p[i]), magnitude = v < 0 ? -v : v;
-        q |= static_cast<unsigned>((negative >> 8 * i & 1 ? -magnitude : magnitude) & 255) << 8 * i;
-    }
-    return q;
+    const unsigned u = trellis_bytes<N>(seed), keep = kept_signs(u, negative << 7),
+                   flipped = u ^ keep ^ 0x7f7f7f7fu;
+    return ((flipped & 0x7f7f7f7fu) + (~keep & kOnes)) ^ (flipped & 0x80808080u);
 }
 
 struct UnpackIQ3_KT : UnpackerTraits<256, 100, 1, 4> {
+    using Part = PartIQ3_KT;
     __device__ static float row_scale(const uint8_t* row, int) { return 1.01f * float_at(row); }
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ3_KT>(p);
@@ -92,6 +81,7 @@ struct UnpackIQ3_KT : UnpackerTraits<256, 100, 1, 4> {
 };
 
 struct UnpackIQ4_KT : UnpackerTraits<256, 128, 1, 4> {
+    using Part = PartIQ4_KT;
     __device__ static float row_scale(const uint8_t* row, int) { return float_at(row); }
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ4_KT>(p);

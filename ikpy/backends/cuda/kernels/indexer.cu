@@ -232,8 +232,8 @@ IKPY_KERNEL choose_cells(View chosen, const float* scores, long long stride, con
 }
 IKPY_EXPORT(choose_cells);
 
-// Rows of a mask with all cells from `first` on hidden that a token did not choose; a number of -1: all. A block
-// per token.
+// Rows of a mask with all cells from `first` on hidden that a token did not choose; a number of -1: all. A
+// block per token.
 IKPY_KERNEL chosen_mask(View dst, View mask, View chosen, int first, const int* runtime) {
     const int t = blockIdx.x, n = first ? dst.ne[0] : min(runtime[0], dst.ne[0]);
     const int* cells = chosen.row<const int>(t);
@@ -246,8 +246,8 @@ IKPY_KERNEL chosen_mask(View dst, View mask, View chosen, int first, const int* 
 }
 IKPY_EXPORT(chosen_mask);
 
-// Lists of the cells before `first` that the mask shows and the chosen ones behind them. A block of one warp per
-// token.
+// Lists of the cells before `first` that the mask shows and the chosen ones behind them. A block of one warp
+// per token.
 IKPY_KERNEL chosen_list(View dst, View mask, View chosen, int first) {
     const int t = blockIdx.x, most = dst.ne[0] - chosen.ne[0], lane = lane_id();
     const int* cells = chosen.row<const int>(t);

@@ -1,5 +1,6 @@
 // Matrix-vector product of quantized weights (dp4a). Activations are int8 (quantize_q8.cuh).
 #pragma once
+#include "matvec_own.cuh"
 #include "matvec_parts.cuh"
 
 namespace ikpy::cuda {
@@ -99,19 +100,28 @@ __device__ __forceinline__ void matvec_body(const Products& ps) {
     if constexpr (L::kParts) {
         __shared__ PartStage<U> stages[kVectorWarps][2];
         if (work.active) add_parts<U>(p, work, stages[warp_id()], sum);
+    } else if constexpr (L::kTogether > 1) {
+        using Own = typename U::Own;
+        __shared__ unsigned table[Own::kTable > 0 ? Own::kTable : 1];
+        if constexpr (Own::kTable > 0) make_table<Own>(table);
+        if (work.active) add_own<U>(p, work, table, sum);
     } else {
         if (work.active) add_products<U>(p, work, sum);
     }
-    join_lanes<U>(work, sum);
-    // Sums that are picked by a number known at run time must not be in registers: the compiler would keep
-    // them in local memory from the start.
-    const int lane = lane_id();
-    if (lane < L::kLanes) {
+    if constexpr (L::kTogether > 1) {
+        put_own<U>(work, sum, partial[warp_id()]);
+    } else {
+        join_lanes<U>(work, sum);
+        // Sums that are picked by a number known at run time must not be in registers: the compiler would
+        // keep them in local memory from the start.
+        const int lane = lane_id();
+        if (lane < L::kLanes) {
 #pragma unroll
-        for (int i = 0; i < 2 * L::kOwn; ++i)
+            for (int i = 0; i < 2 * L::kOwn; ++i)
 #pragma unroll
-            for (int c = 0; c < N; ++c)
-                partial[warp_id()][i % 2][c][i / 2 * L::kLanes + lane] = sum.of[i / 2][i % 2][c][0];
+                for (int c = 0; c < N; ++c)
+                    partial[warp_id()][i % 2][c][i / 2 * L::kLanes + lane] = sum.of[i / 2][i % 2][c][0];
+        }
     }
     if (p.split > 1) {
         __syncthreads();

@@ -12,15 +12,26 @@ constexpr int kVectorWarps = 4;
 // How the lanes of a warp divide rows. Neighbouring groups of 32 of a row share bytes in types that have
 // kNeighbours of them: with one token a lane takes these, so that the bytes are loaded and cut once, and as
 // many neighbouring lanes take as many rows. Of types with parts (matvec_parts.cuh) a set has kPartRows rows,
-// of which a lane multiplies half.
+// of which a lane multiplies half. Of interleaved rows with one token a lane takes several neighbours, if the
+// type says how (matvec_own.cuh).
 constexpr int kPartRows = 4;
+template <class Own>
+struct RowsTogether {
+    static constexpr int kRows = Own::kRows;
+};
+template <>
+struct RowsTogether<void> {
+    static constexpr int kRows = 1;
+};
 template <class U, int N>
 struct Lanes {
     static constexpr bool kParts = N == 1 && !std::is_void_v<typename U::Part>;
-    static constexpr int kGroups = N == 1 ? U::kNeighbours : 1;       // of a row, per lane and step
-    static constexpr int kOwn = kParts ? 2 : 1;                       // rows of a set that a lane has
+    static constexpr int kTogether = N == 1 ? RowsTogether<typename U::Own>::kRows : 1;
+    static constexpr int kGroups = N == 1 ? U::kNeighbours : 1;  // of a row, per lane and step
+    static constexpr int kStarts = kParts ? 2 : 1;               // rows of a set that a lane has, by address
+    static constexpr int kOwn = kStarts * kTogether;             // and all of them
     static constexpr int kInTurn = kParts ? kPartRows / 2 : kGroups;  // plain rows over the lanes
-    static constexpr int kLanes = U::kRows * kInTurn;                 // with different rows
+    static constexpr int kLanes = U::kRows / kTogether * kInTurn;     // with different rows
     static constexpr int kRows = kLanes * kOwn;                       // of a set
     static_assert((U::kRows == 1 || kInTurn == 1) && !(kParts && kGroups > 1));
 };
@@ -30,14 +41,14 @@ struct Lanes {
 template <class U, int N>
 constexpr int kVectorBlocks = Lanes<U, N>::kParts ? 5 : 4;
 
-// What a warp of matvec multiplies: the set of rows number group0 and a second one, of which a lane has kOwn
-// each (weight), with N tokens; of the columns part `part`. An inactive warp has no rows and takes part in
-// barriers only.
+// What a warp of matvec multiplies: the set of rows number group0 and a second one, of which a lane has
+// kStarts each (weight), with N tokens; of the columns part `part`. An inactive warp has no rows and takes
+// part in barriers only.
 template <class U, int N>
 struct VectorWork {
     int part, group0;
     bool active, second;
-    const uint8_t* weight[2][Lanes<U, N>::kOwn];
+    const uint8_t* weight[2][Lanes<U, N>::kStarts];
     const uint8_t* x[N];
 };
 
@@ -62,7 +73,7 @@ __device__ __forceinline__ void begin_work(const Product& p, int row_block, cons
     if (work.active) {
         const long long matrix = block.columns.matrix * p.matrix_bytes;
 #pragma unroll
-        for (int k = 0; k < Lanes<U, N>::kOwn; ++k) {
+        for (int k = 0; k < Lanes<U, N>::kStarts; ++k) {
             const int row = lane_row<U, N>(p, work.group0, k), second = lane_row<U, N>(p, work.group0 + 1, k);
             work.weight[0][k] = row_group<U>(p.up + matrix, p.row_bytes, row);
             work.weight[1][k] = p.gate        ? row_group<U>(p.gate + matrix, p.row_bytes, row)

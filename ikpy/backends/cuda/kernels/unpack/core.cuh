@@ -9,6 +9,7 @@
 //   kNeighbours: groups whose bytes are shared, so that a lane of matvec1_ takes them together (1, 2 or 4)
 //   static void groups<N>(const uint8_t* block, int s, Group* g)      with kNeighbours > 1: N of them
 //   Part: how a lane of matvec1_ multiplies a quarter of a block (parts.cuh); void: by groups
+//   Own: how a lane of matvec1_ multiplies several interleaved rows (own_rows.cuh); void: one row
 //   static float row_scale(const uint8_t* group, int k)               with kHeader > 0: factor of the row
 // A weight is row scale * (d * (q - bias) + m). Blocks are addressed by the structs of ikpy/blocks.hpp.
 #pragma once
@@ -30,6 +31,7 @@ struct UnpackerTraits {
     static constexpr bool kHalves = Halves, kOffset = Offset;
     static constexpr int kBias = 0, kNeighbours = 1;
     using Part = void;
+    using Own = void;
     __device__ static float row_scale(const uint8_t*, int) { return 1.0f; }
 };
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ikpy.backends.cuda import emulator, launch, modules
-from ikpy.backends.cuda.launch.products import SET_ROWS
+from ikpy.backends.cuda.launch.products import SET_ROWS, lane_rows
 from ikpy.quants import TensorType, registry
 
 # What a multiprocessor of an H100 SXM gets from memory per cycle (3.35 TB/s, 132 of them, 1.755 GHz), and issues.
@@ -90,7 +90,8 @@ def column_loop(name: str, lines: list[str]) -> Loop:
     if not _products(best):
         raise ValueError("no loop with products of bytes")
     loads = Counter(_load_bytes(code) for code, _ in best if code.startswith(("LDG.", "LDGSTS.")))
-    return Loop(Counter(code.partition(".")[0] for code, _ in best), loads, HALF_STEPS.get(name, SET_ROWS.get(name, 1)))
+    steps = HALF_STEPS.get(name, SET_ROWS.get(name, lane_rows(name)))
+    return Loop(Counter(code.partition(".")[0] for code, _ in best), loads, steps)
 
 
 def _products(code: list[tuple[str, str]]) -> int:

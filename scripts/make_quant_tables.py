@@ -81,14 +81,14 @@ CUDA_LEVEL_TABLE = """struct {name} {{
     }}
 }};
 """
-# array in grid_tables.cuh -> table, elements per point
+# array in grid_tables.cuh -> table, bytes per point
 CUDA_GRIDS = {
     "iq2xxs_grid": ("iq2xxs_grid", 8),
     "iq2xs_grid": ("iq2xs_grid", 8),
     "iq2s_grid": ("iq2s_grid", 8),
     "iq3xxs_grid": ("iq3xxs_grid", 4),
     "iq3s_grid": ("iq3s_grid", 4),
-    "iq1s_codes": ("iq1s_grid", 8),
+    "iq1s_codes": ("iq1s_grid", 4),
 }
 CUDA_FILE = """{note}
 // clang-format off
@@ -144,8 +144,10 @@ def write_cuda_tables(tables: dict[str, Any], folder: Path) -> None:
     arrays = []
     for name, (source, size) in CUDA_GRIDS.items():
         values = flatten(tables[source])
-        if name == "iq1s_codes":  # ternary points as 8 * (point + 1)
-            values = [8 * (value + 1) for value in values]
+        if name == "iq1s_codes":  # ternary points plus one as nibbles: elements 0 4 1 5 2 6 3 7
+            values = [
+                values[i + k] + 1 + 16 * (values[i + k + 4] + 1) for i in range(0, len(values), 8) for k in range(4)
+            ]
         element, suffix = ("unsigned long long", "ull") if size == 8 else ("unsigned", "u")
         points = hexadecimal(packed(values, size), suffix, 5 if size == 8 else 10)
         arrays.append(f"static __device__ const {element} {name}[{len(values) // size}] = {{\n{points}\n}};\n")

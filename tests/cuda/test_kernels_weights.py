@@ -17,6 +17,7 @@ from tests.expected_products import assert_close, effective
 
 QUANTIZED = sorted(launch.weight_types() - launch.FLOAT_WEIGHTS)
 FLOATS = sorted(launch.FLOAT_WEIGHTS)
+INTERLEAVED = sorted(name for name in QUANTIZED if by_name(name).interleave > 1)
 
 
 def packed(type_name: str, shape: tuple[int, int], seed: int) -> np.ndarray:
@@ -193,6 +194,21 @@ def test_rows_that_lanes_take_in_turn(type_name: str, n_out: int) -> None:
     p.compare(p.graph.mul_mat_up_gate(up, gate, x, "relu", bias, None), p.graph.mul_mat(up, x, bias), bound=1e-5)
 
 
+@pytest.mark.parametrize("n_blocks", [3, 9])
+@pytest.mark.parametrize("type_name", INTERLEAVED)
+def test_lanes_that_have_no_columns(type_name: str, n_blocks: int) -> None:
+    """Up and gate, and a second set that is not there: rows are no multiple of those of a warp, columns of those of a
+    step.
+    """
+    rng = np.random.default_rng(n_blocks)
+    p = Program()
+    row = by_name(type_name)
+    shape = (256 * n_blocks, 3 * row.interleave)
+    up, gate = (p.weight(packed(type_name, shape, seed), type_name, shape) for seed in (1, 2))
+    x, bias = (p.array(rng.standard_normal((1, n), np.float32)) for n in shape)
+    p.compare(p.graph.mul_mat_up_gate(up, gate, x, "relu", bias, None), p.graph.mul_mat(up, x, bias), bound=1e-5)
+
+
 def test_sets_of_rows_are_those_of_the_kernels() -> None:
     work = (emulator.KERNELS / "matvec_work.cuh").read_text()
     part_rows = int(re.findall(r"constexpr int kPartRows = (\d+);", work)[0])
@@ -204,8 +220,24 @@ def test_sets_of_rows_are_those_of_the_kernels() -> None:
     assert found == products.SET_ROWS
 
 
+def test_rows_together_are_those_of_the_kernels() -> None:
+    texts = [path.read_text() for path in (emulator.KERNELS / "unpack").glob("*.cuh")]
+    bases = {name: base for text in texts for name, *base in re.findall(r"struct (Own\w+) : (\w+)<?(\d*)", text)}
+    found = {}
+    for unpacker, own in (
+        pair for text in texts for pair in re.findall(r"struct Unpack(\w+) : [^}]*?Own = (\w+)", text)
+    ):
+        base, rows = bases[own]
+        while base != "OwnTraits":
+            base, rows = bases[base]
+        found[unpacker.lower()] = int(rows)
+    expected = {name.lower(): products.lane_rows(name.lower()) for name in INTERLEAVED}
+    assert found == {name: rows for name, rows in expected.items() if rows > 1}
+    assert len(expected) - len(found) == 3
+
+
 @pytest.mark.parametrize("n_tokens", [1, 3, 30])
-@pytest.mark.parametrize("type_name", ["q4_K", "q2_K", "iq2_xxs", "q4_k_r4", "tq2_0", "bf16"])
+@pytest.mark.parametrize("type_name", ["q4_K", "q2_K", "iq2_xxs", "q4_k_r4", "iq1_s_r4", "iq4_xs_r8", "tq2_0", "bf16"])
 def test_experts(type_name: str, n_tokens: int) -> None:
     rng = np.random.default_rng(4)
     n_experts, n_used, width, inner = 6, 2, 256, 256

@@ -367,6 +367,9 @@ def test_bits() -> None:
         .astype(np.int32)
         .view(np.uint32),
     }
+    numbers, pairs = data.view(np.int16).reshape(32, 2).astype(np.int32), {"lo": [253, 2], "hi": [3, 4]}
+    for half, factors in pairs.items():  # the bytes of 0x040302fd
+        cases[f"dp2a.{half}.s32.u32 %r10, %r4, 67306237, 5;"] = (numbers @ np.array(factors) + 5).astype(np.uint32)
     words = np.stack([data, np.full(32, 305419896, np.uint32)], 1).view(np.uint8)  # the bytes that prmt chooses from
     selector = [29714 >> 4 * k & 15 for k in range(4)]
     cases["prmt.b32 %r10, %r4, 305419896, 29714;"] = np.ascontiguousarray(words[:, selector]).view(np.uint32)[:, 0]

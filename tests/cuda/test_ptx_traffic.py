@@ -117,6 +117,14 @@ def test_cells_meet_few_lines(type_name: str, least: float, machine: Library) ->
         *(("iq2_k", 20), ("iq3_k", 17), ("iq2_ks", 14.5), ("iq3_ks", 15), ("iq2_kl", 13.5), ("iq4_ks", 17)),
         *(("iq4_kss", 20), ("iq5_k", 17), ("iq5_ks", 19.5), ("iq6_k", 17)),
         *(("iq1_kt", 13), ("iq2_kt", 18), ("iq3_kt", 21), ("iq4_kt", 13.5)),
+        # Interleaved rows: a lane takes two or four of them.
+        *(("q4_0_r8", 23), ("q5_0_r4", 18), ("q6_0_r4", 16), ("q8_0_r8", 25), ("q8_kv_r8", 29), ("q8_k_r8", 26)),
+        *(("q8_k_r16", 22), ("q2_k_r4", 29), ("q3_k_r4", 26), ("q4_k_r4", 23), ("q5_k_r4", 26), ("q6_k_r4", 27)),
+        *(("iq2_k_r4", 24), ("iq3_k_r4", 26), ("iq4_k_r4", 20.5), ("iq5_k_r4", 24), ("iq4_ks_r4", 23)),
+        *(("iq5_ks_r4", 27), ("iq4_xs_r8", 27), ("iq4_nl_r4", 20), ("mxfp4_r8", 22), ("iq2_bn_r4", 30)),
+        # Their points are looked up in shared memory, in lines of global memory it was 1.4 to 4.5.
+        *(("iq2_xxs_r4", 11.5), ("iq2_xs_r4", 10.3), ("iq2_s_r4", 10.5), ("iq3_xxs_r4", 9.6), ("iq3_s_r4", 8.6)),
+        *(("iq1_s_r4", 6.2), ("iq1_m_r4", 6.8)),
     ],
 )
 def test_rows_of_one_token_take_few_turns(type_name: str, least: float, machine: Library) -> None:

@@ -103,6 +103,12 @@ u32 dot4(u32 a, u32 b, u32 sum) {
     return sum;
 }
 
+// Two numbers of 16 bits with two bytes from `first` on.
+u32 dot2(u32 a, u32 b, u32 sum, int first) {
+    for (int k = 0; k < 2; ++k) sum += u32(s32(int16_t(a >> 16 * k)) * s32(uint8_t(b >> 8 * (first + k))));
+    return sum;
+}
+
 u32 reverse_bits(u32 a) {
     u32 out = 0;
     for (int k = 0; k < 32; ++k) out |= (a >> k & 1) << (31 - k);
@@ -138,6 +144,8 @@ void add_bits() {
                                      [](u32 a, u32 b, u32 c) { return dot4<uint8_t, int8_t>(a, b, c); });
     add_lanewise<u32, u32, u32, u32>("dp4a.s32.u32",
                                      [](u32 a, u32 b, u32 c) { return dot4<int8_t, uint8_t>(a, b, c); });
+    add_lanewise<u32, u32, u32, u32>("dp2a.lo.s32.u32", [](u32 a, u32 b, u32 c) { return dot2(a, b, c, 0); });
+    add_lanewise<u32, u32, u32, u32>("dp2a.hi.s32.u32", [](u32 a, u32 b, u32 c) { return dot2(a, b, c, 2); });
     add_lanewise<u32, u32, u32>("and.pred", [](u32 a, u32 b) { return a & b; });
     add_lanewise<u32, u32, u32>("or.pred", [](u32 a, u32 b) { return a | b; });
     add_lanewise<u32, u32, u32>("xor.pred", [](u32 a, u32 b) { return a ^ b; });

@@ -1,5 +1,6 @@
 // Matrix-vector product of quantized weights (dp4a). Activations are int8 (quantize_q8.cuh).
 #pragma once
+#include "matvec_own.cuh"
 #include "matvec_parts.cuh"
 #include "matvec_states.cuh"
 
@@ -102,19 +103,28 @@ __device__ __forceinline__ void matvec_body(const Products& ps) {
                 add_parts<U>(p, work, stages[warp_id()], sum);
             }
         }
+    } else if constexpr (L::kTogether > 1) {
+        using Own = typename U::Own;
+        __shared__ unsigned table[Own::kTable > 0 ? Own::kTable : 1];
+        if constexpr (Own::kTable > 0) make_table<Own>(table);
+        if (work.active) add_own<U>(p, work, table, sum);
     } else {
         if (work.active) add_products<U>(p, work, sum);
     }
-    join_lanes<U>(work, sum);
-    // Sums that are picked by a number known at run time must not be in registers: the compiler would keep
-    // them in local memory from the start.
-    const int lane = lane_id();
-    if (lane < L::kLanes) {
+    if constexpr (L::kTogether > 1) {
+        put_own<U>(work, sum, partial[warp_id()]);
+    } else {
+        join_lanes<U>(work, sum);
+        // Sums that are picked by a number known at run time must not be in registers: the compiler would
+        // keep them in local memory from the start.
+        const int lane = lane_id();
+        if (lane < L::kLanes) {
 #pragma unroll
-        for (int i = 0; i < 2 * L::kOwn; ++i)
+            for (int i = 0; i < 2 * L::kOwn; ++i)
 #pragma unroll
-            for (int c = 0; c < N; ++c)
-                partial[warp_id()][i % 2][c][i / 2 * L::kLanes + lane] = sum.of[i / 2][i % 2][c];
+                for (int c = 0; c < N; ++c)
+                    partial[warp_id()][i % 2][c][i / 2 * L::kLanes + lane] = sum.of[i / 2][i % 2][c];
+        }
     }
     if (p.split > 1) {
         __syncthreads();

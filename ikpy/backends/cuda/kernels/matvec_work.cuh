@@ -10,7 +10,8 @@ namespace ikpy::cuda {
 constexpr int kVectorWarps = 4;
 
 // How the lanes of a warp divide rows. Of types with parts (matvec_stages.cuh) a set has kPartRows rows, of
-// which a lane multiplies half, or one.
+// which a lane multiplies half, or one. Of interleaved rows with one token a lane takes several neighbours,
+// if the type says how (matvec_own.cuh).
 constexpr int kPartRows = 4;
 template <class Part>
 struct PartSizes {
@@ -20,14 +21,24 @@ template <>
 struct PartSizes<void> {
     static constexpr int kBlocks = 0, kResident = 4;
 };
+template <class Own>
+struct RowsTogether {
+    static constexpr int kRows = Own::kRows;
+};
+template <>
+struct RowsTogether<void> {
+    static constexpr int kRows = 1;
+};
 template <class U, int N>
 struct Lanes {
     static constexpr int kBlocks = N == 1 ? PartSizes<typename U::Part>::kBlocks : 0;
     static constexpr bool kParts = kBlocks > 0;
-    static constexpr int kOwn = kParts ? kBlocks / 2 : 1;          // rows of a set that a lane has
-    static constexpr int kInTurn = kParts ? kPartRows / kOwn : 1;  // plain rows over the lanes
-    static constexpr int kLanes = U::kRows * kInTurn;              // with different rows
-    static constexpr int kRows = kLanes * kOwn;                    // of a set
+    static constexpr int kTogether = N == 1 ? RowsTogether<typename U::Own>::kRows : 1;
+    static constexpr int kStarts = kParts ? kBlocks / 2 : 1;  // rows of a set that a lane has, by address
+    static constexpr int kOwn = kStarts * kTogether;          // and all of them
+    static constexpr int kInTurn = kParts ? kPartRows / kStarts : 1;  // plain rows over the lanes
+    static constexpr int kLanes = U::kRows / kTogether * kInTurn;     // with different rows
+    static constexpr int kRows = kLanes * kOwn;                       // of a set
     static_assert(U::kRows == 1 || !kParts);
 };
 
@@ -36,14 +47,14 @@ struct Lanes {
 template <class U, int N>
 constexpr int kVectorBlocks = N == 1 ? PartSizes<typename U::Part>::kResident : 4;
 
-// What a warp of matvec multiplies: the set of rows number group0 and a second one, of which a lane has kOwn
-// each (weight), with N tokens; of the columns part `part`. An inactive warp has no rows and takes part in
-// barriers only.
+// What a warp of matvec multiplies: the set of rows number group0 and a second one, of which a lane has
+// kStarts each (weight), with N tokens; of the columns part `part`. An inactive warp has no rows and takes
+// part in barriers only.
 template <class U, int N>
 struct VectorWork {
     int part, group0;
     bool active, second;
-    const uint8_t* weight[2][Lanes<U, N>::kOwn];
+    const uint8_t* weight[2][Lanes<U, N>::kStarts];
     const uint8_t* x[N];
 };
 
@@ -68,7 +79,7 @@ __device__ __forceinline__ void begin_work(const Product& p, int row_block, cons
     if (work.active) {
         const long long matrix = block.columns.matrix * p.matrix_bytes;
 #pragma unroll
-        for (int k = 0; k < Lanes<U, N>::kOwn; ++k) {
+        for (int k = 0; k < Lanes<U, N>::kStarts; ++k) {
             const int row = lane_row<U, N>(p, work.group0, k), second = lane_row<U, N>(p, work.group0 + 1, k);
             work.weight[0][k] = row_group<U>(p.up + matrix, p.row_bytes, row);
             work.weight[1][k] = p.gate        ? row_group<U>(p.gate + matrix, p.row_bytes, row)

@@ -39,6 +39,11 @@ SET_ROWS = dict.fromkeys(
     ),
     4,
 )
+# Interleaved rows that a lane of matvec1_ multiplies together (kernels/unpack/own_*.cuh), where they are not four if
+# blocks lie at multiples of 16 bytes, else two. Five bits with non-linear levels take many registers; bytes of iq1_s_r4
+# and iq1_m_r4 belong to four rows.
+OWN_ROWS = {"iq5_k_r4": 2, "iq5_ks_r4": 2, "iq1_s_r4": 4, "iq1_m_r4": 4}
+OWN_ROWS |= dict.fromkeys(("q4_0_4x4", "q4_0_4x8", "q4_0_8x8"), 1)
 # Of the int8 kernels of sm_90 (kernels/matmul_wgmma.cuh), of all types.
 WGMMA_S8_SHARED = 70656
 
@@ -63,6 +68,14 @@ def _prepare(x: Value, fmt: int, out: int, c: OpContext) -> Launch:
     return Launch("act_prepare_float", (ceil_div(padded, 256), grid_rows, 1), (256, 1, 1), 0, args)
 
 
+def lane_rows(name: str) -> int:
+    """Interleaved rows that a lane of matvec1_ multiplies together; name in lower case."""
+    row = registry.by_name(name)
+    if row.interleave == 1:
+        return 1
+    return OWN_ROWS.get(name, 2 if row.interleave * row.block_bytes % 16 else 4)
+
+
 def _rows_per_warp(p: Product, wide: bool) -> int:
     """Rows of an output that a warp of matvec1_, or matvec4_ (wide), computes."""
     row = registry.by_id(p.up.type_id)
@@ -70,14 +83,16 @@ def _rows_per_warp(p: Product, wide: bool) -> int:
     return row.interleave * set_rows * (1 if p.gate else 2)
 
 
-def _split(p: Product, rows_per_warp: int) -> int:
+def _split(p: Product, rows_per_warp: int, wide: bool) -> int:
     """Warps that share rows: enough for about 2000 warps in all, each with at least two groups per lane.
 
-    Sets of four rows and more have as many in one step.
+    Four rows of a lane and more, or interleaved rows that it has together, have as many in one step.
     """
     warps = ceil_div(p.up.shape[1], rows_per_warp)
     row = registry.by_id(p.up.type_id)
-    least = (1 if SET_ROWS.get(row.name.lower(), 1) >= 4 else 2) * 32 // row.interleave
+    together = 1 if wide else lane_rows(row.name.lower())
+    steps = 1 if together > 1 or SET_ROWS.get(row.name.lower(), 1) >= 4 else 2
+    least = steps * 32 * together // row.interleave
     split = 1
     while split < 4 and warps * split < 2048 and p.up.shape[0] // 32 >= least * 2 * split:
         split *= 2
@@ -127,7 +142,7 @@ def _vector_launch(p: Product, x: int, stride: int) -> Launch:
         rows_per_block, split = VECTOR_WARPS, 1
     else:
         rows_per_warp = _rows_per_warp(p, wide)
-        split = _split(p, rows_per_warp)
+        split = _split(p, rows_per_warp, wide)
         rows_per_block = rows_per_warp * (VECTOR_WARPS // split)
     args = [pack_products([p.pack(x, stride, split)], [0]), *_float_args(p)]
     blocks = ceil_div(n_out, rows_per_block)

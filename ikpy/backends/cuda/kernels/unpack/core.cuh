@@ -7,6 +7,7 @@
 //   kBias: what is to be subtracted from the bytes yet (0 .. 127, where it is not 0)
 //   static void group(const uint8_t* block, int k, int s, Group& g)   elements 32 s .. 32 s + 31 of row k
 //   Part: how a warp of matvec1_ multiplies blocks (parts.cuh, states.cuh); void: by groups
+//   Own: how a lane of matvec1_ multiplies several interleaved rows (own_rows.cuh); void: one row
 //   static float row_scale(const uint8_t* group, int k)               with kHeader > 0: factor of the row
 // A weight is row scale * (d * (q - bias) + m). Blocks are addressed by the structs of ikpy/blocks.hpp.
 #pragma once
@@ -28,6 +29,7 @@ struct UnpackerTraits {
     static constexpr bool kHalves = Halves, kOffset = Offset;
     static constexpr int kBias = 0;
     using Part = void;
+    using Own = void;
     __device__ static float row_scale(const uint8_t*, int) { return 1.0f; }
 };
 

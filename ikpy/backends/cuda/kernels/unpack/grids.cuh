@@ -1,8 +1,6 @@
 // Grid types: eight or four elements are a lattice point with signs (quant-formats.md#grid-types).
 #pragma once
-#include "core.cuh"
-// after the dialect
-#include "../grid_tables.cuh"
+#include "own_grids.cuh"
 
 namespace ikpy::cuda {
 
@@ -88,12 +86,11 @@ struct UnpackIQ3_S : UnpackerTraits<256, 110> {
 };
 
 // Ternary points shifted by an eighth: q = 8 * point + 1 or - 1, so that the shift needs no offset. The table
-// holds 8 * (point + 1).
+// holds point + 1 in nibbles.
 __device__ __forceinline__ void set_shifted(Group& g, int t, int index, bool down) {
-    const unsigned long long point = __ldg(&iq1s_codes[index]);
-    const unsigned base = down ? 9 : 7;
-    g.q[2 * t] = sub_bytes(static_cast<unsigned>(point), base);
-    g.q[2 * t + 1] = sub_bytes(static_cast<unsigned>(point >> 32), base);
+    const unsigned point = __ldg(&iq1s_codes[index]), base = down ? 9 : 7;
+    g.q[2 * t] = sub_bytes((point & kNibbles) << 3, base);
+    g.q[2 * t + 1] = sub_bytes((point & ~kNibbles) >> 1, base);
 }
 
 struct UnpackIQ1_S : UnpackerTraits<256, 50> {
@@ -136,6 +133,7 @@ __device__ __forceinline__ unsigned signs_and_scale(const uint8_t* sas, int k, i
 }
 
 struct UnpackIQ2_XXS_R4 : UnpackerTraits<256, 264, 4> {
+    using Own = OwnIQ2_XXS_R4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockIQ2_XXS_R4>(p);
         unsigned scale;
@@ -148,6 +146,7 @@ struct UnpackIQ2_XXS_R4 : UnpackerTraits<256, 264, 4> {
 };
 
 struct UnpackIQ3_XXS_R4 : UnpackerTraits<256, 392, 4> {
+    using Own = OwnIQ3_XXS_R4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockIQ3_XXS_R4>(p);
         unsigned scale;
@@ -162,6 +161,7 @@ struct UnpackIQ3_XXS_R4 : UnpackerTraits<256, 392, 4> {
 };
 
 struct UnpackIQ2_XS_R4 : UnpackerTraits<256, 296, 4, 0, true> {
+    using Own = OwnIQ2_XS_R4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockIQ2_XS_R4>(p);
         const float d = half_of(b.d[k]) * 0.125f;
@@ -177,6 +177,7 @@ struct UnpackIQ2_XS_R4 : UnpackerTraits<256, 296, 4, 0, true> {
 };
 
 struct UnpackIQ2_S_R4 : UnpackerTraits<256, 328, 4, 0, true> {
+    using Own = OwnIQ2_S_R4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockIQ2_S_R4>(p);
         const float d = half_of(b.d[k]) * 0.125f;
@@ -192,6 +193,7 @@ struct UnpackIQ2_S_R4 : UnpackerTraits<256, 328, 4, 0, true> {
 };
 
 struct UnpackIQ3_S_R4 : UnpackerTraits<256, 440, 4> {
+    using Own = OwnIQ3_S_R4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockIQ3_S_R4>(p);
         const int place = 4 * s + k;
@@ -206,6 +208,7 @@ struct UnpackIQ3_S_R4 : UnpackerTraits<256, 440, 4> {
 };
 
 struct UnpackIQ1_S_R4 : UnpackerTraits<32, 24, 4, 2> {
+    using Own = OwnIQ1_S_R4;
     __device__ static float row_scale(const uint8_t* group, int k) { return load_f16<2>(group + 2 * k); }
     __device__ static void group(const uint8_t* p, int k, int, Group& g) {
         const auto& b = as<BlockIQ1_S_R4>(p);
@@ -217,6 +220,7 @@ struct UnpackIQ1_S_R4 : UnpackerTraits<32, 24, 4, 2> {
 };
 
 struct UnpackIQ1_M_R4 : UnpackerTraits<32, 28, 4, 2, true> {
+    using Own = OwnIQ1_M_R4;
     __device__ static float row_scale(const uint8_t* group, int k) { return load_f16<2>(group + 2 * k); }
     __device__ static void group(const uint8_t* p, int k, int, Group& g) {
         const auto& b = as<BlockIQ1_M_R4>(p);

@@ -2,12 +2,14 @@
 #pragma once
 #include "iqk.cuh"
 #include "legacy.cuh"
+#include "own_iqk.cuh"
 
 namespace ikpy::cuda {
 
 // one scale per 32
 
 struct UnpackIQ4_NL_R4 : UnpackerTraits<32, 72, 4> {
+    using Own = OwnIQ4_NL_R4;
     __device__ static void group(const uint8_t* p, int k, int, Group& g) {
         const auto& b = as<BlockIQ4_NL_R4>(p);
         g.d[0] = half_of(b.d[k]);
@@ -17,6 +19,7 @@ struct UnpackIQ4_NL_R4 : UnpackerTraits<32, 72, 4> {
 };
 
 struct UnpackQ5_0_R4 : UnpackerTraits<32, 88, 4> {
+    using Own = OwnQ5_0_R4;
     static constexpr int kBias = 16;
     __device__ static void group(const uint8_t* p, int k, int, Group& g) {
         const auto& b = as<BlockQ5_0_R4>(p);
@@ -27,6 +30,7 @@ struct UnpackQ5_0_R4 : UnpackerTraits<32, 88, 4> {
 };
 
 struct UnpackQ6_0_R4 : UnpackerTraits<32, 104, 4> {
+    using Own = OwnQ6_0_R4;
     static constexpr int kBias = 32;
     __device__ static void group(const uint8_t* p, int k, int, Group& g) {
         const auto& b = as<BlockQ6_0_R4>(p);
@@ -37,6 +41,7 @@ struct UnpackQ6_0_R4 : UnpackerTraits<32, 104, 4> {
 };
 
 struct UnpackQ4_0_R8 : UnpackerTraits<32, 144, 8> {
+    using Own = OwnQ4_0_R8;
     static constexpr int kBias = 8;
     __device__ static void group(const uint8_t* p, int k, int, Group& g) {
         const auto& b = as<BlockQ4_0_R8>(p);
@@ -65,6 +70,7 @@ using UnpackQ4_0_4x8 = UnpackQ4_0_Arm<4, 8>;
 using UnpackQ4_0_8x8 = UnpackQ4_0_Arm<8, 8>;
 
 struct UnpackMXFP4_R8 : UnpackerTraits<32, 136, 8> {
+    using Own = OwnMXFP4_R8;
     __device__ static void group(const uint8_t* p, int k, int, Group& g) {
         const auto& b = as<BlockMXFP4_R8>(p);
         g.d[0] = half_power(b.e[k]);
@@ -74,6 +80,7 @@ struct UnpackMXFP4_R8 : UnpackerTraits<32, 136, 8> {
 };
 
 struct UnpackQ8_0_R8 : UnpackerTraits<32, 272, 8> {
+    using Own = OwnQ8<BlockQ8_0_R8, 8>;
     __device__ static void group(const uint8_t* p, int k, int, Group& g) {
         const auto& b = as<BlockQ8_0_R8>(p);
         g.d[0] = half_of(b.d[k]);
@@ -82,6 +89,7 @@ struct UnpackQ8_0_R8 : UnpackerTraits<32, 272, 8> {
 };
 
 struct UnpackQ8_KV_R8 : UnpackerTraits<32, 256, 8, 4> {
+    using Own = OwnQ8_KV_R8;
     __device__ static float row_scale(const uint8_t* group, int k) { return float_at(group + 4 * k); }
     __device__ static void group(const uint8_t* p, int k, int, Group& g) {
         g.d[0] = 1.0f;
@@ -90,6 +98,7 @@ struct UnpackQ8_KV_R8 : UnpackerTraits<32, 256, 8, 4> {
 };
 
 struct UnpackQ8_K_R8 : UnpackerTraits<256, 2064, 8> {
+    using Own = OwnQ8<BlockQ8_K_R8, 8>;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockQ8_K_R8>(p);
         g.d[0] = half_of(b.d[k]);
@@ -98,6 +107,7 @@ struct UnpackQ8_K_R8 : UnpackerTraits<256, 2064, 8> {
 };
 
 struct UnpackQ8_K_R16 : UnpackerTraits<256, 4128, 16> {
+    using Own = OwnQ8<BlockQ8_K_R16, 16, 128>;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockQ8_K_R16>(p);
         g.d[0] = half_of(b.d[k]);
@@ -108,6 +118,7 @@ struct UnpackQ8_K_R16 : UnpackerTraits<256, 4128, 16> {
 };
 
 struct UnpackIQ2_BN_R4 : UnpackerTraits<64, 64, 4, 4> {
+    using Own = OwnIQ2_BN_R4;
     static constexpr int kBias = 1;
     __device__ static float row_scale(const uint8_t* group, int k) { return float_at(group + 4 * k); }
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
@@ -119,6 +130,7 @@ struct UnpackIQ2_BN_R4 : UnpackerTraits<64, 64, 4, 4> {
 // super-blocks
 
 struct UnpackQ2_K_R4 : UnpackerTraits<256, 336, 4, 0, true, true> {
+    using Own = OwnQ2_K_R4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockQ2_K_R4>(p);
         const float d = half_of(b.d[k]), m = -half_of(b.dmin[k]);
@@ -141,6 +153,7 @@ __device__ __forceinline__ void scales_r4(const B& b, int k, int s, Group& g) {
 }
 
 struct UnpackQ3_K_R4 : UnpackerTraits<256, 440, 4, 0, true> {
+    using Own = OwnQ3_K_R4;
     static constexpr int kBias = 4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockQ3_K_R4>(p);
@@ -158,6 +171,7 @@ __device__ __forceinline__ void scales_and_mins_r4(const B& b, int k, int s, Gro
 }
 
 struct UnpackQ4_K_R4 : UnpackerTraits<256, 576, 4, 0, false, true> {
+    using Own = OwnQ4_K_R4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockQ4_K_R4>(p);
         scales_and_mins_r4(b, k, s, g);
@@ -166,6 +180,7 @@ struct UnpackQ4_K_R4 : UnpackerTraits<256, 576, 4, 0, false, true> {
 };
 
 struct UnpackQ5_K_R4 : UnpackerTraits<256, 704, 4, 0, false, true> {
+    using Own = OwnQ5_K_R4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockQ5_K_R4>(p);
         scales_and_mins_r4(b, k, s, g);
@@ -175,6 +190,7 @@ struct UnpackQ5_K_R4 : UnpackerTraits<256, 704, 4, 0, false, true> {
 };
 
 struct UnpackQ6_K_R4 : UnpackerTraits<256, 840, 4, 0, true> {
+    using Own = OwnQ6_K_R4;
     static constexpr int kBias = 32;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockQ6_K_R4>(p);
@@ -187,6 +203,7 @@ struct UnpackQ6_K_R4 : UnpackerTraits<256, 840, 4, 0, true> {
 };
 
 struct UnpackIQ4_XS_R8 : UnpackerTraits<256, 1088, 8> {
+    using Own = OwnIQ4_XS_R8;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockIQ4_XS_R8>(p);
         g.d[0] = half_of(b.d[k]) * static_cast<float>(six_bits(b.scales_l, b.scales_h, 8 * s + k) - 32);
@@ -207,6 +224,7 @@ __device__ __forceinline__ int code4(const uint8_t* scales, int k, int b) {
 }
 
 struct UnpackIQ2_K_R4 : UnpackerTraits<256, 304, 4, 0, true> {
+    using Own = OwnIQ2_K_R4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockIQ2_K_R4>(p);
         const float d = half_of(b.d[k]);
@@ -218,6 +236,7 @@ struct UnpackIQ2_K_R4 : UnpackerTraits<256, 304, 4, 0, true> {
 };
 
 struct UnpackIQ3_K_R4 : UnpackerTraits<256, 440, 4, 0, true> {
+    using Own = OwnIQ3_K_R4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockIQ3_K_R4>(p);
         const float d = half_of(b.d[k]);
@@ -230,6 +249,7 @@ struct UnpackIQ3_K_R4 : UnpackerTraits<256, 440, 4, 0, true> {
 };
 
 struct UnpackIQ4_K_R4 : UnpackerTraits<256, 576, 4, 0, true> {
+    using Own = OwnIQ4_K_R4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockIQ4_K_R4>(p);
         scales_r4(b, k, s, g);
@@ -239,6 +259,7 @@ struct UnpackIQ4_K_R4 : UnpackerTraits<256, 576, 4, 0, true> {
 };
 
 struct UnpackIQ5_K_R4 : UnpackerTraits<256, 704, 4, 0, true> {
+    using Own = OwnIQ5_K_R4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockIQ5_K_R4>(p);
         scales_r4(b, k, s, g);
@@ -249,6 +270,7 @@ struct UnpackIQ5_K_R4 : UnpackerTraits<256, 704, 4, 0, true> {
 };
 
 struct UnpackIQ4_KS_R4 : UnpackerTraits<256, 544, 4, 4> {
+    using Own = OwnIQ4_KS_R4;
     __device__ static float row_scale(const uint8_t* group, int k) { return float_at(group + 4 * k); }
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockIQ4_KS_R4>(p);
@@ -260,6 +282,7 @@ struct UnpackIQ4_KS_R4 : UnpackerTraits<256, 544, 4, 4> {
 };
 
 struct UnpackIQ5_KS_R4 : UnpackerTraits<256, 672, 4, 4> {
+    using Own = OwnIQ5_KS_R4;
     __device__ static float row_scale(const uint8_t* group, int k) { return float_at(group + 4 * k); }
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockIQ5_KS_R4>(p);

@@ -205,6 +205,7 @@ struct OwnIQ5_KS_R4 : OwnTraits<2> {
 
 struct OwnIQ5_K_R4 : OwnTraits<2> {
     static constexpr int kPair = 2, kStart = -2, kShift = 2;
+    static constexpr int kResident = 3;  // with registers for 4 it spills
     static constexpr bool kHalves = true;
     __device__ __forceinline__ static void products(const uint8_t* p, unsigned at, unsigned s,
                                                     const OwnActs& x, float (&v)[2]) {

@@ -44,7 +44,7 @@ DEEP = "[" * 5000 + "]" * 5000
     ("--config", f"n = {DEEP}", "maximum recursion depth|nested more than"),
     ("--config", f"ctx-size = {DIGITS}", "5000 digits|ctx-size is too large"),
     ("--config", f"ctx-size = 0x{DIGITS}", "ctx-size is too large"),
-    ("-jf", DEEP, "JSON schema is not valid JSON: maximum recursion depth|unsupported schema"),
+    ("-jf", DEEP, "JSON schema is (not valid JSON: maximum recursion depth|nested too deeply)|unsupported schema"),
     ("-jf", f'{{"maximum": {DIGITS}}}', "JSON schema is not valid JSON|maximum must be a number"),
     ("-jf", f'{{"maximum": {DIGITS[:400]}}}', "maximum must be a number"),
     ("--chat-template-file", f"{{{{ {DIGITS} }}}}", "chat template: |message is too long"),

@@ -30,7 +30,7 @@ ALLOWED = {
     "vocab": "errors",
     "gguf": "errors threads machine_memory numa quants",
     "graph": "errors quants",
-    "backends": "errors file_locks held_interrupts threads _native graph quants",
+    "backends": "errors file_locks held_interrupts threads _native gguf graph quants",
     "models": "errors threads machine_memory _native gguf graph quants",
     "engine": "errors held_interrupts threads machine_memory numa _native backends gguf graph models quants",
     "convert": "errors threads _native gguf models quants vocab",

@@ -23,11 +23,11 @@ struct PartSizes<void> {
 };
 template <class Own>
 struct RowsTogether {
-    static constexpr int kRows = Own::kRows, kResident = Own::kResident;
+    static constexpr int kRows = Own::kRows;
 };
 template <>
 struct RowsTogether<void> {
-    static constexpr int kRows = 1, kResident = 4;
+    static constexpr int kRows = 1;
 };
 template <class U, int N>
 struct Lanes {
@@ -45,9 +45,7 @@ struct Lanes {
 // Blocks per multiprocessor that registers are to suffice for: unasked, the compiler saves some by spilling,
 // or, of types with parts, takes more than it needs.
 template <class U, int N>
-constexpr int kVectorBlocks = N > 1                 ? 4
-                              : Lanes<U, N>::kParts ? PartSizes<typename U::Part>::kResident
-                                                    : RowsTogether<typename U::Own>::kResident;
+constexpr int kVectorBlocks = N == 1 ? PartSizes<typename U::Part>::kResident : 4;
 
 // What a warp of matvec multiplies: the set of rows number group0 and a second one, of which a lane has
 // kStarts each (weight), with N tokens; of the columns part `part`. An inactive warp has no rows and takes

@@ -123,10 +123,10 @@ struct HeadR4 {
     __device__ __forceinline__ HeadR4(const uint8_t* block, unsigned at, unsigned s) {
         unsigned words[4];
         load_words<16, 4>(block, words);
-        const bool upper = Rows == 2 && at != 0;
+        // Values, not places: what is picked by a number known at run time would be in local memory.
+        if (Rows == 2) words[0] = at != 0 ? words[1] : words[0];
 #pragma unroll
-        for (int j = 0; j < Rows; ++j)
-            d[j] = f16_to_f32(static_cast<uint16_t>(words[upper ? 1 : j / 2] >> 16 * (j % 2)));
+        for (int j = 0; j < Rows; ++j) d[j] = f16_to_f32(static_cast<uint16_t>(words[j / 2] >> 16 * (j % 2)));
 #pragma unroll
         for (int h = 0; h < 2; ++h) extra[h] = own_bytes<Rows>(words[2 + h], at, s) & kOnes;
     }
@@ -205,7 +205,6 @@ struct OwnIQ5_KS_R4 : OwnTraits<2> {
 
 struct OwnIQ5_K_R4 : OwnTraits<2> {
     static constexpr int kPair = 2, kStart = -2, kShift = 2;
-    static constexpr int kResident = 3;  // with registers for 4 it spills
     static constexpr bool kHalves = true;
     __device__ __forceinline__ static void products(const uint8_t* p, unsigned at, unsigned s,
                                                     const OwnActs& x, float (&v)[2]) {

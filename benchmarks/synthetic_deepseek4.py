@@ -93,3 +93,5 @@ def layer_tensors(p: str, layer: int, s: Shape, attn: str) -> Iterator[Declared]
         yield from compressor(p + "indexer", s, INDEX_SIZE, layer)
     if layer < HASH_LAYERS:
         yield p + "ffn_gate_tid2eid.weight", (s.experts_used, s.vocab), "i32"
+    else:
+        yield p + "exp_probs_b.bias", (s.experts,), "f32"

@@ -8,8 +8,18 @@ namespace {
 constexpr int kMaxStreams = 8;
 constexpr int kOwn = kMaxStreams * kMaxStreams / 32;  // elements of a matrix that a lane has
 
-// Of a matrix [j, k] of n x n in shared memory, by one warp: every element divided by the sum of its row or
-// column plus eps.
+// Elements of a matrix [j, k] of n x n in shared memory by the warp's lanes, when all have read the old ones.
+__device__ __forceinline__ void replace_elements(float* matrix, int n, const float (&value)[kOwn]) {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+        const int e = lane_id() + 32 * i;
+        if (e < n * n) matrix[e] = value[i];
+    }
+    __syncwarp();
+}
+
+// By one warp: every element divided by the sum of its row or column plus eps.
 __device__ __forceinline__ void normalize_lines(float* matrix, int n, bool rows, float eps) {
     float value[kOwn];
 #pragma unroll
@@ -21,13 +31,7 @@ __device__ __forceinline__ void normalize_lines(float* matrix, int n, bool rows,
         for (int k = 0; k < n; ++k) sum += line[rows ? k : k * n];
         value[i] = matrix[e] / (sum + eps);
     }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-        const int e = lane_id() + 32 * i;
-        if (e < n * n) matrix[e] = value[i];
-    }
-    __syncwarp();
+    replace_elements(matrix, n, value);
 }
 
 // Every row of the matrix becomes its softmax plus eps.
@@ -43,13 +47,7 @@ __device__ __forceinline__ void softmax_rows(float* matrix, int n, float eps) {
         for (int k = 0; k < n; ++k) sum += expf(line[k] - top);
         value[i] = expf(matrix[e] - top) / sum + eps;
     }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-        const int e = lane_id() + 32 * i;
-        if (e < n * n) matrix[e] = value[i];
-    }
-    __syncwarp();
+    replace_elements(matrix, n, value);
 }
 
 }  // namespace

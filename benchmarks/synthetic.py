@@ -239,13 +239,13 @@ class ModelWriter:
         if name.endswith("tid2eid.weight"):
             n = self.shape.experts
             table = (np.arange(shape[1], dtype=np.int32)[:, None] * 7 + np.arange(shape[0], dtype=np.int32) * 31) % n
-            yield table.astype(np.int32).view(np.uint8).reshape(-1)
+            yield table.view(np.uint8).reshape(-1)
             return
         if len(shape) == 1:
             value = -0.1 if name.endswith("ssm_a") else 1.0  # states decay
             yield np.full(shape[0], value, np.float32).view(np.uint8)
             return
-        if type_name == "f32":
+        if name.endswith(("ffn_gate_inp.weight", "ssm_conv1d.weight")):
             rows = np.random.default_rng(11).standard_normal((shape[1], shape[0])) * 0.05
             yield rows.astype(np.float32).view(np.uint8).reshape(-1)
             return

@@ -198,8 +198,8 @@ class Conversion:
         return values | keys | self._templates()
 
     def _templates(self) -> dict[str, Any]:
-        keys = given_template(self.options.chat_template_file) if self.options.chat_template_file else {}
-        keys = keys or checkpoint_templates(self.checkpoint)
+        path = self.options.chat_template_file
+        keys = given_template(path) if path else checkpoint_templates(self.checkpoint)
         if not keys:
             self.notes.append("the checkpoint has no chat template: conversations will be written as ChatML")
         return keys

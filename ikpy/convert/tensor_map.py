@@ -138,7 +138,9 @@ class _Mapper:
     def _add(self, target: str, change: Change | None, part: Part) -> None:
         is_table = target.removesuffix(".weight").split(".", 2)[-1] in self.family.tables
         kind = self.weights.kind(part.source)
-        if is_table != (kind == "i32"):
+        if is_table and kind != "i32":
+            raise UnsupportedError(f"tensor '{part.source}' holds numbers of type {kind}, not integers")
+        if kind == "i32" and not is_table:
             raise self.weights.unknown_type(part.source)
         self.weights.check_scales(part.source)
         if kind == "q4_0" and (change or not self._keeps_blocks(part)):

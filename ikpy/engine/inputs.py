@@ -72,7 +72,7 @@ class BatchInputs(InputArrays):
 
     def stretch_values(self, n_tokens: int) -> dict[Window, tuple[Value, Value]]:
         """Of every kind of cells with stretches the tokens that end one, and the first positions of these, as inputs of
-        a batch of so many tokens; the unused ones behind them are -1.
+        a batch of so many tokens; behind them -1 and 0.
         """
         found = {}
         rows = iter(self.arrays[4 + len(self._cells) :])

@@ -57,6 +57,7 @@ class KVCache:
             check_cache_memory(n_ctx, specs, windows or {}, 4 * n_elements * n_sequences * (1 + n_kept))
         self.n_ctx = n_ctx
         self.can_shift = can_shift
+        self.n_sequences = n_sequences
         make = Cells if allocate else PlannedCells
         self.full = make(n_ctx)
         every = {window: n for window, n in (windows or {}).items() if window[0] == EVERY}
@@ -162,12 +163,14 @@ class KVCache:
         return pieces_by_state(batch, n, 1 + self.recurrent.n_kept)
 
     def _check_continues(self, batch: Batch) -> None:
-        """UsageError unless every token follows the one before it in its sequences: stretches of positions are
-        compressed as they end.
+        """UsageError unless every token follows the one before it in its sequences, of which there are at most
+        n_sequences: stretches of positions are compressed as they end, in as many cells.
         """
         following = self.tables.next_positions()
         for pos, ids in zip(batch.pos.tolist(), batch.seq_ids, strict=True):
             for seq in ids:
+                if seq >= self.n_sequences:
+                    raise UsageError(f"sequence {seq}: the context has {self.n_sequences} (n_seq_max)")
                 if pos != following.get(seq, 0):
                     raise UsageError(
                         f"sequence {seq} goes on at position {following.get(seq, 0)}, not at {pos}: this model "

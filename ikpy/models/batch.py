@@ -109,15 +109,11 @@ class BatchGraph:
     _rope_tables: dict[tuple, Value] = field(default_factory=dict)
     _temperatures: dict[tuple[float, int, int], Value] = field(default_factory=dict)
 
-    def mask(self, window: str = "none", n_swa: int = 0) -> tuple[Value, Value]:
-        """The mask of this window kind, built once per batch."""
-        return self._mask((window, n_swa), FULL)
-
-    def joined_mask(self, window: Window, stretch: Window) -> tuple[Value, Value]:
-        """The mask of a window's cells (of all, if it has none of its own) and the compressed ones behind them."""
-        return self._mask(window, stretch)
-
-    def _mask(self, window: Window, stretch: Window) -> tuple[Value, Value]:
+    def mask(self, kind: str = "none", n_swa: int = 0, stretch: Window = FULL) -> tuple[Value, Value]:
+        """The mask of a window's cells (of all, if it has none of its own), and of those of compressed stretches, if
+        asked for, behind them. Built once per batch.
+        """
+        window = kind, n_swa
         key = window, stretch
         if key not in self._masks:
             own = window in self.cells and window != FULL

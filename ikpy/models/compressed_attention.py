@@ -15,7 +15,7 @@ from ikpy.graph.ir import ALWAYS, F32, CellRange, Value
 from ikpy.models.batch import EVERY, BatchGraph, CacheSpec, GraphParams, Window
 from ikpy.models.blocks import hadamard_block, heads_per_step
 from ikpy.models.rope import RopeParams
-from ikpy.models.sparse_attention import LISTED_ON_DEVICES, Visible, chosen_on_devices, index_cache
+from ikpy.models.sparse_attention import LISTED_ON_DEVICES, Visible, chosen_on_devices, effective_top_k, index_cache
 from ikpy.models.weights import WeightSource
 
 OVERLAPPING = 4
@@ -107,7 +107,7 @@ def compressed_caches(sizes: CompressedSizes, ratio: int, layer: int, params: Gr
     parts = 2 if ratio == OVERLAPPING else 1
     specs.append(CacheSpec("ke", sizes.size, 1, params.types_k[layer], every, behind="kv"))
     specs += [CacheSpec(name, parts * sizes.size, 1, F32, sources) for name in ("cv", "cg")]
-    if ratio == OVERLAPPING:
+    if ratio == OVERLAPPING and effective_top_k(sizes.top_k, params):
         specs += [CacheSpec(name, parts * sizes.index_size, 1, F32, sources) for name in ("iv", "ig")]
         specs.append(index_cache(sizes.index_size, params, every))
     return specs
@@ -184,8 +184,8 @@ class CompressedLayer:
         if self.attn.compressor is None:
             return [(ALWAYS, Visible(b.mask(*window)))]
         self._store_stretches(self.attn.compressor, h, ("cv", "cg", "ke"))
-        mask = b.joined_mask(window, (EVERY, self.ratio))
-        if self.attn.indexer is None:
+        mask = b.mask(*window, stretch=(EVERY, self.ratio))
+        if self.attn.indexer is None or not effective_top_k(self.sizes.top_k, b.params):
             return [(ALWAYS, Visible(mask))]
         self._store_stretches(self.attn.indexer.keys, h, ("iv", "ig", "ki"))
         return self._choose(self.attn.indexer, h, latent, table, mask)
@@ -232,9 +232,9 @@ class CompressedLayer:
         """
         b, g, sizes = self.b, self.b.graph, self.sizes
         keys = b.cache(self.il, "ki")
-        top_k = sizes.top_k if b.params.sparse_top_k < 0 else b.params.sparse_top_k
+        top_k = effective_top_k(sizes.top_k, b.params)
         every = [(ALWAYS, Visible(mask))]
-        if not top_k or (top_k >= keys.shape[2] and g.collector is None):
+        if top_k >= keys.shape[2] and g.collector is None:
             return every
         few = top_k * self.ratio  # tokens that have no more stretches than may be chosen
         # Statistics are those of all tokens; devices run everything whatever is attended to.

@@ -33,7 +33,8 @@ class DeepSeek32(DeepSeek2):
                 neox=self.indexer_neox,
                 full=tuple(map(bool, keys.per_layer("attention.indexer.types", hp.n_layer, 1))),
             )
-            check_sizes(keys.gguf.path, self.indexer_sizes, hp.n_rot)
+            sizes = self.indexer_sizes
+            check_sizes(keys.gguf.path, sizes.n_heads, sizes.size, sizes.top_k, hp.n_rot)
         return hp
 
     def _load_indexer(self, weights: WeightSource, il: int, prefix: str) -> Indexer | None:

@@ -32,6 +32,7 @@ from ikpy.models.hyper_connections import (
 )
 from ikpy.models.keys import MAX_LAYERS, Keys
 from ikpy.models.routing import Routing, gating_func
+from ikpy.models.sparse_attention import check_sizes
 from ikpy.models.weights import WeightSource
 
 MAX_RATIO = 1024
@@ -59,7 +60,10 @@ class DeepSeek4(Decoder):
     def read_hparams(self, keys: Keys) -> HParams:
         hp = read_hparams(keys)
         self.stream_sizes = StreamSizes.read(keys)
-        self.n_skipped = self._take_off_prediction_layers(keys, hp)
+        self.n_skipped = self._n_prediction_layers(keys)
+        hp.n_layer = self.n_layers(keys)
+        if hp.n_layer < 1:
+            raise FileFormatError(f"{keys.gguf.path}: {self.n_skipped} prediction layers leave none to run")
         if len(set(hp.n_head)) != 1 or hp.n_embd_head_k != hp.n_embd_head_v:
             raise FileFormatError(f"{keys.gguf.path}: Unsupported configuration: heads differ")
         hp.n_swa = keys.u32("attention.sliding_window")
@@ -95,16 +99,18 @@ class DeepSeek4(Decoder):
         )
         return hp
 
+    @classmethod
+    def n_layers(cls, keys: Keys) -> int:
+        """Layers that run: some files count those that predict further tokens among them, others apart."""
+        n, n_predict = super().n_layers(keys), cls._n_prediction_layers(keys)
+        is_counted = n_predict and any(name.startswith(f"blk.{n - 1}.nextn.") for name in keys.gguf.tensors)
+        return max(0, n - n_predict) if is_counted else n
+
     @staticmethod
-    def _take_off_prediction_layers(keys: Keys, hp: HParams) -> int:
-        """Leaves the layers that run in hp.n_layer; the number of those counted among them that predict."""
-        n = keys.u32("nextn_predict_layers", 0)
-        prefix = f"blk.{hp.n_layer - 1}.nextn."
-        if not n or not any(name.startswith(prefix) for name in keys.gguf.tensors):
-            return 0  # the file has none, or counts them apart
-        if n >= hp.n_layer:
-            raise FileFormatError(f"{keys.gguf.path}: {n} prediction layers of {hp.n_layer} layers leave none to run")
-        hp.n_layer -= n
+    def _n_prediction_layers(keys: Keys) -> int:
+        n = int(keys.u32("nextn_predict_layers", 0))
+        if n > MAX_LAYERS:
+            raise FileFormatError(f"{keys.gguf.path}: {n} prediction layers, more than {MAX_LAYERS}")
         return n
 
     @staticmethod
@@ -132,13 +138,8 @@ class DeepSeek4(Decoder):
             raise FileFormatError(
                 f"{keys.gguf.path}: a window of {hp.n_swa} and ratios from {key} that no layer can have"
             )
-        if OVERLAPPING in ratios and (
-            min(sizes.index_heads, sizes.top_k) < 1 or sizes.index_size < max(sizes.n_rot, 1)
-        ):
-            raise FileFormatError(
-                f"{keys.gguf.path}: an indexer of {sizes.index_heads} heads of {sizes.index_size} elements, "
-                f"{sizes.n_rot} of them rotated, that chooses {sizes.top_k} cells"
-            )
+        if OVERLAPPING in ratios:
+            check_sizes(keys.gguf.path, sizes.index_heads, sizes.index_size, sizes.top_k, sizes.n_rot)
         return ratios
 
     def load_global(self, weights: WeightSource) -> None:

@@ -84,7 +84,7 @@ class LatentDecoder(Decoder):
 
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         specs = super().cache_specs(layer, params) if params.mla == 0 else self._latent_specs(layer, params)
-        if (sizes := self.indexer_sizes) and effective_top_k(sizes, params):
+        if (sizes := self.indexer_sizes) and effective_top_k(sizes.top_k, params):
             attn: LatentAttention = self.layers[layer].attn  # type: ignore[attr-defined]
             specs += [index_cache(sizes.size, params)] if attn.indexer else []
         return specs

@@ -56,12 +56,12 @@ def take_indexer(weights: WeightSource, prefix: str, sizes: IndexerSizes, d: int
     )
 
 
-def check_sizes(path: object, sizes: IndexerSizes, n_rot: int) -> None:
+def check_sizes(path: object, n_heads: int, size: int, top_k: int, n_rot: int) -> None:
     """FileFormatError for sizes that no indexer can have."""
-    if min(sizes.n_heads, sizes.top_k) < 1 or sizes.size < max(n_rot, 1):
+    if min(n_heads, top_k) < 1 or size < max(n_rot, 1):
         raise FileFormatError(
-            f"{path}: an indexer of {sizes.n_heads} heads of {sizes.size} elements, {n_rot} of them rotated, "
-            f"that chooses {sizes.top_k} cells"
+            f"{path}: an indexer of {n_heads} heads of {size} elements, {n_rot} of them rotated, "
+            f"that chooses {top_k} cells"
         )
 
 
@@ -70,9 +70,9 @@ def chosen_on_devices(size: int) -> bool:
     return size <= LARGEST_ON_DEVICES and size % 8 == 0
 
 
-def effective_top_k(sizes: IndexerSizes, params: GraphParams) -> int:
-    """Cells that a token attends to, 0 for all."""
-    return sizes.top_k if params.sparse_top_k < 0 else params.sparse_top_k
+def effective_top_k(top_k: int, params: GraphParams) -> int:
+    """Cells that a token attends to, 0 for all. top_k: those of the model."""
+    return top_k if params.sparse_top_k < 0 else params.sparse_top_k
 
 
 def index_cache(size: int, params: GraphParams, window: Window = FULL) -> CacheSpec:
@@ -93,7 +93,7 @@ def choose_cells(
     The positive factors of scores, n_heads^-1/2 and size^-1/2, are left out: only their order counts.
     """
     g, heads, size, n_tokens = b.graph, sizes.n_heads, sizes.size, b.n_tokens
-    top_k = effective_top_k(sizes, b.params)
+    top_k = effective_top_k(sizes.top_k, b.params)
     keys = g.layer_norm(g.mul_mat(indexer.k, h), indexer.k_norm, indexer.k_norm_bias, KEY_NORM_EPS)
     b.store(il, "ki", g.rope(keys.reshape(size, 1, n_tokens), table, neox=sizes.neox))
     b.chosen = None

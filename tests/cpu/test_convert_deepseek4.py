@@ -325,7 +325,7 @@ def no_bias(tensors: made.Tensors) -> None:
     ("change", "message"),
     [
         (wrong_table, "names expert 8 of 8"),
-        (table_of_floats, "has type BF16"),
+        (table_of_floats, "numbers of type bf16, not integers"),
         (integers_for_floats, "has type I64"),
         (no_bias, "layer 2 lacks exp_probs_b.bias, which layer 1 has"),
     ],

@@ -18,7 +18,9 @@ from ikpy.errors import IkpyError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
+from ikpy.graph.ir import F32
 from ikpy.models.batch import EVERY
+from ikpy.models.keys import Keys
 from tests.cpu import deepseek4_checkpoints as tiny
 from tests.cpu.checkpoints import convert
 
@@ -225,25 +227,69 @@ def test_contradictory_files(key: str, value: int, message: str, path: Path) -> 
         Model.load(path, ModelParams(kv_overrides={f"deepseek4.{key}": value}))
 
 
+def copy_with(path: Path, target: Path, arrays: dict[str, Any], tensors: tuple[str, ...] = ()) -> None:
+    """A copy of the file with other arrays in its metadata, and further tensors of one element."""
+    file = GGUFFile.open(path)
+    with GGUFWriter(target) as writer:
+        writer.copy_metadata(file, skip=arrays)
+        for key, (kind, values) in arrays.items():
+            writer.add_array(key, kind, values)
+        for info in file.tensors.values():
+            writer.add_tensor(info.name, info.shape, info.type_id)
+        for name in tensors:
+            writer.add_tensor(name, (1,), F32)
+        for info in file.tensors.values():
+            writer.write(info.name, file.data(info))
+        for name in tensors:
+            writer.write(name, np.zeros(4, np.uint8))
+
+
+@pytest.mark.parametrize(("n_counted", "n_predict"), [(0, 1), (0, 2), (1, 1), (2, 2)])
+def test_prediction_layers_of_files(n_counted: int, n_predict: int, path: Path, tmp_path: Path) -> None:
+    """Counted among the layers or apart: they are left out, and known before the tensors are looked at."""
+    n = len(tiny.RATIOS)
+    names = tuple(f"blk.{n + i}.nextn.enorm.weight" for i in range(n_predict))
+    copy_with(path, tmp_path / "more.gguf", {}, names)
+    given = {"deepseek4.block_count": n + n_counted, "deepseek4.nextn_predict_layers": n_predict}
+    params = ModelParams(kv_overrides=given)
+    model = Model.load(tmp_path / "more.gguf", params)
+    assert model.hparams.n_layer == n == model.arch.n_layers(Keys(model.gguf, given))
+
+
+def test_more_prediction_layers_than_a_file_can_have(path: Path) -> None:
+    with pytest.raises(IkpyError, match="4000000000 prediction layers"):
+        Model.load(path, ModelParams(kv_overrides={"deepseek4.nextn_predict_layers": 4_000_000_000}))
+
+
+@pytest.mark.parametrize("pos", [0, 3])
+def test_more_sequences_than_the_context_has(pos: int, path: Path) -> None:
+    context = context_of(path, n_seq_max=2)
+    for step in range(pos):
+        batch = Batch()
+        for seq in range(2):
+            batch.add([step], step, seq)
+        context.decode(batch)
+    with pytest.raises(UsageError, match=r"sequence 2: the context has 2 \(n_seq_max\)"):
+        logits(context, np.arange(4), 0, seq_id=2)
+
+
+def test_without_a_choice_there_are_no_index_keys(path: Path) -> None:
+    """-dsatk 0: all compressed cells are attended to."""
+    every, chosen = (context_of(path, sparse_top_k=n).kv.tensors for n in (0, 4))
+    assert {name for _, name in chosen} - {name for _, name in every} == {"iv", "ig", "ki"}
+
+
 @pytest.mark.parametrize(
     ("n_listed", "message"),
     [(4, ""), (5, ""), (3, "must hold a number for each of 4 layers"), (600, "each of 4 layers")],
 )
 def test_lists_that_count_prediction_layers(n_listed: int, message: str, path: Path, tmp_path: Path) -> None:
     """Numbers behind those of the layers that run are no reason to refuse a file, too few are."""
-    file = GGUFFile.open(path)
     lists = {
         "deepseek4.attention.compress_ratios": (GGUFValueType.UINT32, [*tiny.RATIOS, *[0] * 600][:n_listed]),
         "deepseek4.swiglu_clamp_exp": (GGUFValueType.FLOAT32, [1.0] * n_listed),
     }
-    with GGUFWriter(tmp_path / "listed.gguf") as writer:
-        writer.copy_metadata(file, skip=lists)
-        for key, (kind, values) in lists.items():
-            writer.add_array(key, kind, values)
-        for info in file.tensors.values():
-            writer.add_tensor(info.name, info.shape, info.type_id)
-        for info in file.tensors.values():
-            writer.write(info.name, file.data(info))
+    copy_with(path, tmp_path / "listed.gguf", lists)
     if not message:
         assert Model.load(tmp_path / "listed.gguf").hparams.n_layer == len(tiny.RATIOS)
         return

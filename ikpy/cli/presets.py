@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ikpy.cli.options import Effect, Option, all_options, by_name, normalize_name
 from ikpy.cli.parser import Parser, suggest
-from ikpy.cli.values import SWITCH_WORDS
+from ikpy.cli.values import SWITCH_WORDS, checked_seconds
 from ikpy.errors import UsageError
 
 TOP, COMMON = "\0", "*"
@@ -93,12 +93,9 @@ def read_preset(where: str, keys: Mapping[str, str], own: Sequence[tuple[str, ..
 def to_seconds(where: str, key: str, value: str) -> float:
     """A time of at most a day. Raises UsageError."""
     try:
-        seconds = float(value)
+        return checked_seconds(float(value))
     except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= 86400:
-        raise UsageError(f"{where}: {key} = {value}: expected 0 to 86400 seconds")
-    return seconds
+        raise UsageError(f"{where}: {key} = {value}: expected 0 to 86400 seconds") from None
 
 
 def is_on(where: str, key: str, value: str) -> bool:

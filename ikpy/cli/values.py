@@ -68,9 +68,13 @@ def to_float(text: str, warn: Warn) -> float:
 
 def to_seconds(text: str, warn: Warn) -> float:
     """A time of at most a day."""
-    value = to_float(text, warn)
+    return checked_seconds(to_float(text, warn))
+
+
+def checked_seconds(value: float) -> float:
+    """A time of at most a day. Raises ValueError."""
     if not 0 <= value <= 86400:
-        raise ValueError(f"expected 0 to 86400 seconds, got {text!r}")
+        raise ValueError(f"expected 0 to 86400 seconds, got {value:g}")
     return value
 
 

@@ -123,7 +123,8 @@ def http_config(
     ssl_cert_file: str | None,
     lifespan: bool = True,
 ) -> Any:
-    """How the HTTP side runs; clients have ``timeout`` seconds for the head of a request. ``lifespan``: the application
+    """How the HTTP side runs; clients have ``timeout`` seconds for the head of a request, and to read
+    more of an answer. ``lifespan``: the application
     is told of start and end. uvicorn takes uvloop's event loop where it is installed.
 
     Raises UsageError for a certificate that cannot be used.

@@ -103,6 +103,7 @@ def test_any_arguments(parameters: Any) -> None:
 IMPOSSIBLE: list[Any] = [
     False, {"not": {}}, {"enum": []}, {"anyOf": []}, {"anyOf": [False, {"enum": []}]},
     {"type": "integer", "minimum": 2, "maximum": 1}, {"type": "array", "items": False, "minItems": 1},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 5, "maxItems": 2},
 ]  # fmt: skip
 
 
@@ -139,6 +140,22 @@ def test_keywords_that_cannot_be_held_to(keywords: dict[str, Any]) -> None:
         call_grammar(GEMMA, tools, several=False)
     lazy = call_grammar(GEMMA, tools, several=False, lazy=True)
     assert accepts(lazy, f"call:f{{x:{Q}any{Q}}}<tool_call|>"), "calls that are not asked for may have any arguments"
+
+
+def test_a_type_that_no_value_has_leaves_the_others() -> None:
+    schema = {"type": ["array", "integer"], "items": False, "minItems": 1}
+    tools = [{"name": "f", "parameters": {"properties": {"x": schema}, "required": ["x"]}}]
+    assert accepts(call_grammar(GEMMA, tools, several=False), "<|tool_call>call:f{x:1}<tool_call|>")
+
+
+def test_rules_that_were_made_for_a_refused_schema_go_with_it() -> None:
+    """What is shared among tools must not name rules of the attempt that any arguments take the place of."""
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    refused = {"properties": {"a": numbers, "b": {"type": "array", "minItems": 10**6}}}
+    tools = [{"name": "f", "parameters": refused}, {"name": "g", "parameters": {"properties": {"a": numbers}}}]
+    lazy = call_grammar(GEMMA, tools, several=False, lazy=True)
+    assert accepts(lazy, f"call:f{{b:{Q}any{Q}}}<tool_call|>")
+    assert accepts(lazy, "call:g{a:[1,2]}<tool_call|>") and not accepts(lazy, f"call:g{{a:{Q}x{Q}}}<tool_call|>")
 
 
 def test_schemas_that_refer_to_each_other_a_lot() -> None:

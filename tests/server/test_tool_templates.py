@@ -183,6 +183,13 @@ def test_results_in_a_field_of_the_calls() -> None:
     assert prompt(user, said, *results) == asked
     assert prompt(user, said, *results, done, user) == f"{asked}Done.<user>Hi"
     assert prompt(user, said, *results, done) == f"{asked}<assistant>Done.", "it may be the beginning of the answer"
+    assert prompt(user, said, *results, done, done, user) == f"{asked}Done.<assistant>Done.<user>Hi"
+    nameless = said | {
+        "tool_calls": [{key: value for key, value in call.items() if key != "id"} for call in (CALL, other)]
+    }
+    answers = [{"role": "tool", "content": text} for text in ("text", '{"n": 3}')]
+    in_turn = "<user>Hi<assistant>I look.<assistant>call:read;call:count;read=text;count=3;"
+    assert prompt(user, nameless, *answers) == in_turn, "results without ids are those of the calls in their order"
     newer = template + "{# m.role != 'tool' #}"
     assert "<tool>text" in prompt(user, said, *results, source=newer), "a template that writes results itself"
 

@@ -52,7 +52,7 @@ class SchemaRules:
 
     def __init__(self, prefix: str, shared: dict[str, str], budget: Budget) -> None:
         self._prefix = prefix
-        self._shared = shared
+        self.shared = shared
         self._budget = budget
         self.rules: list[str] = []
 
@@ -68,7 +68,7 @@ class SchemaRules:
 
     def rule(self, text: str) -> str:
         """Name of a rule that stands in the grammar once, however often it is asked for."""
-        return self._shared.setdefault(text, f"shared{len(self._shared)}")
+        return self.shared.setdefault(text, f"shared{len(self.shared)}")
 
 
 def prefixed(rules: str, prefix: str) -> str:
@@ -88,18 +88,18 @@ def call_grammar(
     shared: dict[str, str] = {}
     budget = Budget()
     for i, tool in enumerate(tools):
-        book = SchemaRules(f"tool{i}-", shared, budget)
+        book = SchemaRules(f"tool{i}-", dict(shared), budget)
         try:
-            schema = tool.get("parameters") or NO_PARAMETERS
-            alternatives.append(format_.call(tool["name"], schema, book))
+            call = format_.call(tool["name"], tool.get("parameters") or NO_PARAMETERS, book)
         except GrammarError as error:
-            if lazy:  # the call was not asked for by the client: any arguments will do
-                book = SchemaRules(f"tool{i}-", shared, Budget())
-                alternatives.append(format_.call(tool["name"], ANY_PARAMETERS, book))
-                rules += book.rules
-                continue
-            raise bad_request(f"parameters of tool {tool['name']}: {error}") from None
+            if not lazy:
+                raise bad_request(f"parameters of tool {tool['name']}: {error}") from None
+            # The call was not asked for by the client: any arguments will do.
+            book = SchemaRules(f"tool{i}-", dict(shared), Budget())
+            call = format_.call(tool["name"], ANY_PARAMETERS, book)
+        alternatives.append(call)
         rules += book.rules
+        shared = book.shared
     rules += [f"{name} ::= {text}\n" for text, name in shared.items()]
     lead = format_.lead or f"@{{{format_.opening}}}"
     again = f"({format_.again} {lead} {format_.behind})*" if several and format_.again else ""

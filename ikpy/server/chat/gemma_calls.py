@@ -151,7 +151,8 @@ def _value_rule(schema: Any, root: Any, rules: Rules, depth: int) -> str:
     types = value_types(schema) or ({"object"} if "properties" in schema else {"array"} if "items" in schema else set())
     if not types:
         return _text(rules) if "allOf" not in schema and takes_text(schema) else _any_value(rules, ANY_DEPTH)
-    return f"({' | '.join(_typed(kind, schema, root, rules, depth) for kind in sorted(types))})"
+    options = [if_possible(partial(_typed, kind, schema, root, rules, depth)) for kind in sorted(types)]
+    return _any_of([option for option in options if option is not None])
 
 
 def _any_of(options: list[str]) -> str:
@@ -169,6 +170,8 @@ def _typed(kind: str, schema: Mapping[str, Any], root: Any, rules: Rules, depth:
         low, high = schema.get("minItems", 0), schema.get("maxItems")
         if max(low, high or 0) > MOST_REPETITIONS:
             raise GrammarError(f"an array of more than {MOST_REPETITIONS} items")
+        if high is not None and low > high:
+            raise NoValueError("no array has so many items")
         item = if_possible(partial(_value_rule, schema.get("items"), root, rules, depth - 1))
         if item is None and low > 0:
             raise NoValueError("an array needs items of which there are none")

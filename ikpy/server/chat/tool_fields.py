@@ -1,5 +1,6 @@
 """What single templates read in other places: tools in the system message (Phi-4-mini) or in a variable of their own
-(SmolLM3), calls as text (these and Granite 3), plans (Command R7B), reasoning (GPT-OSS)."""
+(SmolLM3), calls as text (these and Granite 3), results (the first of Gemma 4), plans (Command R7B), reasoning
+(GPT-OSS)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 
 from ikpy.server.chat.streamed_lists import GRANITE, PHI
 from ikpy.server.chat.tags import is_harmony
+from ikpy.server.chat.tool_ids import with_ids
 from ikpy.server.chat.tool_reading import parse_value
 from ikpy.vocab.templates import flat_content
 
@@ -143,7 +145,7 @@ def with_responses(source: str, messages: Sequence[Message]) -> list[Message]:
     if "tool_responses" not in source or "!= 'tool'" in source:
         return list(messages)
     out: list[Message] = []
-    for i, message in enumerate(messages):
+    for i, message in enumerate(with_ids(messages)):
         calling = out[-1] if out and out[-1].get("tool_calls") else {}
         if message["role"] == "tool" and calling:
             calling.setdefault("tool_responses", []).append(_response(message, calling))
@@ -151,18 +153,22 @@ def with_responses(source: str, messages: Sequence[Message]) -> list[Message]:
             if flat_content(message.get("content")):
                 out.append({name: value for name, value in message.items() if name != "tool_calls"})
             out.append(message | {"content": ""})
-        elif message["role"] == "assistant" and calling.get("tool_responses") and i + 1 < len(messages):
+        elif message["role"] == "assistant" and _is_answered(calling) and i + 1 < len(messages):
             calling["content"] = flat_content(message.get("content"))
         else:
             out.append(message)
     return out
 
 
+def _is_answered(calling: Message) -> bool:
+    """Whether a message has results of its calls, and no answer to them yet."""
+    return bool(calling.get("tool_responses")) and not calling["content"]
+
+
 def _response(result: Message, calling: Message) -> dict[str, Any]:
     """A result with the name of its function: an object if its text is one."""
-    calls = [call for call in calling["tool_calls"] if call.get("id") == result.get("tool_call_id")]
-    following = calling["tool_calls"][len(calling["tool_responses"]) :]
-    names = [call["function"]["name"] for call in calls or following]
+    calls = [call for call in calling["tool_calls"] if call["id"] == result.get("tool_call_id")]
+    names = [call["function"]["name"] for call in calls]
     text = flat_content(result.get("content"))
     try:
         value = parse_value(text)

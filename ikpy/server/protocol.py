@@ -184,7 +184,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def _n_unread(self) -> int:
-        """Bytes that wait for the client, with those that the system keeps: it takes more in lumps of some hundred KB."""
+        """Bytes that wait for the client, those that the system keeps too; it takes more in lumps of some 100 KB."""
         kept = bytes(4)
         with contextlib.suppress(OSError):
             kept = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kept)

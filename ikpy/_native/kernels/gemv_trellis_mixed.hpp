@@ -72,8 +72,8 @@ struct MixedIQ2_KT {
     using Chunk = MixedChunk;
     template <int NT>
     IKPY_VBMI_INLINE static void row(const uint8_t* p, int64_t n_chunks, const Chunk* const* x,
-                                     const ValueTable& table, __m512* total) {
-        mixed_row<NT>(p, n_chunks, x, table, total);
+                                     __m512* total) {
+        mixed_row<NT>(p, n_chunks, x, value_table(), total);
     }
 };
 

@@ -88,6 +88,19 @@ struct ScaleTable {
 inline constexpr ScaleTable kLevelScales([](int i) { return kIq4Codes[i] - 128; });
 inline constexpr ScaleTable kNibbleScales([](int i) { return i; });
 
+// Low bytes of the 13-bit seeds of the 32 groups of IQ1_KT, then high ones. first: the first eight bytes of
+// the block in all quadwords; the top bit of group t of sub-block s is bit 4 + t of byte s.
+IKPY_VBMI_INLINE __m512i seed_bytes(const uint8_t* p, __m512i first) {
+    static constexpr Bytes64 kTop([](int i) { return 8 * (i / 4) + i % 4; });  // to bit 4
+    const __m256i top =
+        _mm256_multishift_epi64_epi8(_mm512_castsi512_si256(kTop.load()), _mm512_castsi512_si256(first));
+    const __m256i middle = _mm256_srlv_epi32(_mm256_broadcastsi128_si256(load_128(p + 40)),
+                                             _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+    const __m256i high = _mm256_and_si256(_mm256_ternarylogic_epi32(middle, top, _mm256_set1_epi8(15), 0xE4),
+                                          _mm256_set1_epi8(31));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(load_256(p + 8)), high, 1);
+}
+
 // A type T: the codes of vector j, their signs if kSigned (magnitudes count then), scales of the lanes.
 struct TableIQ1_KT {
     using Unpack = UnpackIQ1_KT;
@@ -96,20 +109,11 @@ struct TableIQ1_KT {
     __m512 scale;
 
     IKPY_VBMI_INLINE explicit TableIQ1_KT(const uint8_t* p) {
-        // The top bit of group t of sub-block s is bit 4 + t of byte s; it comes to bit 4.
-        static constexpr Bytes64 kTop([](int i) { return 8 * (i / 4) + i % 4; });
         // Low and high bytes of the seeds of groups j and j + 1 of the eight sub-blocks.
         static constexpr Bytes64 kFirst([](int i) { return 32 * (i & 1) + 4 * (i / 4 & 7) + i / 32; });
         static constexpr Bytes64 kLast([](int i) { return 32 * (i & 1) + 4 * (i / 4 & 7) + i / 32 + 2; });
         static constexpr Bytes64 kScales([](int i) { return i / 8; });
-        const __m512i first = _mm512_set1_epi64(load_unaligned<int64_t>(p));
-        const __m256i top =
-            _mm256_multishift_epi64_epi8(_mm512_castsi512_si256(kTop.load()), _mm512_castsi512_si256(first));
-        const __m256i middle = _mm256_srlv_epi32(_mm256_broadcastsi128_si256(load_128(p + 40)),
-                                                 _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
-        const __m256i high = _mm256_and_si256(
-            _mm256_ternarylogic_epi32(middle, top, _mm256_set1_epi8(15), 0xE4), _mm256_set1_epi8(31));
-        const __m512i bytes = _mm512_inserti64x4(_mm512_castsi256_si512(load_256(p + 8)), high, 1);
+        const __m512i first = _mm512_set1_epi64(load_unaligned<int64_t>(p)), bytes = seed_bytes(p, first);
         seeds[0] = _mm512_maskz_permutexvar_epi8(0x3333333333333333, kFirst.load(), bytes);
         seeds[1] = _mm512_maskz_permutexvar_epi8(0x3333333333333333, kLast.load(), bytes);
         scale = kLevelScales.at(_mm512_permutexvar_epi8(kScales.load(), first));
@@ -182,29 +186,28 @@ IKPY_VBMI_INLINE void lookup_row(const uint8_t* p, int64_t n_chunks, const QuadC
     }
 }
 
-// Types for these products: Chunk, and row() as lookup_row.
 template <class L>
 struct LookedUp {
     using Unpack = typename L::Unpack;
     using Chunk = QuadChunk;
     template <int NT>
     IKPY_VBMI_INLINE static void row(const uint8_t* p, int64_t n_chunks, const Chunk* const* x,
-                                     const ValueTable& table, __m512* total) {
-        lookup_row<L, NT>(p, n_chunks, x, table, total);
+                                     __m512* total) {
+        lookup_row<L, NT>(p, n_chunks, x, value_table(), total);
     }
 };
 
+// Products of a block of rows with NT tokens, whose lanes are summed for 16 rows at once.
 template <class T, int NT>
-IKPY_VBMI void table_products(const RowBlock& rows, const typename T::Chunk* const* x, float* out) {
+IKPY_VBMI void lane_products(const RowBlock& rows, const typename T::Chunk* const* x, float* out) {
     using U = typename T::Unpack;
-    const ValueTable& table = value_table();
     for (int h = 0; h < 2; ++h) {
         __m512 totals[NT][kHalfRows] = {};
         float scale[kHalfRows] = {};
         for (int i = 0; i < rows.n[h]; ++i) {
             const uint8_t* row = rows.row(h, i);
             __m512 total[NT];
-            T::template row<NT>(row + U::kHeaderBytes, rows.n_in / kChunk, x, table, total);
+            T::template row<NT>(row + U::kHeaderBytes, rows.n_in / kChunk, x, total);
             for (int t = 0; t < NT; ++t) totals[t][i] = total[t];
             scale[i] = U::row_scale(row);
         }
@@ -214,8 +217,9 @@ IKPY_VBMI void table_products(const RowBlock& rows, const typename T::Chunk* con
     }
 }
 
+// T: Unpack, Chunk and row<NT>, the products of a row in the lanes of `total`.
 template <class T, int Tokens>
-struct FromTable {
+struct InLanes {
     using Unpack = typename T::Unpack;
     using Record = typename T::Chunk;
     static constexpr int kTokens = Tokens;
@@ -225,7 +229,7 @@ struct FromTable {
     }
     template <int NT>
     static void multiply(const RowBlock& rows, const Record* const* x, float* out) {
-        table_products<T, NT>(rows, x, out);
+        lane_products<T, NT>(rows, x, out);
     }
 };
 

@@ -40,6 +40,7 @@ ARCHITECTURES = {
     "hunyuan-dense": "ikpy.models.hunyuan_dense:HunyuanDense",
     "hunyuan-moe": "ikpy.models.hunyuan_moe:HunyuanMoe",
     "internlm2": "ikpy.models.internlm2:InternLM2",
+    "kimi-linear": "ikpy.models.kimi_linear:KimiLinear",
     "llama": "ikpy.models.llama:Llama",
     "llama4": "ikpy.models.llama4:Llama4",
     "mimo2": "ikpy.models.mimo2:Mimo2",

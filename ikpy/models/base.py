@@ -30,6 +30,8 @@ class Architecture:
     rope_neox: ClassVar[bool] = False
     # Window layers keep the RoPE base and scale of the file whatever the user asks for.
     window_rope_of_file: ClassVar[bool] = False
+    # Layers for which the file counts no KV heads are recurrent.
+    may_lack_heads: ClassVar[bool] = False
 
     def __init__(self, keys: Keys, weights: WeightSource, log: Log) -> None:
         self.derived: list[Buffer] = []
@@ -47,7 +49,7 @@ class Architecture:
 
     def read_hparams(self, keys: Keys) -> HParams:
         """Hyper-parameters; architectures with further keys extend this."""
-        return read_hparams(keys)
+        return read_hparams(keys, may_lack_heads=self.may_lack_heads)
 
     def load(self, weights: WeightSource) -> None:
         """Takes every tensor of the model from weights."""

@@ -18,6 +18,7 @@ from ikpy.engine.session import put_state, take_state
 from ikpy.graph.placement import PlacementParams
 from ikpy.tools.run_logs import state_lines
 from tests.cpu.definition_checks import TOKENS
+from tests.cpu.test_arch_kimi_linear import kimi_linear
 from tests.cpu.test_arch_qwen3next import qwen3next, qwen3next_grouped, qwen35moe
 from tests.cuda.test_placement_matrix import worst
 
@@ -47,9 +48,9 @@ def states_of(context: Context) -> dict[str, int]:
     return context.devices.state_bytes()
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return qwen35moe()[0].write(tmp_path_factory.mktemp("model") / "model.gguf")
+@pytest.fixture(scope="module", params=[qwen35moe, kimi_linear], ids=lambda f: f.__name__)
+def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    return request.param()[0].write(tmp_path_factory.mktemp("model") / "model.gguf")
 
 
 def hold(ours: np.ndarray, truth: np.ndarray) -> None:
@@ -58,7 +59,7 @@ def hold(ours: np.ndarray, truth: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("make", [qwen35moe, qwen3next, qwen3next_grouped], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [qwen35moe, qwen3next, qwen3next_grouped, kimi_linear], ids=lambda f: f.__name__)
 def test_sequences_in_one_batch(make: Callable, where: str, tmp_path: Path, cuda_devices: int) -> None:
     """Of all layouts: two prompts, then both in one batch, of more tokens than the kernel for few takes."""
     placement = PLACES[where]

@@ -37,6 +37,7 @@ FAMILIES = {
     "hunyuan_v1_dense": "moe:HunyuanDense",
     "hunyuan_v1_moe": "moe:HunyuanMoe",
     "kimi_k2": "deepseek:DeepSeekV3",
+    "kimi_linear": "kimi_linear:KimiLinear",
     "llama": "llama:Llama",
     "llama4_text": "llama4:Llama4",
     "minimax_m2": "moe:MiniMaxM2",

@@ -1,0 +1,173 @@
+"""Tiny checkpoints with recurrent layers made from a seed, in the names that models are published with.
+
+scripts/make_recurrent_golden.py records the logits that transformers gives for them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.cpu import checkpoints as made
+from tests.cpu.deepseek4_checkpoints import bf16_values
+
+V, D, HEADS, FF = 384, 64, 4, 96
+N_EXPERT, USED, FF_EXPERT = 8, 3, 32
+N_TOKENS = 70
+Shapes = dict[str, tuple[int, ...]]
+
+OUTER: Shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,), "lm_head.weight": (V, D)}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A kind of checkpoint: its config.json and the shapes of its tensors."""
+
+    name: str
+    config: dict[str, Any]
+    shapes: Callable[[], Shapes]
+
+    @property
+    def golden(self) -> Path:
+        """Rows (i32 [R]) and logits (f32 [R, C]) after these rows, of the first C tokens of the vocabulary."""
+        return made.DATA / f"{self.name}.npz"
+
+
+# Kimi Linear
+
+N_LAYER, ATTENDS, SIZE, RANK, NOPE, ROT, VALUE, TAPS = 5, 4, 32, 64, 32, 32, 32, 4
+"""ATTENDS: number of the layer that attends, counted from 1."""
+
+
+def kimi_linear_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes = dict(OUTER)
+    for il in range(N_LAYER):
+        p = f"model.layers.{il}"
+        shapes |= {f"{p}.{name}.weight": (D,) for name in ("input_layernorm", "post_attention_layernorm")}
+        matrices: Shapes = {"o_proj": (D, HEADS * VALUE)}
+        if il + 1 == ATTENDS:
+            matrices |= {"q_proj": (HEADS * (NOPE + ROT), D), "kv_a_proj_with_mqa": (RANK + ROT, D)}
+            matrices |= {"kv_b_proj": (HEADS * (NOPE + VALUE), RANK), "kv_a_layernorm": (RANK,)}
+        else:
+            n = HEADS * SIZE
+            matrices |= {f"{x}_proj": (n, D) for x in "qkv"} | {f"{x}_conv1d": (n, 1, TAPS) for x in "qkv"}
+            matrices |= {f"{x}_a_proj": (SIZE, D) for x in "fg"} | {f"{x}_b_proj": (n, SIZE) for x in "fg"}
+            matrices |= {"b_proj": (HEADS, D), "o_norm": (SIZE,)}
+            shapes |= {f"{p}.self_attn.A_log": (1, 1, HEADS, 1), f"{p}.self_attn.dt_bias": (n,)}
+        shapes |= {f"{p}.self_attn.{name}.weight": shape for name, shape in matrices.items()}
+        if il == 0:
+            shapes |= gated(f"{p}.mlp", FF, ("gate_proj", "up_proj", "down_proj"))
+            continue
+        p = f"{p}.block_sparse_moe"
+        shapes |= {f"{p}.gate.weight": (N_EXPERT, D), f"{p}.gate.e_score_correction_bias": (N_EXPERT,)}
+        shapes |= gated(f"{p}.shared_experts", FF_EXPERT, ("gate_proj", "up_proj", "down_proj"))
+        for e in range(N_EXPERT):
+            shapes |= gated(f"{p}.experts.{e}", FF_EXPERT, ("w1", "w3", "w2"))
+    return shapes
+
+
+def gated(prefix: str, n: int, names: tuple[str, str, str]) -> Shapes:
+    """Gate, up and down of a network."""
+    gate, up, down = (f"{prefix}.{name}.weight" for name in names)
+    return {gate: (n, D), up: (n, D), down: (D, n)}
+
+
+KIMI_LINEAR = Tiny(
+    "kimi-linear",
+    {
+        "architectures": ["KimiLinearForCausalLM"],
+        "model_type": "kimi_linear",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 1,
+        "vocab_size": V,
+        "hidden_size": D,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "intermediate_size": FF,
+        "kv_lora_rank": RANK,
+        "linear_attn_config": {
+            "full_attn_layers": [ATTENDS],
+            "head_dim": SIZE,
+            "kda_layers": [il for il in range(1, N_LAYER + 1) if il != ATTENDS],
+            "num_heads": HEADS,
+            "short_conv_kernel_size": TAPS,
+        },
+        "mla_use_nope": True,
+        "model_max_length": 256,
+        "moe_intermediate_size": FF_EXPERT,
+        "moe_layer_freq": 1,
+        "moe_renormalize": True,
+        "moe_router_activation_func": "sigmoid",
+        "num_attention_heads": HEADS,
+        "num_expert_group": 1,
+        "num_experts": N_EXPERT,
+        "num_experts_per_token": USED,
+        "num_hidden_layers": N_LAYER,
+        "num_key_value_heads": HEADS,
+        "num_nextn_predict_layers": 0,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": NOPE,
+        "qk_rope_head_dim": ROT,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "routed_scaling_factor": 2.446,
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+        "use_grouped_topk": True,
+        "v_head_dim": VALUE,
+        "torch_dtype": "bfloat16",
+    },
+    kimi_linear_shapes,
+)
+
+CHECKPOINTS = (KIMI_LINEAR,)
+IS_F32 = ("A_log", "dt_bias", "bias")
+
+
+def weights(tiny: Tiny) -> dict[str, np.ndarray]:
+    """Tensors f32 by name, rounded to bf16 where repositories have it."""
+    random = np.random.RandomState(7)  # its numbers never change
+    made_weights = {}
+    for name, shape in sorted(tiny.shapes().items()):
+        values = random.standard_normal(shape)
+        if "norm" in name:
+            values = 1 + 0.2 * values
+        elif name.endswith("A_log"):
+            values = np.log(1 + 3 * random.random_sample(shape))
+        elif name.endswith("bias"):
+            values = 0.3 * values
+        elif "embed" not in name:
+            values *= 1.5 / math.sqrt(shape[-1])
+        made_weights[name] = values.astype(np.float32) if name.endswith(IS_F32) else bf16_values(values)
+    return made_weights
+
+
+def tokens() -> np.ndarray:
+    """The tokens i32 [T] of the golden logits."""
+    return np.random.RandomState(6).randint(0, V, N_TOKENS).astype(np.int32)
+
+
+def entry(name: str, values: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
+    """A tensor as it is stored."""
+    return ("F32", values.shape, values.tobytes()) if name.endswith(IS_F32) else made.bf16(values)
+
+
+def write(tiny: Tiny, folder: Path, **config: Any) -> Path:
+    """The checkpoint with the tokenizer of DeepSeek V3; config: further values of config.json."""
+    made.copy("deepseek-v3", folder.parent).rename(folder)
+    (folder / "golden.npz").unlink()
+    (folder / "config.json").write_text(json.dumps({**tiny.config, **config}))
+    stored = {name: entry(name, values) for name, values in weights(tiny).items()}
+    made.write_tensors(folder / "model.safetensors", stored)
+    return folder

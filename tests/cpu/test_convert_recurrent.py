@@ -1,0 +1,133 @@
+"""`ikpy convert` of checkpoints with recurrent layers: logits that transformers recorded, what files hold, errors."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ikpy.convert import Conversion
+from ikpy.engine.batch import Batch
+from ikpy.engine.context import Context
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams
+from ikpy.errors import IkpyError
+from ikpy.gguf.reader import GGUFFile
+from tests.cpu import checkpoints as made
+from tests.cpu import recurrent_checkpoints as tiny
+from tests.cpu.checkpoints import convert
+from tests.cpu.recurrent_checkpoints import KIMI_LINEAR, Tiny
+from tests.cpu.test_convert import types
+
+TOLERANCE = 5e-4
+
+
+def converted(kind: Tiny, folder: Path, outtype: str = "f32", **config: Any) -> GGUFFile:
+    """The GGUF file of a checkpoint with further values of config.json."""
+    folder.mkdir(exist_ok=True)
+    return convert(tiny.write(kind, folder / "checkpoint", **config), folder, outtype=outtype)
+
+
+def logits_of(file: GGUFFile) -> np.ndarray:
+    """Logits [T, V] of the golden tokens."""
+    context = Context(Model.load(file.path), ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
+    return context.decode(Batch.single(tiny.tokens(), 0, logits="all"))
+
+
+@pytest.mark.parametrize("kind", tiny.CHECKPOINTS, ids=lambda kind: kind.name)
+def test_logits(kind: Tiny, tmp_path: Path) -> None:
+    golden = np.load(kind.golden)
+    expected = golden["logits"]
+    logits = logits_of(converted(kind, tmp_path))[golden["rows"], : expected.shape[1]]
+    assert np.abs(logits - expected).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("outtype", ["bf16", "q8_0"])
+@pytest.mark.parametrize("kind", tiny.CHECKPOINTS, ids=lambda kind: kind.name)
+def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
+    """What is small and multiplied through all tokens stays f32."""
+    found = types(converted(kind, tmp_path, outtype))
+    small = ("norm.weight", ".bias", "ffn_gate_inp.weight", "ssm_a", "conv.weight")
+    for name, kind_of in found.items():
+        is_small = name.endswith(small) or "conv1d" in name
+        assert kind_of == ("f32" if is_small else outtype), name
+
+
+# Kimi Linear
+
+
+def test_kimi_linear_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    file = converted(KIMI_LINEAR, tmp_path)
+    keys = {name.removeprefix("kimi-linear."): value for name, value in file.metadata.items()}
+    assert keys["attention.head_count_kv"].tolist() == [0, 0, 0, 1, 0]
+    sizes = {"key_length": 96, "value_length": 64, "key_length_mla": 64, "value_length_mla": 32, "kv_lora_rank": 64}
+    assert {name: keys[f"attention.{name}"] for name in sizes} == sizes
+    assert (keys["kda.head_dim"], keys["ssm.conv_kernel"], keys["expert_gating_func"]) == (32, 4, 2)
+    assert keys["expert_weights_norm"] and keys["leading_dense_block_count"] == 1
+    shapes = {
+        "blk.0.ssm_conv1d_k.weight": (4, 1, 128),
+        "blk.0.ssm_a": (1, 4),
+        "blk.3.attn_k_b.weight": (32, 64, 4),
+        "blk.3.attn_v_b.weight": (64, 32, 4),
+    }
+    assert {name: file.tensors[name].shape for name in shapes} == shapes
+    assert "blk.3.attn_kv_b.weight" not in file.tensors
+
+
+def test_configuration_of_transformers(tmp_path: Path) -> None:
+    """Kinds of layers and sizes as transformers 5 writes them; its names of the dense network."""
+    official = converted(KIMI_LINEAR, tmp_path / "official")
+    kinds = ["full_attention" if il + 1 == tiny.ATTENDS else "linear_attention" for il in range(tiny.N_LAYER)]
+    (tmp_path / "other").mkdir()
+    folder = tiny.write(KIMI_LINEAR, tmp_path / "other" / "checkpoint", layer_types=kinds, linear_head_dim=tiny.SIZE)
+    others = {"linear_num_heads": tiny.HEADS, "linear_conv_kernel_dim": tiny.TAPS}
+    mlp = ["dense", *["sparse"] * (tiny.N_LAYER - 1)]
+    made.amend(folder, drop=("linear_attn_config", "first_k_dense_replace"), mlp_layer_types=mlp, **others)
+
+    def rename(tensors: made.Tensors) -> None:
+        for name in [name for name in tensors if ".mlp." in name]:
+            tensors[name.replace(".mlp.", ".block_sparse_moe.")] = tensors.pop(name)
+
+    made.change_tensors(folder, rename)
+    again = convert(folder, tmp_path / "other", outtype="f32")
+    np.testing.assert_array_equal(logits_of(again), logits_of(official))
+
+
+LINEAR = KIMI_LINEAR.config["linear_attn_config"]
+REFUSED = {
+    "mla_use_nope false": {"mla_use_nope": False},
+    "moe_layer_freq above 1": {"moe_layer_freq": 2},
+    "2 heads of KDA layers beside 4 others": {"linear_attn_config": {**LINEAR, "num_heads": 2}},
+    "gate_lower_bound -5.0": {"linear_attn_config": {**LINEAR, "gate_lower_bound": -5.0}},
+    "activation 'situ'": {"hidden_act": "situ"},
+    "4 kinds of layers": {"layer_types": ["linear_attention"] * 4},
+    "'full_attn_layers' is missing": {"linear_attn_config": {"num_heads": 4, "head_dim": 32}},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_no_file_can_say(what: str, tmp_path: Path) -> None:
+    folder = tiny.write(KIMI_LINEAR, tmp_path / "checkpoint", **REFUSED[what])
+    with pytest.raises(IkpyError, match=what) as error:
+        Conversion(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_a_tensor_that_is_missing(tmp_path: Path) -> None:
+    folder = tiny.write(KIMI_LINEAR, tmp_path / "checkpoint")
+    made.change_tensors(folder, lambda tensors: tensors.pop("model.layers.1.self_attn.f_b_proj.weight"))
+    with pytest.raises(IkpyError, match=r"layer 1 lacks blk.1.ssm_f_b.weight \(from 'self_attn.f_b_proj'\)"):
+        Conversion(folder)
+
+
+def test_tokenizer_of_kimi(tmp_path: Path) -> None:
+    """tiktoken.model alone: the pre-tokenizer is that of Kimi K2."""
+    folder = tiny.write(KIMI_LINEAR, tmp_path / "checkpoint")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tiktoken.model").write_text(
+        "\n".join(f"{base64.b64encode(bytes([i])).decode()} {i}" for i in range(256))
+    )
+    assert convert(folder, tmp_path).metadata["tokenizer.ggml.pre"] == "kimi-k2"

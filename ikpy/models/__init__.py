@@ -41,6 +41,8 @@ ARCHITECTURES = {
     "hunyuan-moe": "ikpy.models.hunyuan_moe:HunyuanMoe",
     "internlm2": "ikpy.models.internlm2:InternLM2",
     "kimi-linear": "ikpy.models.kimi_linear:KimiLinear",
+    "lfm2": "ikpy.models.lfm2:Lfm2",
+    "lfm2moe": "ikpy.models.lfm2:Lfm2Moe",
     "llama": "ikpy.models.llama:Llama",
     "llama4": "ikpy.models.llama4:Llama4",
     "mimo2": "ikpy.models.mimo2:Mimo2",

@@ -131,8 +131,93 @@ KIMI_LINEAR = Tiny(
     kimi_linear_shapes,
 )
 
-CHECKPOINTS = (KIMI_LINEAR,)
-IS_F32 = ("A_log", "dt_bias", "bias")
+# LFM2
+
+KV, HEAD, LFM2_TAPS = 2, 16, 3
+FF_GIVEN, FF_UNIT = 130, 32
+"""Two thirds of the width that the configuration gives, in whole units, are FF."""
+N_LFM2, N_DENSE, LFM2_ATTENDS = 4, 1, (1, 3)
+
+
+def lfm2_shapes(*, experts: bool) -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes: Shapes = {"model.embed_tokens.weight": (V, D), "model.embedding_norm.weight": (D,)}
+    for il in range(N_LFM2):
+        p = f"model.layers.{il}"
+        shapes |= {f"{p}.{name}.weight": (D,) for name in ("operator_norm", "ffn_norm")}
+        if il in LFM2_ATTENDS:
+            heads = {"q_proj": (HEADS * HEAD, D), "k_proj": (KV * HEAD, D), "v_proj": (KV * HEAD, D)}
+            heads |= {"out_proj": (D, HEADS * HEAD), "q_layernorm": (HEAD,), "k_layernorm": (HEAD,)}
+            shapes |= {f"{p}.self_attn.{name}.weight": shape for name, shape in heads.items()}
+        else:
+            parts = {"in_proj": (3 * D, D), "conv": (D, 1, LFM2_TAPS), "out_proj": (D, D)}
+            shapes |= {f"{p}.conv.{name}.weight": shape for name, shape in parts.items()}
+        p = f"{p}.feed_forward"
+        if not experts or il < N_DENSE:
+            shapes |= gated(p, FF, ("w1", "w3", "w2"))
+            continue
+        shapes |= {f"{p}.gate.weight": (N_EXPERT, D), f"{p}.expert_bias": (N_EXPERT,)}
+        for e in range(N_EXPERT):
+            shapes |= gated(f"{p}.experts.{e}", FF_EXPERT, ("w1", "w3", "w2"))
+    return shapes
+
+
+_LFM2: dict[str, Any] = {
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+    "vocab_size": V,
+    "hidden_size": D,
+    "num_hidden_layers": N_LFM2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV,
+    "max_position_embeddings": 256,
+    "norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "conv_L_cache": LFM2_TAPS,
+    "conv_bias": False,
+    "torch_dtype": "bfloat16",
+}
+LFM2 = Tiny(
+    "lfm2",
+    {
+        **_LFM2,
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "block_auto_adjust_ff_dim": True,
+        "block_dim": D,
+        "block_ff_dim": FF_GIVEN,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": FF_UNIT,
+        "block_norm_eps": 1e-5,
+        "full_attn_idxs": list(LFM2_ATTENDS),
+        "num_heads": HEADS,
+        "use_pos_enc": True,
+    },
+    lambda: lfm2_shapes(experts=False),
+)
+LFM2_MOE = Tiny(
+    "lfm2-moe",
+    {
+        **_LFM2,
+        "architectures": ["Lfm2MoeForCausalLM"],
+        "model_type": "lfm2_moe",
+        "intermediate_size": FF,
+        "moe_intermediate_size": FF_EXPERT,
+        "layer_types": ["full_attention" if il in LFM2_ATTENDS else "conv" for il in range(N_LFM2)],
+        "norm_topk_prob": True,
+        "num_dense_layers": N_DENSE,
+        "num_experts": N_EXPERT,
+        "num_experts_per_tok": USED,
+        "routed_scaling_factor": 1.0,
+        "tie_embedding": True,
+        "use_expert_bias": True,
+    },
+    lambda: lfm2_shapes(experts=True),
+)
+
+CHECKPOINTS = (KIMI_LINEAR, LFM2, LFM2_MOE)
+IS_F32 = ("A_log", "bias")
 
 
 def weights(tiny: Tiny) -> dict[str, np.ndarray]:

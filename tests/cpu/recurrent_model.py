@@ -10,7 +10,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
-from tests.cpu import test_arch_kimi_linear
+from tests.cpu import test_arch_kimi_linear, test_arch_lfm2
 from tests.cpu.reference_models import N_VOCAB, RandomModel
 from tests.cpu.test_arch_qwen3next import add_separate, new_model
 
@@ -29,7 +29,12 @@ def kimi_linear(seed: int) -> RandomModel:
     return test_arch_kimi_linear.new_model(seed, split=True)
 
 
-MODELS = {"qwen35": qwen35, "kimi-linear": kimi_linear}
+def lfm2(seed: int) -> RandomModel:
+    """Convolutions alone."""
+    return test_arch_lfm2.new_model(seed, experts=False)
+
+
+MODELS = {"qwen35": qwen35, "kimi-linear": kimi_linear, "lfm2": lfm2}
 
 
 def write_model(folder: Path, words: list[str] | None = None, seed: int = 61, arch: str = "qwen35") -> Path:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from ikpy.convert import Conversion
+from ikpy.convert.config import Config
+from ikpy.convert.families.lfm2 import Lfm2
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
@@ -19,7 +21,7 @@ from ikpy.gguf.reader import GGUFFile
 from tests.cpu import checkpoints as made
 from tests.cpu import recurrent_checkpoints as tiny
 from tests.cpu.checkpoints import convert
-from tests.cpu.recurrent_checkpoints import KIMI_LINEAR, Tiny
+from tests.cpu.recurrent_checkpoints import KIMI_LINEAR, LFM2, LFM2_MOE, Tiny
 from tests.cpu.test_convert import types
 
 TOLERANCE = 5e-4
@@ -131,3 +133,64 @@ def test_tokenizer_of_kimi(tmp_path: Path) -> None:
         "\n".join(f"{base64.b64encode(bytes([i])).decode()} {i}" for i in range(256))
     )
     assert convert(folder, tmp_path).metadata["tokenizer.ggml.pre"] == "kimi-k2"
+
+
+# LFM2
+
+
+def test_lfm2_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    file = converted(LFM2, tmp_path)
+    keys = {name.removeprefix("lfm2."): value for name, value in file.metadata.items()}
+    assert keys["attention.head_count_kv"].tolist() == [0, 2, 0, 2]
+    assert (keys["shortconv.l_cache"], keys["feed_forward_length"], keys["rope.freq_base"]) == (3, tiny.FF, 1e6)
+    assert file.tensors["blk.0.shortconv.conv.weight"].shape == (3, tiny.D)
+    assert file.tensors["token_embd_norm.weight"].shape == (tiny.D,)
+    assert "output.weight" not in file.tensors and "output_norm.weight" not in file.tensors
+
+
+def test_widths_of_lfm2(tmp_path: Path) -> None:
+    """As they are, or adjusted: of LFM2 1.2B 8192, two thirds of 12288."""
+    folder = tiny.write(LFM2, tmp_path / "checkpoint")
+    config = Config(made.read_json(folder / "config.json"), folder / "config.json")
+
+    def width(**values: Any) -> int:
+        return Lfm2(Config({**config.values, **values}, config.path)).n_ff
+
+    assert width(block_ff_dim=12288, block_multiple_of=256) == 8192
+    assert width(block_ff_dim=tiny.FF, block_auto_adjust_ff_dim=False) == tiny.FF
+    assert width(block_ff_dim=6656, block_multiple_of=256) == 4608
+    assert width(block_ff_dim=100, block_ffn_dim_multiplier=1.5, block_multiple_of=10) == 100
+
+
+def test_keys_of_lfm2_moe(tmp_path: Path) -> None:
+    file = converted(LFM2_MOE, tmp_path)
+    keys = {name.removeprefix("lfm2moe."): value for name, value in file.metadata.items()}
+    assert keys["attention.head_count_kv"].tolist() == [0, 2, 0, 2]
+    names = ("leading_dense_block_count", "expert_gating_func", "expert_count", "expert_used_count")
+    assert [keys[name] for name in names] == [tiny.N_DENSE, 2, tiny.N_EXPERT, tiny.USED]
+    assert keys["expert_weights_norm"] and "expert_shared_count" not in keys
+
+
+@pytest.mark.parametrize(
+    ("what", "config"),
+    [
+        ("layers of kind 'linear_attention'", {"layer_types": ["linear_attention", *["conv"] * 3]}),
+        ("3 kinds of layers", {"layer_types": ["conv"] * 3}),
+        ("block_multiple_of 0", {"block_multiple_of": 0}),
+        ("layer 1 lacks blk.1.shortconv.in_proj.weight", {"full_attn_idxs": [3]}),
+        ("layer 0 lacks blk.0.attn_q.weight", {"full_attn_idxs": None}),
+    ],
+)
+def test_what_no_file_of_lfm2_can_say(what: str, config: dict[str, Any], tmp_path: Path) -> None:
+    folder = tiny.write(LFM2, tmp_path / "checkpoint", **config)
+    with pytest.raises(IkpyError, match=what):
+        Conversion(folder)
+
+
+def test_biases_of_convolutions_are_refused(tmp_path: Path) -> None:
+    folder = tiny.write(LFM2, tmp_path / "checkpoint", conv_bias=True)
+    bias = np.zeros(3 * tiny.D, np.float32)
+    change = {"model.layers.0.conv.in_proj.bias": made.bf16(bias)}
+    made.change_tensors(folder, lambda tensors: tensors.update(change))
+    with pytest.raises(IkpyError, match=r"architecture lfm2 has no bias for 'model.layers.0.conv.in_proj.bias'"):
+        Conversion(folder)

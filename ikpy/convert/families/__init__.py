@@ -38,6 +38,8 @@ FAMILIES = {
     "hunyuan_v1_moe": "moe:HunyuanMoe",
     "kimi_k2": "deepseek:DeepSeekV3",
     "kimi_linear": "kimi_linear:KimiLinear",
+    "lfm2": "lfm2:Lfm2",
+    "lfm2_moe": "lfm2:Lfm2Moe",
     "llama": "llama:Llama",
     "llama4_text": "llama4:Llama4",
     "minimax_m2": "moe:MiniMaxM2",

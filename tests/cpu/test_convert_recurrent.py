@@ -1,4 +1,4 @@
-"""`ikpy convert` of checkpoints with recurrent layers: logits that transformers recorded, what files hold, errors."""
+"""`ikpy convert` of checkpoints with recurrent layers: what files hold, names and configurations, errors."""
 
 from __future__ import annotations
 
@@ -12,51 +12,12 @@ import pytest
 from ikpy.convert import Conversion
 from ikpy.convert.config import Config
 from ikpy.convert.families.lfm2 import Lfm2
-from ikpy.engine.batch import Batch
-from ikpy.engine.context import Context
-from ikpy.engine.model import Model
-from ikpy.engine.params import ContextParams
 from ikpy.errors import IkpyError
-from ikpy.gguf.reader import GGUFFile
 from tests.cpu import checkpoints as made
-from tests.cpu import recurrent_checkpoints as tiny
+from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.checkpoints import convert
-from tests.cpu.recurrent_checkpoints import KIMI_LINEAR, LFM2, LFM2_MOE, Tiny
-from tests.cpu.test_convert import types
-
-TOLERANCE = 5e-4
-
-
-def converted(kind: Tiny, folder: Path, outtype: str = "f32", **config: Any) -> GGUFFile:
-    """The GGUF file of a checkpoint with further values of config.json."""
-    folder.mkdir(exist_ok=True)
-    return convert(tiny.write(kind, folder / "checkpoint", **config), folder, outtype=outtype)
-
-
-def logits_of(file: GGUFFile) -> np.ndarray:
-    """Logits [T, V] of the golden tokens."""
-    context = Context(Model.load(file.path), ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
-    return context.decode(Batch.single(tiny.tokens(), 0, logits="all"))
-
-
-@pytest.mark.parametrize("kind", tiny.CHECKPOINTS, ids=lambda kind: kind.name)
-def test_logits(kind: Tiny, tmp_path: Path) -> None:
-    golden = np.load(kind.golden)
-    expected = golden["logits"]
-    logits = logits_of(converted(kind, tmp_path))[golden["rows"], : expected.shape[1]]
-    assert np.abs(logits - expected).max() <= TOLERANCE
-
-
-@pytest.mark.parametrize("outtype", ["bf16", "q8_0"])
-@pytest.mark.parametrize("kind", tiny.CHECKPOINTS, ids=lambda kind: kind.name)
-def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
-    """What is small and multiplied through all tokens stays f32."""
-    found = types(converted(kind, tmp_path, outtype))
-    small = ("norm.weight", ".bias", "ffn_gate_inp.weight", "ssm_a", "conv.weight")
-    for name, kind_of in found.items():
-        is_small = name.endswith(small) or "conv1d" in name
-        assert kind_of == ("f32" if is_small else outtype), name
-
+from tests.cpu.seeded_checkpoints import KIMI_LINEAR, LFM2, LFM2_MOE
+from tests.cpu.test_convert_seeded import converted, logits_of
 
 # Kimi Linear
 

@@ -45,6 +45,7 @@ FAMILIES = {
     "minimax_m2": "moe:MiniMaxM2",
     "ministral3": "llama:Ministral3",
     "mistral": "llama:Llama",
+    "mistral4": "mistral4:Mistral4",
     "mixtral": "llama:Mixtral",
     "olmo2": "olmo:Olmo2",
     "olmo3": "olmo:Olmo3",

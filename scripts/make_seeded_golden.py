@@ -1,7 +1,7 @@
-"""Records transformers' float32 logits of the checkpoints that tests/cpu/recurrent_checkpoints.py makes.
+"""Records transformers' float32 logits of the checkpoints that tests/cpu/seeded_checkpoints.py makes.
 
 pip install torch transformers        # 5.24 or newer
-python -m scripts.make_recurrent_golden
+python -m scripts.make_seeded_golden
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.cpu import recurrent_checkpoints as made
+from tests.cpu import seeded_checkpoints as made
 
 ROWS = (0, 3, 30, 69)
 N_COLUMNS = 96
@@ -26,7 +26,8 @@ def main() -> None:
             folder = made.write(tiny, Path(temporary) / "checkpoint")
             config = transformers.AutoConfig.from_pretrained(folder)
             config._attn_implementation = config._experts_implementation = "eager"
-            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            model_class = getattr(transformers, config.architectures[0])  # not all are known to AutoModelForCausalLM
+            model, info = model_class.from_pretrained(
                 folder, config=config, dtype=torch.float32, output_loading_info=True
             )
         if any(info[problem] for problem in ("missing_keys", "mismatched_keys", "unexpected_keys")):

@@ -1,6 +1,6 @@
-"""Tiny checkpoints with recurrent layers made from a seed, in the names that models are published with.
+"""Tiny checkpoints made from a seed, in the names that models are published with.
 
-scripts/make_recurrent_golden.py records the logits that transformers gives for them.
+scripts/make_seeded_golden.py records the logits that transformers gives for them.
 """
 
 from __future__ import annotations
@@ -216,7 +216,83 @@ LFM2_MOE = Tiny(
     lambda: lfm2_shapes(experts=True),
 )
 
-CHECKPOINTS = (KIMI_LINEAR, LFM2, LFM2_MOE)
+# Mistral Small 4
+
+N_MISTRAL4, Q_RANK, STRETCHED = 3, 32, 16
+"""STRETCHED: tokens of the original context, after as many of which queries grow."""
+
+
+def mistral4_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes = dict(OUTER)
+    for il in range(N_MISTRAL4):
+        p = f"model.layers.{il}"
+        shapes |= {f"{p}.{name}.weight": (D,) for name in ("input_layernorm", "post_attention_layernorm")}
+        matrices = {"q_a_proj": (Q_RANK, D), "q_b_proj": (HEADS * (NOPE + ROT), Q_RANK), "o_proj": (D, HEADS * VALUE)}
+        matrices |= {"kv_a_proj_with_mqa": (RANK + ROT, D), "kv_b_proj": (HEADS * (NOPE + VALUE), RANK)}
+        shapes |= {f"{p}.self_attn.{name}.weight": shape for name, shape in matrices.items()}
+        shapes |= {f"{p}.self_attn.q_a_layernorm.weight": (Q_RANK,), f"{p}.self_attn.kv_a_layernorm.weight": (RANK,)}
+        names = ("gate_proj", "up_proj", "down_proj")
+        if il == 0:
+            shapes |= gated(f"{p}.mlp", FF, names)
+            continue
+        shapes |= {f"{p}.mlp.gate.weight": (N_EXPERT, D), **gated(f"{p}.mlp.shared_experts", FF_EXPERT, names)}
+        shapes[f"{p}.mlp.experts.gate_up_proj"] = (N_EXPERT, 2 * FF_EXPERT, D)
+        shapes[f"{p}.mlp.experts.down_proj"] = (N_EXPERT, D, FF_EXPERT)
+    return shapes
+
+
+MISTRAL4 = Tiny(
+    "mistral4",
+    {
+        "architectures": ["Mistral4ForCausalLM"],
+        "model_type": "mistral4",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 1,
+        "vocab_size": V,
+        "hidden_size": D,
+        "hidden_act": "silu",
+        "intermediate_size": FF,
+        "moe_intermediate_size": FF_EXPERT,
+        "num_hidden_layers": N_MISTRAL4,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "n_routed_experts": N_EXPERT,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": USED,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "q_lora_rank": Q_RANK,
+        "kv_lora_rank": RANK,
+        "qk_nope_head_dim": NOPE,
+        "qk_rope_head_dim": ROT,
+        "v_head_dim": VALUE,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_interleave": True,
+        "rope_parameters": {
+            "type": "yarn",
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": STRETCHED,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    mistral4_shapes,
+)
+
+CHECKPOINTS = (KIMI_LINEAR, LFM2, LFM2_MOE, MISTRAL4)
 IS_F32 = ("A_log", "bias")
 
 

@@ -27,6 +27,7 @@ Log = Callable[[str], None]
 class Architecture:
     """A loaded model of one GGUF architecture: hyper-parameters, weights, and the graph of a micro-batch."""
 
+    has_rope: ClassVar[bool] = True
     rope_neox: ClassVar[bool] = False
     # Window layers keep the RoPE base and scale of the file whatever the user asks for.
     window_rope_of_file: ClassVar[bool] = False
@@ -131,7 +132,7 @@ class Architecture:
 
     def is_rotated(self, layer: int) -> bool:
         """Whether a layer applies RoPE."""
-        return True
+        return self.has_rope
 
     def rope_params(self, layer: int, context: RopeParams) -> RopeParams:
         """RoPE parameters of a layer."""

@@ -46,6 +46,7 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
     """Layers without KV heads are KDA layers; the others attend as DeepSeek V2 without RoPE. Sigmoid routing."""
 
     may_lack_heads = True
+    has_rope = False
     expects_kv_b = False
     default_n_dense = 0
     default_weights_scale = 1.0
@@ -62,9 +63,6 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
 
     def default_gating(self, hp: HParams) -> int:
         return 2
-
-    def is_rotated(self, layer: int) -> bool:
-        return False
 
     @property
     def n_channels(self) -> int:

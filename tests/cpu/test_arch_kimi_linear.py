@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ikpy.cli.quantize import run as quantize
+from ikpy.cli.session import rope_type
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
@@ -217,6 +218,8 @@ def test_rope_options_have_no_effect(tmp_path: Path) -> None:
     np.testing.assert_array_equal(*logits)
     said = [line for line in log if "has no effect" in line]
     assert said == ["warning: --rope-... and --yarn-... has no effect: no layer of the model is rotated"]
+    with GGUFFile.open(path) as file:
+        assert rope_type(file) == -1
 
 
 def test_importance_and_quantization(tmp_path: Path) -> None:

@@ -250,10 +250,11 @@ def place_automatically(
 
 
 def rope_type(file: Any) -> int:
-    """Number of the RoPE pairing in the summary: 2 for half-split pairs, 0 for adjacent pairs."""
+    """Number of the RoPE pairing in the summary: 2 for half-split pairs, 0 for adjacent pairs, -1 without RoPE."""
     from ikpy.models import architecture
 
-    return 2 if architecture(str(file.get("general.architecture", ""))).rope_neox else 0
+    arch = architecture(str(file.get("general.architecture", "")))
+    return (2 if arch.rope_neox else 0) if arch.has_rope else -1
 
 
 def bench_numbers(params: CommonParams, n_ctx: int) -> dict[str, Any]:

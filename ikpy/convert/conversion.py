@@ -38,7 +38,9 @@ _ALWAYS_F32 = (
     ".bias",
     "ffn_gate_inp.weight",
     "attn_sinks.weight",
-    "ssm_conv1d.weight",
+    *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
+    "ssm_a",
+    "shortconv.conv.weight",
     # DeepSeek V4: what mixes the residual streams, and the positions within a group of compressed tokens.
     "hc_attn_fn.weight",
     "hc_ffn_fn.weight",

@@ -26,7 +26,7 @@ _UNUSED = (
     ".input_zero_point",
     ".output_scale",
     ".output_zero_point",
-    ".activation_scale",
+    "activation_scale",  # of single matrices, and of stacks of experts (X_activation_scale)
     ".k_scale",
     ".v_scale",
 )

@@ -118,6 +118,10 @@ def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str
             yield "-ictk", "the model has no indexers"
     scaling = p.rope_scaling or hp.rope_scaling_type
     rotated = [il for il in range(hp.n_layer) if model.arch.is_rotated(il)]
+    if not rotated:
+        if _sets_rope(p):
+            yield "--rope-... and --yarn-...", "no layer of the model is rotated"
+        return
     windows_only = model.arch.window_rope_of_file and all(model.arch.window(il)[0] != "none" for il in rotated)
     if windows_only and (p.rope_freq_scale or (scaling == "none" and hp.rope_freq_scale != 1)):
         scale = f"{hp.rope_freq_scale:g}"
@@ -157,6 +161,12 @@ def _hadamard(wanted: bool, cache_types: Sequence[str], option: str, log: Callab
         log(f"warning: {option} has no effect on a cache of type {names}: it serves quantized ones")
         return False
     return wanted
+
+
+def _sets_rope(p: ContextParams) -> bool:
+    """Whether the user asks for RoPE parameters other than those of the file."""
+    yarn = p.yarn_ext_factor, p.yarn_attn_factor, p.yarn_beta_fast, p.yarn_beta_slow
+    return bool(p.rope_freq_base or p.rope_freq_scale or p.rope_scaling or p.yarn_orig_ctx) or max(yarn) >= 0
 
 
 def _rope_params(p: ContextParams, hp: HParams) -> RopeParams:

@@ -27,9 +27,12 @@ Log = Callable[[str], None]
 class Architecture:
     """A loaded model of one GGUF architecture: hyper-parameters, weights, and the graph of a micro-batch."""
 
+    has_rope: ClassVar[bool] = True
     rope_neox: ClassVar[bool] = False
     # Window layers keep the RoPE base and scale of the file whatever the user asks for.
     window_rope_of_file: ClassVar[bool] = False
+    # Layers for which the file counts no KV heads are recurrent.
+    may_lack_heads: ClassVar[bool] = False
 
     def __init__(self, keys: Keys, weights: WeightSource, log: Log) -> None:
         self.derived: list[Buffer] = []
@@ -47,7 +50,7 @@ class Architecture:
 
     def read_hparams(self, keys: Keys) -> HParams:
         """Hyper-parameters; architectures with further keys extend this."""
-        return read_hparams(keys)
+        return read_hparams(keys, may_lack_heads=self.may_lack_heads)
 
     def load(self, weights: WeightSource) -> None:
         """Takes every tensor of the model from weights."""
@@ -129,7 +132,7 @@ class Architecture:
 
     def is_rotated(self, layer: int) -> bool:
         """Whether a layer applies RoPE."""
-        return True
+        return self.has_rope
 
     def rope_params(self, layer: int, context: RopeParams) -> RopeParams:
         """RoPE parameters of a layer."""
@@ -198,11 +201,12 @@ class Decoder(Architecture):
 
     # "none" and a missing "optional" output.weight mean that the token embedding is used again.
     output_weight: ClassVar[Presence] = "optional"
+    output_norm_name: ClassVar[str] = "output_norm"
 
     def load(self, weights: WeightSource) -> None:
         hp = self.hp
         self.token_embd = weights.take("token_embd.weight", (hp.n_embd, hp.n_vocab))
-        self.output_norm = weights.take("output_norm.weight", (hp.n_embd,))
+        self.output_norm = weights.take(f"{self.output_norm_name}.weight", (hp.n_embd,))
         output = weights.take_if(self.output_weight, "output.weight", (hp.n_embd, hp.n_vocab))
         self.output = output or self.token_embd
         self.load_global(weights)

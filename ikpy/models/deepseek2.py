@@ -55,13 +55,14 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
     output_weight: ClassVar[Presence] = "required"
     default_n_dense: ClassVar[Any] = REQUIRED
     default_weights_scale: ClassVar[Any] = REQUIRED
+    default_weights_norm: ClassVar[bool] = False
     expects_kv_b: ClassVar[bool] = True
     """Whether files that hold attn_k_b and attn_v_b only are told about."""
 
     # hyper-parameters and tensors
 
     def read_hparams(self, keys: Keys) -> HParams:
-        hp = read_hparams(keys)
+        hp = read_hparams(keys, may_lack_heads=self.may_lack_heads)
         hp.yarn_log_multiplier = keys.f32("rope.scaling.yarn_log_multiplier", 0.0)
         hp.yarn_beta_fast = keys.f32("rope.scaling.yarn_beta_fast", 32.0)
         hp.yarn_beta_slow = keys.f32("rope.scaling.yarn_beta_slow", 1.0)
@@ -85,14 +86,14 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
         hp.routing = Routing(
             hp.n_expert_used,
             gating_func(keys, gating),
-            normalize=keys.boolean("expert_weights_norm", False),
+            normalize=keys.boolean("expert_weights_norm", self.default_weights_norm),
             scale=keys.f32("expert_weights_scale", self.default_weights_scale),
         )
-        self.one_kv_head = hp.n_head_kv[0] == 1 and hp.n_head[0] != 1
-        if self.one_kv_head:
+        self.one_kv_head = max(hp.n_head_kv) == 1 and hp.n_head[0] != 1
+        if self.one_kv_head or keys.has("attention.key_length_mla"):
             hp.n_embd_head_k = keys.u32("attention.key_length_mla", 192)
             hp.n_embd_head_v = keys.u32("attention.value_length_mla", 128)
-            hp.n_head_kv = list(hp.n_head)
+            hp.n_head_kv = [n if kv else 0 for n, kv in zip(hp.n_head, hp.n_head_kv, strict=True)]
         if hp.n_rot >= hp.n_embd_head_k:
             raise FileFormatError(
                 f"{keys.gguf.path}: rope.dimension_count {hp.n_rot} must be below the key length {hp.n_embd_head_k}"
@@ -174,7 +175,8 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
         """Derives attn_k_b/attn_v_b (modes above 0) or attn_kv_b (modes other than 1) where the file lacks them."""
         hp = self.hp
         sizes = (hp.extra["kv_lora_rank"], self.n_nope, hp.n_embd_head_v, hp.n_head[0])
-        attentions = [layer.attn for layer in self.layers]  # type: ignore[attr-defined]
+        attentions: list[Any] = [layer.attn for layer in self.layers]  # type: ignore[attr-defined]
+        attentions = [attn for attn in attentions if isinstance(attn, LatentAttention)]
         if mla > 0:
             missing = [a for a in attentions if a.k_b is None or a.v_b is None]
             if missing:
@@ -208,8 +210,8 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
         layer = int(name.split(".")[1]) if name.endswith(".attn_kv_b.weight") else len(self.layers)
         if layer >= len(self.layers):  # of no layer that runs
             return {}
-        attn: LatentAttention = self.layers[layer].attn  # type: ignore[attr-defined]
-        if attn.k_b is None or attn.v_b is None:
+        attn = self.layers[layer].attn  # type: ignore[attr-defined]
+        if not isinstance(attn, LatentAttention) or attn.k_b is None or attn.v_b is None:
             return {}
         heads = b.reshape(self.hp.n_head[0], -1, b.shape[-1])
         keys, values = heads[:, : self.n_nope], heads[:, self.n_nope :]

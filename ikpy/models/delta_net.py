@@ -8,11 +8,12 @@ from typing import ClassVar
 
 from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.graph.ir import Value
-from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams, StateSpec
+from ikpy.models.batch import BatchGraph, StateSpec
 from ikpy.models.blocks import cached_attention, split_heads
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.prediction import PredictionLayers
+from ikpy.models.recurrent_layers import RecurrentLayers
 from ikpy.models.transformer import Attention, Transformer
 from ikpy.models.weights import WeightSource
 
@@ -69,7 +70,7 @@ class DeltaInputs:
     alpha: Value
 
 
-class GatedDeltaNet(PredictionLayers, Transformer):
+class GatedDeltaNet(RecurrentLayers, PredictionLayers, Transformer):
     """Every full_attention_interval-th layer attends, the others are recurrent.
 
     Attention: the rows of attn_q are a query and a gate for every head, and what was attended to is multiplied with the
@@ -101,20 +102,12 @@ class GatedDeltaNet(PredictionLayers, Transformer):
         return hp
 
     def has_state(self, layer: int) -> bool:
-        """Whether a layer has a state instead of a cache; layers that predict further tokens attend."""
+        # Layers that predict further tokens attend.
         return self.prediction is None and layer < self.hp.n_layer and (layer + 1) % self.interval != 0
 
-    def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
-        return [] if self.has_state(layer) else super().cache_specs(layer, params)
-
-    def state_specs(self, layer: int) -> list[StateSpec]:
-        if not self.has_state(layer):
-            return []
+    def layer_states(self) -> list[StateSpec]:
         s = self.delta
         return [StateSpec("conv", (s.n_taps - 1, s.n_channels)), StateSpec("delta", (s.dv, s.dk, s.heads))]
-
-    def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
-        return None
 
     # tensors
 

@@ -74,8 +74,9 @@ class HParams:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def read_hparams(keys: Keys, *, layer_norm: bool = False) -> HParams:
-    """Reads and checks the common keys. layer_norm picks the LayerNorm epsilon key instead of the RMS one.
+def read_hparams(keys: Keys, *, layer_norm: bool = False, may_lack_heads: bool = False) -> HParams:
+    """Reads and checks the common keys. layer_norm picks the LayerNorm epsilon key instead of the RMS one;
+    may_lack_heads: some layers may have no KV heads.
 
     Routing is set to the most common form: softmax over all experts, the chosen weights renormalised.
     """
@@ -129,7 +130,7 @@ def read_hparams(keys: Keys, *, layer_norm: bool = False) -> HParams:
     )
     if keys.has("attention.head_count_kv"):
         hp.n_head_kv = keys.per_layer("attention.head_count_kv", n_layer)
-    _check(keys, hp)
+    _check(keys, hp, may_lack_heads)
     return hp
 
 
@@ -157,7 +158,7 @@ def _vocab_size(keys: Keys) -> int:
     return int(size)
 
 
-def _check(keys: Keys, hp: HParams) -> None:
+def _check(keys: Keys, hp: HParams, may_lack_heads: bool) -> None:
     where = keys.gguf.path
     if hp.n_expert > MAX_EXPERTS or hp.n_expert_used > hp.n_expert:
         raise FileFormatError(
@@ -166,7 +167,8 @@ def _check(keys: Keys, hp: HParams) -> None:
     if hp.n_expert > 0 and hp.n_expert_used == 0:
         raise FileFormatError(f"{where}: model has expert layers but no expert layers are used")
     for il, (heads, kv) in enumerate(zip(hp.n_head, hp.n_head_kv, strict=True)):
-        if heads <= 0 or kv <= 0 or heads % kv:
+        is_idle = may_lack_heads and kv == 0 < heads
+        if not is_idle and (heads <= 0 or kv <= 0 or heads % kv):
             raise FileFormatError(f"{where}: layer {il} has {heads} heads and {kv} KV heads")
     full = HeadSizes(hp.n_embd_head_k, hp.n_embd_head_v, hp.n_rot)
     for suffix, sizes in (("", full), ("_swa", hp.window_heads)):

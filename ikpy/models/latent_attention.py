@@ -130,7 +130,7 @@ class LatentDecoder(Decoder):
 
     # graph
 
-    def _queries(self, b: BatchGraph, il: int, attn: LatentAttention, h: Value, table: Value) -> Value:
+    def _queries(self, b: BatchGraph, il: int, attn: LatentAttention, h: Value, table: Value | None) -> Value:
         """[dk, H, T], non-rotated part first; the rotated part is rotated. Indexers choose cells by their latents."""
         g, hp = b.graph, self.hp
         if attn.q is not None:
@@ -140,26 +140,29 @@ class LatentDecoder(Decoder):
             latent = self.norm(b, g.mul_mat(attn.q_a, h), attn.q_a_norm)
             q = g.mul_mat(attn.q_b, latent)
             if (il, "ki") in b.caches:
-                assert attn.indexer is not None and self.indexer_sizes is not None
+                assert attn.indexer is not None and self.indexer_sizes is not None and table is not None
                 choose_cells(b, il, attn.indexer, self.indexer_sizes, h, latent, table)
         q = q.reshape(hp.n_embd_head_k, hp.n_head[0], b.n_tokens)
-        q = g.rope(q, table, neox=False, offset=self.n_nope)
+        if table is not None:
+            q = g.rope(q, table, neox=False, offset=self.n_nope)
         if self.temperature_scale:
             q = g.mul(q, b.attention_temperature(self.temperature_scale, self.temperature_length, offset=0))
         return q
 
-    def _latents(self, b: BatchGraph, attn: LatentAttention, h: Value, table: Value) -> tuple[Value, Value]:
+    def _latents(self, b: BatchGraph, attn: LatentAttention, h: Value, table: Value | None) -> tuple[Value, Value]:
         """Normed latent c [rkv, 1, T] and rotated shared key part kr [R, 1, T]."""
         g, rkv, n_rot = b.graph, self.hp.extra["kv_lora_rank"], self.hp.n_rot
         both = g.mul_mat(attn.kv_a, h)
         c = self.norm(b, both.slice0(0, rkv), attn.kv_a_norm)
-        rotated = both.slice0(rkv, n_rot).view((n_rot, 1, b.n_tokens), (both.strides[1], both.strides[1]))
-        return c.reshape(rkv, 1, b.n_tokens), g.rope(rotated, table, neox=False)
+        kr = both.slice0(rkv, n_rot).view((n_rot, 1, b.n_tokens), (both.strides[1], both.strides[1]))
+        return c.reshape(rkv, 1, b.n_tokens), kr if table is None else g.rope(kr, table, neox=False)
 
     def attention(self, b: BatchGraph, il: int, attn: LatentAttention, h: Value) -> Value:
         """Attention of a layer to hidden states h [d, T], before the output projection: [H * dv, T]."""
-        scale, rope = self._scales(b.params.rope)
-        table = b.rope_table(self.hp.n_rot, rope)
+        scale, table = 1.0 / math.sqrt(self.hp.n_embd_head_k), None
+        if self.is_rotated(il):
+            scale, rope = self._scales(b.params.rope)
+            table = b.rope_table(self.hp.n_rot, rope)
         q = self._queries(b, il, attn, h, table)
         c, kr = self._latents(b, attn, h, table)
         self._observe_latents(b, attn, q, c)

@@ -15,6 +15,8 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "deepseek32": {61: "671B", 62: "671B"},
     "mistral4": {27: "16B", 36: "119B.A6B", 47: "30B.A3B", 60: "236B", 61: "671B"},
     "glm-dsa": {61: "290B", 79: "744B.A40B"},
+    "kimi-linear": {27: "48B.A3B"},
+    "lfm2moe": {24: "8B.A1B", 40: "24B.A2B"},
     "qwen2moe": {24: "A2.7B", 28: "57B.A14B"},
     "qwen3moe": {48: "30B.A3B", 94: "235B.A22B"},
     "qwen3vlmoe": {48: "30B.A3B", 94: "235B.A22B"},
@@ -149,6 +151,12 @@ def _bloom(shape: _Shape) -> str:
     return "1B" if shape.layers == 24 else UNKNOWN
 
 
+def _lfm2(shape: _Shape) -> str:
+    if shape.layers == 16:
+        return {1024: "350M", 1536: "700M", 2048: "1.2B"}.get(shape.embedding, UNKNOWN)
+    return {30: "2.6B"}.get(shape.layers, UNKNOWN)
+
+
 def _bert(shape: _Shape) -> str:
     if shape.layers == 12:
         return {384: "33M", 768: "109M"}.get(shape.embedding, UNKNOWN)
@@ -164,6 +172,7 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "qwen3vl": _qwen3vl,
     "qwen35": _qwen35,
     "hunyuan-dense": _hunyuan_dense,
+    "lfm2": _lfm2,
     "bloom": _bloom,
     "bert": _bert,
 }

@@ -29,6 +29,8 @@ ELEMENT_WISE = (
     "_long.weight",
     "_short.weight",
     "_ape.weight",
+    *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
+    "shortconv.conv.weight",
     *(f"hc{place}_{part}.weight" for place in ("", "_attn", "_ffn") for part in ("base", "scale")),
 )
 REPACK_STEP = 1 << 24

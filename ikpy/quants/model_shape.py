@@ -16,7 +16,7 @@ EMBEDDINGS = (TOKEN_EMBEDDING, PER_LAYER_TOKEN_EMBEDDING)
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the policy needs to know of a model. ``n_head_kv`` is that of the first layer."""
+    """What the policy needs to know of a model. ``n_head_kv`` is that of the first layer that has any."""
 
     architecture: str
     n_layer: int
@@ -59,8 +59,9 @@ class ModelShape:
 
         def number(key: str, default: int = 0) -> int:
             value = metadata.get(f"{arch}.{key}")
-            first = value[0] if isinstance(value, np.ndarray) and len(value) else value
-            return int(first) if isinstance(first, int | np.integer) else default
+            if isinstance(value, np.ndarray):
+                value = next((n for n in value if n), 0)  # recurrent layers have no KV heads
+            return int(value) if isinstance(value, int | np.integer) else default
 
         embedding = tensor_shapes.get(TOKEN_EMBEDDING, (0, 0))
         n_head = number("attention.head_count")

@@ -19,6 +19,7 @@ from ikpy.quants.registry import FileType, TensorType
 
 _NEVER_QUANTIZED = (
     "ssm_conv1d",
+    "shortconv.conv.weight",
     "ssm_x.weight",
     "ssm_dt.weight",
     "attn_rel_b.weight",

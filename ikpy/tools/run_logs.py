@@ -105,10 +105,9 @@ def state_lines(states: RecurrentStates | None, buffers: Mapping[str, int]) -> l
     """
     if states is None:
         return []
-    sizes = {"conv": 0.0, "delta": 0.0}
-    for (_, name), value in states.tensors.items():
-        sizes[name] += value.buffer.nbytes / MIB
-    n, n_layers, total = states.n_sequences, len({layer for layer, _ in states.tensors}), states.nbytes / MIB
+    total = states.nbytes / MIB
+    recurrences = sum(v.buffer.nbytes for (_, name), v in states.tensors.items() if name == "delta") / MIB
+    n, n_layers = states.n_sequences, len({layer for layer, _ in states.tensors})
     where = [
         f"llama_memory_recurrent: {name:>10} RS buffer size = {size / MIB:8.2f} MiB" for name, size in buffers.items()
     ]
@@ -122,7 +121,7 @@ def state_lines(states: RecurrentStates | None, buffers: Mapping[str, int]) -> l
     return [
         *where,
         f"llama_memory_recurrent: size = {total:7.2f} MiB ({n:6} cells, {n_layers:3} layers, {n:2} seqs), "
-        f"R (f32): {sizes['conv']:7.2f} MiB, S (f32): {sizes['delta']:7.2f} MiB",
+        f"R (f32): {total - recurrences:7.2f} MiB, S (f32): {recurrences:7.2f} MiB",
         *copies,
     ]
 

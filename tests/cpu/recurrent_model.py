@@ -1,4 +1,4 @@
-"""A tiny random model with recurrent layers, and what its texts must give."""
+"""Tiny random models with recurrent layers, and what their texts must give."""
 
 from __future__ import annotations
 
@@ -10,17 +10,37 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
-from tests.cpu.reference_models import N_VOCAB
+from tests.cpu import test_arch_kimi_linear, test_arch_lfm2
+from tests.cpu.reference_models import N_VOCAB, RandomModel
 from tests.cpu.test_arch_qwen3next import add_separate, new_model
 
 BOUND = 2e-4  # of the largest logit: other batches sum a state in another order
 
 
-def write_model(folder: Path, words: list[str] | None = None, seed: int = 61) -> Path:
-    """A file of Qwen3.5's architecture with a vocabulary: of these words, or of numbered ones."""
+def qwen35(seed: int) -> RandomModel:
+    """Gated delta rule, dense."""
     model = new_model("qwen35", seed, experts=False)
-    model.words = words or []
     add_separate(model)
+    return model
+
+
+def kimi_linear(seed: int) -> RandomModel:
+    """A decay per channel, latents and experts."""
+    return test_arch_kimi_linear.new_model(seed, split=True)
+
+
+def lfm2(seed: int) -> RandomModel:
+    """Convolutions alone."""
+    return test_arch_lfm2.new_model(seed, experts=False)
+
+
+MODELS = {"qwen35": qwen35, "kimi-linear": kimi_linear, "lfm2": lfm2}
+
+
+def write_model(folder: Path, words: list[str] | None = None, seed: int = 61, arch: str = "qwen35") -> Path:
+    """A file of one of MODELS with a vocabulary: of these words, or of numbered ones."""
+    model = MODELS[arch](seed)
+    model.words = words or []
     return model.write(folder / "recurrent.gguf")
 
 

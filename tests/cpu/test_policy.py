@@ -167,6 +167,22 @@ def test_tensors_of_deepseek4_that_keep_their_type(name, expected):
     assert not is_eligible("blk.0.ffn_gate_tid2eid.weight", (6, 256), "i32", leave_output=False, router_type="")
 
 
+def test_heads_are_those_of_the_first_layer_that_attends():
+    keys = {"general.architecture": "lfm2", "lfm2.attention.head_count": 32}
+    heads = {"lfm2.attention.head_count_kv": np.array([0, 0, 8, 0, 4])}
+    assert ModelShape.of({**keys, **heads}, {}).gqa_ratio == 4
+    assert ModelShape.of({**keys, "lfm2.attention.head_count_kv": np.zeros(3, int)}, {}).gqa_ratio == 1
+    assert ModelShape.of(keys, {}).gqa_ratio == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("ssm_conv1d_q", False), ("ssm_conv1d_k", False), ("ssm_f_a", True), ("ssm_g_b", True), ("ssm_beta", True)],
+)
+def test_tensors_of_kimi_linear_that_keep_their_type(name, expected):
+    assert is_eligible(f"blk.0.{name}.weight", (128, 4096), "bf16", leave_output=False, router_type="") == expected
+
+
 @pytest.mark.parametrize(
     ("shape", "expected"), [((256,), 0), ((256, 1), 0), ((256, 1, 1), 0), ((256, 2), 1), ((256, 1, 3), 1), ((1, 4), 1)]
 )

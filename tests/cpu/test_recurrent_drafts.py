@@ -16,15 +16,15 @@ from ikpy.engine.recurrent import pieces_by_state
 from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import ResourceError, UsageError
 from ikpy.tools.speculation import MAX_KEPT_STATES, DraftFiles, kept_states
-from tests.cpu.recurrent_model import expected, hold, new_context, text, write_model
+from tests.cpu.recurrent_model import MODELS, expected, hold, new_context, text, write_model
 from tests.cpu.test_arch_qwen3next import N_LAYER, D, predicting
 from tests.cpu.test_recurrent_states import go_on
 from tests.cpu.test_speculative import PARAMS, N, Oracle, drafters, generate, prompts
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
+@pytest.fixture(scope="module", params=MODELS)
+def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"), arch=request.param)
 
 
 # tokens that are taken back

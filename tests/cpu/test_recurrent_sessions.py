@@ -13,12 +13,12 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.sequence_state import load_sequence, save_sequence
 from ikpy.engine.session import PREFIX, load_session, put_state, save_session, sequence_nbytes, take_state
 from ikpy.errors import FileFormatError, ResourceError
-from tests.cpu.recurrent_model import expected, hold, new_context, text, write_model
+from tests.cpu.recurrent_model import MODELS, expected, hold, new_context, text, write_model
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
+@pytest.fixture(scope="module", params=MODELS)
+def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"), arch=request.param)
 
 
 @pytest.mark.parametrize("type_k", ["f32", "q8_0"])

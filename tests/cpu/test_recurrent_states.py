@@ -15,12 +15,12 @@ from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.recurrent import RecurrentStates
 from ikpy.errors import ResourceError, UsageError
 from ikpy.models.batch import StateSpec
-from tests.cpu.recurrent_model import expected, hold, new_context, text, write_model
+from tests.cpu.recurrent_model import MODELS, expected, hold, new_context, text, write_model
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
+@pytest.fixture(scope="module", params=MODELS)
+def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"), arch=request.param)
 
 
 def go_on(context: Context, tokens: list[int], start: int, seq_id: int = 0) -> np.ndarray:

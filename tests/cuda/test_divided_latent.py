@@ -24,6 +24,7 @@ from scripts.make_deepseek_header import write_header
 from tests.cpu.shaped_models import Dims, deepseek2
 from tests.cpu.sparse_latent_models import Sizes, random_model
 from tests.cpu.test_adapters import latent, make_pairs, write_adapter
+from tests.cpu.test_arch_kimi_linear import kimi_linear
 from tests.cuda.models import emulated, logits_of, recorded_operations, zoo
 from tests.cuda.test_divided import EXACT
 from tests.cuda.test_divided_attention import ON_CPU, TOKENS, graph, logs_of, n_divided, new_context, steps
@@ -86,6 +87,19 @@ def test_models_of_the_zoo(name: str) -> None:
 def test_queries_with_a_temperature(tmp_path: Path) -> None:
     model, _ = deepseek2(SIZES, "mistral4", 0.1)
     assert_same(*both(model.write(tmp_path / "model.gguf"), (1.0, 1.0), tokens_for(5, 60), 56, **EXACT))
+
+
+@pytest.mark.parametrize("mla", (0, 1, 2, 3))
+def test_layers_beside_recurrent_ones(mla: int, tmp_path: Path) -> None:
+    """Kimi Linear: latent attention without positions is divided, KDA layers stay whole."""
+    path, log = kimi_linear()[0].write(tmp_path / "model.gguf"), list[str]()
+    tokens, params = tokens_for(6, N_TOKENS), {"mla": mla, **LONG, **EXACT}
+    truth = logits_of(path, tokens, N_PROMPT, **params)
+    with emulated(2):
+        ours = logits_of(path, tokens, N_PROMPT, placement=graph(1.0, 1.0), log=log, **params)
+    assert n_divided(log) == (1, 5)
+    assert any("attention of 4 layers stays whole: it is of a kind that is not divided" in line for line in log)
+    assert_same(ours, truth)
 
 
 @pytest.mark.parametrize("step", (1, 2))

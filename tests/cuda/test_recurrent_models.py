@@ -18,12 +18,15 @@ from ikpy.engine.session import put_state, take_state
 from ikpy.graph.placement import PlacementParams
 from ikpy.tools.run_logs import state_lines
 from tests.cpu.definition_checks import TOKENS
+from tests.cpu.test_arch_kimi_linear import kimi_linear
+from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
 from tests.cpu.test_arch_qwen3next import qwen3next, qwen3next_grouped, qwen35moe
 from tests.cuda.test_placement_matrix import worst
 
 TOLERANCE = 3e-3  # other formats of activations and other orders of sums than the CPU's
 KEPT = 9  # more tokens than the kernel for few takes
 ON_CPU = PlacementParams(n_gpu_layers=0)
+MODELS = [qwen35moe, qwen3next, qwen3next_grouped, kimi_linear, lfm2, lfm2moe]
 PLACES = {
     "whole": PlacementParams(split_mode="none"),
     "first layers on the CPU": PlacementParams(n_gpu_layers=3, split_mode="none"),
@@ -47,9 +50,9 @@ def states_of(context: Context) -> dict[str, int]:
     return context.devices.state_bytes()
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return qwen35moe()[0].write(tmp_path_factory.mktemp("model") / "model.gguf")
+@pytest.fixture(scope="module", params=[qwen35moe, kimi_linear, lfm2moe], ids=lambda f: f.__name__)
+def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    return request.param()[0].write(tmp_path_factory.mktemp("model") / "model.gguf")
 
 
 def hold(ours: np.ndarray, truth: np.ndarray) -> None:
@@ -58,7 +61,7 @@ def hold(ours: np.ndarray, truth: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("make", [qwen35moe, qwen3next, qwen3next_grouped], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", MODELS, ids=lambda f: f.__name__)
 def test_sequences_in_one_batch(make: Callable, where: str, tmp_path: Path, cuda_devices: int) -> None:
     """Of all layouts: two prompts, then both in one batch, of more tokens than the kernel for few takes."""
     placement = PLACES[where]
@@ -151,6 +154,10 @@ def test_states_are_where_the_layers_are(path: Path, cuda_devices: int) -> None:
 
 def test_every_node_gives_what_the_cpu_gives(path: Path, cuda_devices: int) -> None:
     """`ikpy cuda check`, which looks at the states as well."""
-    errors = list(new_context(path, PLACES["whole"]).compare_devices())
-    assert {"causal_conv", "gated_delta_rule"} <= {each.kind for each in errors}
+    context = new_context(path, PLACES["whole"])
+    errors = list(context.compare_devices())
+    assert context.kv.recurrent is not None
+    kinds = {"conv": "causal_conv", "delta": "gated_delta_rule"}
+    expected = {kinds[name.partition("_")[0]] for _, name in context.kv.recurrent.tensors}
+    assert expected <= {each.kind for each in errors}
     assert [each for each in errors if each.error > TOLERANCE] == []

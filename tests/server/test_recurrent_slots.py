@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cpu.recurrent_model import text, write_model
+from tests.cpu.recurrent_model import MODELS, text, write_model
 from tests.server import harness
 from tests.server.live import listening
 
@@ -18,15 +18,20 @@ WORDS = [[token, False] for token in range(4)]
 TINY = "llama-server -m RECURRENT -t 1 -tb 1 -c 1024 -fa on"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_model(tmp_path_factory.mktemp("model")))
+@pytest.fixture(scope="module", params=MODELS)
+def arch(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def other_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(arch: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("model"), arch=arch))
+
+
+@pytest.fixture(scope="module")
+def other_model(arch: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Other weights and the same vocabulary."""
-    return str(write_model(tmp_path_factory.mktemp("other"), seed=62))
+    return str(write_model(tmp_path_factory.mktemp("other"), seed=62, arch=arch))
 
 
 @pytest.fixture(autouse=True)

@@ -68,6 +68,11 @@ def expert_half(target: str) -> View:
     return lambda values: np.split(values, 2, axis=1)[target == "ffn_up_exps"]
 
 
+def decay_rates(logarithms: np.ndarray) -> np.ndarray:
+    """Factors of a recurrent layer's step, below 0, whose logarithms a checkpoint holds."""
+    return -np.exp(logarithms)
+
+
 def flat(values: np.ndarray) -> np.ndarray:
     """One dimension instead of several."""
     return values.reshape(-1)

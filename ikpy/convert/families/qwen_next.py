@@ -7,7 +7,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from ikpy.convert.families.base import ATTENTION, DENSE, HEAD_NORMS, Change, Keys, Modules, View, expert_half
+from ikpy.convert.families.base import (
+    ATTENTION,
+    DENSE,
+    HEAD_NORMS,
+    Change,
+    Keys,
+    Modules,
+    View,
+    decay_rates,
+    expert_half,
+)
 from ikpy.convert.families.qwen import Qwen2Moe, Qwen3
 
 DELTA_NET: Modules = {
@@ -74,7 +84,7 @@ class Qwen35(Qwen3):
 
     def change(self, target: str) -> Change | None:
         if target == "ssm_a":
-            return _decay_rates
+            return decay_rates
         return None if target == "ssm_norm" else super().change(target)
 
     def view(self, target: str, source: str) -> View | None:
@@ -151,8 +161,3 @@ class Qwen3Next(Qwen35Moe):
 
     def _z(self, rows: np.ndarray) -> np.ndarray:
         return self._parts(rows)[3]
-
-
-def _decay_rates(logarithms: np.ndarray) -> np.ndarray:
-    """Factors of the step, below 0, whose logarithms a checkpoint holds."""
-    return -np.exp(logarithms)

@@ -1,0 +1,30 @@
+"""Decoders some of whose layers have states instead of caches."""
+
+from __future__ import annotations
+
+from ikpy.models.base import Decoder
+from ikpy.models.batch import CacheSpec, GraphParams, StateSpec
+
+
+class RecurrentLayers(Decoder):
+    """By default the layers without KV heads are recurrent (see `may_lack_heads`)."""
+
+    def has_state(self, layer: int) -> bool:
+        """Whether a layer has a state instead of a cache."""
+        return self.hp.n_head_kv[layer] == 0
+
+    def layer_states(self) -> list[StateSpec]:
+        """State tensors of every recurrent layer."""
+        raise NotImplementedError
+
+    def state_specs(self, layer: int) -> list[StateSpec]:
+        return self.layer_states() if self.has_state(layer) else []
+
+    def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
+        return [] if self.has_state(layer) else super().cache_specs(layer, params)
+
+    def divisible_heads(self, layer: int) -> int:
+        return 0 if self.has_state(layer) else super().divisible_heads(layer)
+
+    def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
+        return None  # positions of what a state holds cannot be moved

@@ -1,0 +1,52 @@
+"""`ikpy convert` of checkpoints that are made from a seed: logits that transformers recorded, types of tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ikpy.engine.batch import Batch
+from ikpy.engine.context import Context
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams
+from ikpy.gguf.reader import GGUFFile
+from tests.cpu import seeded_checkpoints as tiny
+from tests.cpu.checkpoints import convert
+from tests.cpu.seeded_checkpoints import Tiny
+from tests.cpu.test_convert import types
+
+TOLERANCE = 5e-4
+
+
+def converted(kind: Tiny, folder: Path, outtype: str = "f32", **config: Any) -> GGUFFile:
+    """The GGUF file of a checkpoint with further values of config.json."""
+    folder.mkdir(exist_ok=True)
+    return convert(tiny.write(kind, folder / "checkpoint", **config), folder, outtype=outtype)
+
+
+def logits_of(file: GGUFFile) -> np.ndarray:
+    """Logits [T, V] of the golden tokens."""
+    context = Context(Model.load(file.path), ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
+    return context.decode(Batch.single(tiny.tokens(), 0, logits="all"))
+
+
+@pytest.mark.parametrize("kind", tiny.CHECKPOINTS, ids=lambda kind: kind.name)
+def test_logits(kind: Tiny, tmp_path: Path) -> None:
+    golden = np.load(kind.golden)
+    expected = golden["logits"]
+    logits = logits_of(converted(kind, tmp_path))[golden["rows"], : expected.shape[1]]
+    assert np.abs(logits - expected).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("outtype", ["bf16", "q8_0"])
+@pytest.mark.parametrize("kind", tiny.CHECKPOINTS, ids=lambda kind: kind.name)
+def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
+    """What is small and multiplied through all tokens stays f32."""
+    found = types(converted(kind, tmp_path, outtype))
+    small = ("norm.weight", ".bias", "ffn_gate_inp.weight", "ssm_a", "conv.weight")
+    for name, kind_of in found.items():
+        is_small = name.endswith(small) or "conv1d" in name
+        assert kind_of == ("f32" if is_small else outtype), name

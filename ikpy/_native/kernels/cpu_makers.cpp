@@ -1,5 +1,9 @@
 #include "kernels/cpu_makers.hpp"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 
@@ -17,6 +21,19 @@ bool listed_as_amd() {
 #endif
 }
 
+// Zen 5 and later: those before it have no dot products of bytes in 256 bits without AVX-512.
+bool has_avx_vnni() {
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+#else
+    return false;
+#endif
+}
+
+constexpr PrefetchDistances kIntel = {3072, 1024, 1024, 2048}, kZen = {8192, 2048, 2048, 8192},
+                            kZen5 = {8192, 256, 2048, 8192};
+
 }  // namespace
 
 bool is_for_amd() {
@@ -28,8 +45,7 @@ bool is_for_amd() {
 }
 
 const PrefetchDistances& prefetch_distances() {
-    static const PrefetchDistances distances =
-        is_for_amd() ? PrefetchDistances{8192, 2048, 8192} : PrefetchDistances{3072, 1024, 2048};
+    static const PrefetchDistances& distances = !is_for_amd() ? kIntel : has_avx_vnni() ? kZen5 : kZen;
     return distances;
 }
 

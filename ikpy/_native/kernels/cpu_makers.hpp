@@ -7,12 +7,14 @@ namespace ikpy {
 // Bytes from the weights that are being multiplied to those that are asked for.
 struct PrefetchDistances {
     int64_t into_l2, into_l1;
-    int64_t of_groups;  // into L2, of kernels that ask for nothing else
+    int64_t beside_into_l1;  // of rows that are read side by side
+    int64_t of_groups;       // into L2, of kernels that ask for nothing else
 };
 
-// By the maker. Of products of one token of Llama 3.2 1B on 2 threads of an Intel Xeon (33 GB/s can be read),
-// 8 KiB ahead into L1 only against into L2 first: Q8_0 28.8 and 30.8 GB/s, Q4_K 26.9 and 29.4. Other
-// distances into L2 lose 2 to 10 % there. Zen 4 wants them to be longer (docs/performance-kernels.md).
+// By the processor. Of products of one token of Llama 3.2 1B on 2 threads of an Intel Xeon (33 GB/s can be
+// read), 8 KiB ahead into L1 only against into L2 first: Q8_0 28.8 and 30.8 GB/s, Q4_K 26.9 and 29.4. Other
+// distances into L2 lose 2 to 10 % there. AMD's want them to be longer, Zen 5 lines in L1 hardly before they
+// are needed (docs/performance-kernels.md).
 const PrefetchDistances& prefetch_distances();
 
 // Whether a gather of eight quadwords is faster than computing them. Zen 4 takes 10.7 cycles for it and 21

@@ -17,7 +17,7 @@ namespace ikpy {
 namespace {
 
 // Row products need no unpacking: only the loads of the activations make them slower than panels.
-constexpr int kGemvTokens = 6;
+constexpr int kGemvTokens = 6, kPassTokens = 24;
 constexpr int kTileTokens = 6;
 // 2,048 x 8,192 weights, Gop/s of rows and tiles: 3 tokens 88 and 71, 4 tokens 102 and 94, 5 tokens 105 and
 // 118.
@@ -213,7 +213,10 @@ const WeightKernels kPlain = {kBF16,
                               gemv,
                               gemm<pack_rows>,
                               work_bytes,
-                              {row_tiles, kActBf16, kRowTileTokens, row_tile_work_bytes}};
+                              {row_tiles, kActBf16, kRowTileTokens, row_tile_work_bytes},
+                              nullptr,
+                              false,
+                              kPassTokens};
 const WeightKernels kInterleaved = {
     kTypeBf16R16,
     kActBf16,
@@ -221,7 +224,10 @@ const WeightKernels kInterleaved = {
     interleaved_gemv,
     gemm<copy_rows>,
     work_bytes,
-    {interleaved_tiles, kActBf16, kGroupTileTokens, interleaved_tile_work_bytes}};
+    {interleaved_tiles, kActBf16, kGroupTileTokens, interleaved_tile_work_bytes},
+    nullptr,
+    false,
+    kPassTokens};
 
 }  // namespace
 

@@ -173,7 +173,7 @@ class PartsAhead {
   public:
     PartsAhead(const SideBySide& side_by_side, int64_t offset)
         : far_(side_by_side.skip(offset, kPrefetch.into_l2)),
-          near_(side_by_side.skip(offset, kPrefetch.into_l1)) {}
+          near_(side_by_side.skip(offset, kPrefetch.beside_into_l1)) {}
     [[gnu::always_inline]] void ask_for(const Quads<U::kRows>& quads, int part) const {
         for (int q = 0; q < kQuads; q += U::kRows / 4) {
             prefetch_weights_into_l2<kBytes>(quads.block[q] + part * kBytes + far_);

@@ -10,6 +10,8 @@
 //   kType, kOrder, kVectors, kRowsAtOnce (1, 2 or 4), kSteps (per block of 256 columns)
 //   kInterleaved: kBlockBytes and kHeaderBytes (before the first block) count all rows
 //   P(const uint8_t* const* rows, int step)   blocks of the rows; of all rows at rows[0] if kInterleaved
+//   static void find(P (&w)[T])   finds the points of several of these, if needed; kTogether: of how many at
+//                              best
 //   __m512i weights(int v)     unsigned levels of vector v; 16 times those of the others if v is odd and
 //                              kRaisedOdd
 //   __m512 scale               of the lanes of the sums, which begin with (16 times that, if kRaisedOdd)
@@ -126,10 +128,33 @@ IKPY_VBMI_INLINE __m512i first_sums(const P& w, const uint8_t* bias, int step) {
     }
 }
 
+// How many steps are unpacked before they are multiplied.
+template <class P, class = void>
+constexpr int kTogether = 1;
+template <class P>
+constexpr int kTogether<P, std::void_t<decltype(P::kTogether)>> = P::kTogether;
+
+template <class P, class = void>
+struct HasFind : std::false_type {};
+template <class P>
+struct HasFind<P, decltype(P::find(std::declval<P (&)[1]>()))> : std::true_type {};
+
+// Steps first .. first + S - 1 of several blocks of the rows, one block after the other.
+template <class P, int S, class>
+struct Unpacked;
+template <class P, int S, size_t... I>
+struct Unpacked<P, S, std::index_sequence<I...>> {
+    P w[sizeof...(I)];
+
+    IKPY_VBMI_INLINE Unpacked(const uint8_t* const (*rows)[P::kRowsAtOnce], int first)
+        : w{P(rows[I / S], first + static_cast<int>(I % S))...} {
+        if constexpr (HasFind<P>::value) P::find(w);
+    }
+};
+
 template <class P, int NT>
-IKPY_VBMI_INLINE void add_step(const uint8_t* const* rows, int step, const uint8_t* const* x, __m512* total) {
+IKPY_VBMI_INLINE void add_step(const P& w, int step, const uint8_t* const* x, __m512* total) {
     constexpr int kSpan = kChunk / P::kVectors;
-    const P w(rows, step);
     __m512i even[NT], odd[NT];  // one sum unless kRaisedOdd
 #pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {
@@ -153,28 +178,48 @@ IKPY_VBMI_INLINE void add_step(const uint8_t* const* rows, int step, const uint8
     }
 }
 
+// Adds the products of B blocks of kRowsAtOnce rows from block c on.
+template <class P, int NT, int B>
+IKPY_VBMI_INLINE void add_blocks(const uint8_t* const* rows, const SideBySide& streams, int64_t c,
+                                 const uint8_t* const* x, __m512* total) {
+    constexpr int kStreams = P::kInterleaved ? 1 : P::kRowsAtOnce;
+    constexpr int kSteps = std::min(P::kSteps, kTogether<P>);
+    static_assert(P::kSteps % kSteps == 0);
+    const uint8_t *at[B][P::kRowsAtOnce], *record[B][NT];
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+        const int64_t offset = (c + b) * P::kBlockBytes;
+        const int64_t far = streams.skip(offset, kPrefetch.into_l2),
+                      near = streams.skip(offset, kPrefetch.beside_into_l1);
+        for (int r = 0; r < kStreams; ++r) {
+            at[b][r] = rows[r] + P::kHeaderBytes + offset;
+            prefetch_weights_into_l2<P::kBlockBytes>(at[b][r] + far);
+            prefetch_weights_into_l1<P::kBlockBytes>(at[b][r] + near);
+        }
+#pragma GCC unroll 16
+        for (int t = 0; t < NT; ++t) record[b][t] = x[t] + (c + b) * kRecord<P>;
+    }
+#pragma GCC unroll 4
+    for (int step = 0; step < P::kSteps; step += kSteps) {
+        const Unpacked<P, kSteps, std::make_index_sequence<B * kSteps>> steps(at, step);
+#pragma GCC unroll 4
+        for (int i = 0; i < B * kSteps; ++i)
+            add_step<P, NT>(steps.w[i], step + i % kSteps, record[i / kSteps], total);
+    }
+}
+
 // Products of kRowsAtOnce rows with NT tokens, in the lanes of total[t].
 template <class P, int NT>
 IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t stride, int64_t n_chunks,
                                     const uint8_t* const* x, __m512* total) {
-    constexpr int kStreams = P::kInterleaved ? 1 : P::kRowsAtOnce;
-    const uint8_t *at[kStreams], *record[NT];
+    // Four blocks of more tokens need too many registers (IQ2_S, 8 tokens: 218 instead of 336 Gop/s).
+    constexpr int kBlocks = P::kSteps > 1 ? 1 : NT <= 4 ? kTogether<P> : std::min(2, kTogether<P>);
     for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
-    const SideBySide streams(kStreams, stride);
-    for (int64_t c = 0; c < n_chunks; ++c) {
-        const int64_t offset = c * P::kBlockBytes;
-        const int64_t far = streams.skip(offset, kPrefetch.into_l2),
-                      near = streams.skip(offset, kPrefetch.into_l1);
-        for (int r = 0; r < kStreams; ++r) {
-            at[r] = rows[r] + P::kHeaderBytes + offset;
-            prefetch_weights_into_l2<P::kBlockBytes>(at[r] + far);
-            prefetch_weights_into_l1<P::kBlockBytes>(at[r] + near);
-        }
-#pragma GCC unroll 16
-        for (int t = 0; t < NT; ++t) record[t] = x[t] + c * kRecord<P>;
-#pragma GCC unroll 4
-        for (int step = 0; step < P::kSteps; ++step) add_step<P, NT>(at, step, record, total);
-    }
+    const SideBySide streams(P::kInterleaved ? 1 : P::kRowsAtOnce, stride);
+    int64_t c = 0;
+    for (; c + kBlocks <= n_chunks; c += kBlocks) add_blocks<P, NT, kBlocks>(rows, streams, c, x, total);
+    if constexpr (kBlocks > 1)
+        for (; c < n_chunks; ++c) add_blocks<P, NT, 1>(rows, streams, c, x, total);
 }
 
 // Of the rows of a half; those beyond the last one repeat it. Lanes are summed for 16 rows at once: a sum at

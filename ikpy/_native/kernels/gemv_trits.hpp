@@ -92,7 +92,7 @@ IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t stride, 
     for (int64_t c = 0; c < n_chunks; ++c) {
         const int64_t offset = UnpackIQ1_BN::kHeaderBytes + c * kBytes;
         const int64_t far = streams.skip(offset, kPrefetch.into_l2),
-                      near = streams.skip(offset, kPrefetch.into_l1);
+                      near = streams.skip(offset, kPrefetch.beside_into_l1);
         __m512i bytes[kRows];
         for (int r = 0; r < kRows; ++r) {
             const uint8_t* p = rows[r] + offset;

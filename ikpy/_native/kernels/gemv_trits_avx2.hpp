@@ -99,7 +99,7 @@ constexpr int kRows = 2;  // at a time: they share the loads of the factors
     for (int64_t c = 0; c < n_chunks; ++c, ++x) {
         const int64_t offset = UnpackIQ1_BN::kHeaderBytes + c * kBytes;
         const int64_t far = streams.skip(offset, kPrefetch.into_l2),
-                      near = streams.skip(offset, kPrefetch.into_l1);
+                      near = streams.skip(offset, kPrefetch.beside_into_l1);
         for (int r = 0; r < kRows; ++r) {
             prefetch_weights_into_l2<kBytes>(rows[r] + offset + far);
             prefetch_weights_into_l1<kBytes>(rows[r] + offset + near);

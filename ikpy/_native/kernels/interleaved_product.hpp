@@ -196,7 +196,7 @@ constexpr int64_t interleaved_expert_tokens() {
 // times as long on Zen 3 as with panels. AmdTokens: up to this many do not.
 constexpr int kAmdWordTokens = 4;  // of most types
 
-template <class U, int AmdTokens = kAmdWordTokens>
+template <class U, int AmdTokens = kAmdWordTokens, int PassTokens = 0>
 constexpr WeightKernels interleaved_kernels() {
     WeightKernels kernels =
         with_many_tokens<U>({U::kType,
@@ -211,6 +211,9 @@ constexpr WeightKernels interleaved_kernels() {
                              true});
 #if defined(__AVX2__) && !defined(IKPY_BYTE_DOTS)
     if (row_words::kHas<U>) kernels.amd_gemv_tokens = AmdTokens;
+#endif
+#if defined(__AVX512VNNI__)
+    kernels.pass_tokens = PassTokens;
 #endif
     return kernels;
 }

@@ -18,7 +18,9 @@ namespace {
 // Row products need no unpacking: only the loads of the activations make them slower than panels, which pays
 // for the panel from about kGemvTokens on. A row meets kGroupTokens at once; with long vectors a second pass
 // over the rows would cost more.
-#if defined(__AVX512F__) || !defined(__AVX2__)
+#if defined(__AVX512F__)
+constexpr int kGemvTokens = 24, kGroupTokens = 6;
+#elif !defined(__AVX2__)
 constexpr int kGemvTokens = 12, kGroupTokens = 8;
 #else
 constexpr int kGemvTokens = 18, kGroupTokens = 6;
@@ -105,7 +107,7 @@ simd::V last_lanes(const uint8_t* p, int64_t n) {
 }
 
 // Products of NR rows with NT tokens; the lanes of sums[t * kHalfRows + i] are still to be added up. Every
-// sum is made in the same order whatever NR and NT are.
+// sum is made in the same order whatever NR and NT are; that of a token alone is another one (dot_row).
 template <class R, int NR, int NT>
 void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, simd::V* sums) {
     const uint8_t* w[NR];
@@ -131,24 +133,12 @@ void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, 
         }
     };
     int64_t k = 0;
-    const SideBySide side_by_side(NR, rows.stride);
     const LinesAhead lines_ahead(NR, rows.stride);
     constexpr int kStep = 64 / R::kBytes;  // a cache line of weights
     for (; k + kStep <= rows.n_in; k += kStep) {
-        const int64_t at = k * R::kBytes;
-        if constexpr (NT == 1) {
-            const int64_t far = side_by_side.skip(at, kPrefetch.into_l2),
-                          near = side_by_side.skip(at, kPrefetch.into_l1);
+        const int64_t ahead = lines_ahead.at(k * R::kBytes);
 #pragma GCC unroll 4
-            for (int i = 0; i < NR; ++i) {
-                prefetch_weights_into_l2<64>(w[i] + at + far);
-                prefetch_weights_into_l1<64>(w[i] + at + near);
-            }
-        } else {
-            const int64_t ahead = lines_ahead.at(at);
-#pragma GCC unroll 4
-            for (int i = 0; i < NR; ++i) prefetch_line(w[i] + ahead);
-        }
+        for (int i = 0; i < NR; ++i) prefetch_line(w[i] + ahead);
 #pragma GCC unroll 4
         for (int c = 0; c < kStep; c += simd::kLanes) add(k + c, true);
     }
@@ -158,6 +148,30 @@ void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, 
     for (int i = 0; i < NR; ++i)
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) sums[t * kHalfRows + i] = total[i][t];
+}
+
+// The lanes of a row's product with one token. Rows one behind the other read memory faster than four side by
+// side (Zen 5, one thread, GB/s: F16 25.5 and 36.2, F32 30.3 and 37.5).
+template <class R>
+simd::V dot_row(const uint8_t* w, int64_t n_in, const float* x) {
+    constexpr int kChains = 4;
+    simd::V total[kChains];
+#pragma GCC unroll 4
+    for (int c = 0; c < kChains; ++c) total[c] = simd::zero();
+    int64_t k = 0;
+    for (; k + kChains * simd::kLanes <= n_in; k += kChains * simd::kLanes) {
+        prefetch_weights<kChains * simd::kLanes * R::kBytes>(w + k * R::kBytes);
+#pragma GCC unroll 4
+        for (int c = 0; c < kChains; ++c) {
+            const int64_t at = k + c * simd::kLanes;
+            total[c] = simd::fma(R::lanes(w + at * R::kBytes), simd::load(x + at), total[c]);
+        }
+    }
+    for (; k + simd::kLanes <= n_in; k += simd::kLanes)
+        total[0] = simd::fma(R::lanes(w + k * R::kBytes), simd::load(x + k), total[0]);
+    if (k < n_in)
+        total[0] = simd::fma(last_lanes<R>(w + k * R::kBytes, n_in - k), simd::load(x + k), total[0]);
+    return simd::add(simd::add(total[0], total[1]), simd::add(total[2], total[3]));
 }
 
 // The lanes of 16 rows at once where vectors are long: a quarter of the work that single rows would be.
@@ -178,8 +192,13 @@ void dot_half(const RowBlock& rows, int h, const uint8_t* const* x, float* out) 
 #endif
     simd::V sums[NT * kHalfRows];
     int i = 0;
-    for (; i + kRows <= rows.n[h]; i += kRows) dot_lanes<R, kRows, NT>(rows, h, i, x, sums + i);
-    for (; i < rows.n[h]; ++i) dot_lanes<R, 1, NT>(rows, h, i, x, sums + i);
+    if constexpr (NT == 1) {
+        for (; i < rows.n[h]; ++i)
+            sums[i] = dot_row<R>(rows.row(h, i), rows.n_in, reinterpret_cast<const float*>(x[0]));
+    } else {
+        for (; i + kRows <= rows.n[h]; i += kRows) dot_lanes<R, kRows, NT>(rows, h, i, x, sums + i);
+        for (; i < rows.n[h]; ++i) dot_lanes<R, 1, NT>(rows, h, i, x, sums + i);
+    }
     for (; i < kHalfRows; ++i)
         for (int t = 0; t < NT; ++t) sums[t * kHalfRows + i] = simd::zero();
     for (int t = 0; t < NT; ++t) add_lanes(sums + t * kHalfRows, out + t * kBlockRows);

@@ -37,17 +37,19 @@ namespace {
 template <class Find>
 const WeightKernels* kernels_of_found_points(int type) {
     using namespace points;
+    // More passes are faster than panels where points are found faster.
+    constexpr bool kPasses = std::is_same_v<Find, TwoRegisters>;
     static constexpr WeightKernels kTable[] = {
         kernels<IQ2_XXS<Find>, UnpackGrid<grid::IQ2_XXS>, 12, 24, kTileMinFastRowTokens>(),
-        kernels<IQ2_XS<Find>, UnpackGrid<grid::IQ2_XS>, 12, 16>(),
-        kernels<IQ2_S<Find>, UnpackGrid<grid::IQ2_S>, 12>(),
+        kernels<IQ2_XS<Find>, UnpackGrid<grid::IQ2_XS>, 12, kPasses ? 24 : 16>(),
+        kernels<IQ2_S<Find>, UnpackGrid<grid::IQ2_S>, 12, kPasses ? 20 : 0>(),
         kernels<IQ3_XXS<Find>, UnpackGrid<grid::IQ3_XXS>, 12, 24, kTileMinFastRowTokens>(),
-        kernels<IQ3_S<Find>, UnpackGrid<grid::IQ3_S>, 11>(),
+        kernels<IQ3_S<Find>, UnpackGrid<grid::IQ3_S>, 11, kPasses ? 22 : 0>(),
         kernels<IQ2_XXS_R4<Find>, UnpackGridRows<grid::IQ2_XXS_R4>, 12, 32, kTileMinFastRowTokens>(),
         kernels<IQ2_XS_R4<Find>, UnpackGridRows<grid::IQ2_XS_R4>, 12, 24>(),
         kernels<IQ2_S_R4<Find>, UnpackGridRows<grid::IQ2_S_R4>, 12, 24>(),
         kernels<IQ3_XXS_R4<Find>, UnpackGridRows<grid::IQ3_XXS_R4>, 12, 24, kTileMinFastRowTokens>(),
-        kernels<IQ3_S_R4<Find>, UnpackGridRows<grid::IQ3_S_R4>, 11>()};
+        kernels<IQ3_S_R4<Find>, UnpackGridRows<grid::IQ3_S_R4>, 11, kPasses ? 28 : 0>()};
     for (const WeightKernels& k : kTable)
         if (k.type == type) return &k;
     return nullptr;
@@ -55,11 +57,14 @@ const WeightKernels* kernels_of_found_points(int type) {
 
 const WeightKernels* point_weight_kernels(int type) {
     using namespace points;
-    static constexpr WeightKernels kTernary[] = {
-        kernels<IQ1_S, UnpackIQ1_S, 11>(), kernels<IQ1_M, UnpackIQ1_M, 11>(),
-        kernels<IQ1_S_R4, UnpackIQ1_S_R4, 12, 16>(), kernels<IQ1_M_R4, UnpackIQ1_M_R4, 12, 16>()};
-    static constexpr WeightKernels kTernaryByBytes[] = {kernels<ByBytesIQ1_S, UnpackIQ1_S, 11>(),
-                                                        kernels<ByBytesIQ1_S_R4, UnpackIQ1_S_R4, 12, 16>()};
+    static constexpr WeightKernels kTernary[] = {kernels<IQ1_S, UnpackIQ1_S, 11>(),
+                                                 kernels<IQ1_M<OneRegister>, UnpackIQ1_M, 11>(),
+                                                 kernels<IQ1_S_R4, UnpackIQ1_S_R4, 12, 16>(),
+                                                 kernels<IQ1_M_R4<OneRegister>, UnpackIQ1_M_R4, 12, 16>()};
+    static constexpr WeightKernels kTernaryByBytes[] = {
+        kernels<ByBytesIQ1_S, UnpackIQ1_S, 11, 18>(), kernels<ByBytesIQ1_S_R4, UnpackIQ1_S_R4, 12, 16>(),
+        kernels<IQ1_M<TwoRegisters>, UnpackIQ1_M, 11, 16>(),
+        kernels<IQ1_M_R4<TwoRegisters>, UnpackIQ1_M_R4, 12, 16>()};
     if (has_fast_pair_permutes())
         for (const WeightKernels& k : kTernaryByBytes)
             if (k.type == type) return &k;

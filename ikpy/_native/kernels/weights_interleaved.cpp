@@ -6,19 +6,29 @@
 namespace ikpy {
 
 const WeightKernels* interleaved_weight_kernels(int type) {
-    static constexpr WeightKernels kTable[] = {
-        interleaved_kernels<UnpackQ4_0_R8>(),     interleaved_kernels<UnpackQ4_0_4x4>(),
-        interleaved_kernels<UnpackMXFP4_R8>(),    interleaved_kernels<UnpackIQ4_NL_R4>(),
-        interleaved_kernels<UnpackQ5_0_R4>(),     interleaved_kernels<UnpackQ6_0_R4>(),
-        interleaved_kernels<UnpackQ8_0_R8>(),     interleaved_kernels<UnpackQ8_K_R8>(),
-        interleaved_kernels<UnpackQ8_K_R16>(),    interleaved_kernels<UnpackQ8_KV_R8>(),
-        interleaved_kernels<UnpackIQ2_BN_R4>(),   interleaved_kernels<UnpackQ2_K_R4>(),
-        interleaved_kernels<UnpackQ3_K_R4>(),     interleaved_kernels<UnpackQ4_K_R4>(),
-        interleaved_kernels<UnpackQ5_K_R4>(),     interleaved_kernels<UnpackQ6_K_R4, 2>(),
-        interleaved_kernels<UnpackIQ4_XS_R8>(),   interleaved_kernels<UnpackIQ2_K_R4, 5>(),
-        interleaved_kernels<UnpackIQ3_K_R4>(),    interleaved_kernels<UnpackIQ4_K_R4, 3>(),
-        interleaved_kernels<UnpackIQ5_K_R4, 3>(), interleaved_kernels<UnpackIQ4_KS_R4>(),
-        interleaved_kernels<UnpackIQ5_KS_R4>()};
+    static constexpr WeightKernels kTable[] = {interleaved_kernels<UnpackQ4_0_R8>(),
+                                               interleaved_kernels<UnpackQ4_0_4x4>(),
+                                               interleaved_kernels<UnpackMXFP4_R8, kAmdWordTokens, 20>(),
+                                               interleaved_kernels<UnpackIQ4_NL_R4>(),
+                                               interleaved_kernels<UnpackQ5_0_R4>(),
+                                               interleaved_kernels<UnpackQ6_0_R4>(),
+                                               interleaved_kernels<UnpackQ8_0_R8>(),
+                                               interleaved_kernels<UnpackQ8_K_R8>(),
+                                               interleaved_kernels<UnpackQ8_K_R16>(),
+                                               interleaved_kernels<UnpackQ8_KV_R8>(),
+                                               interleaved_kernels<UnpackIQ2_BN_R4>(),
+                                               interleaved_kernels<UnpackQ2_K_R4>(),
+                                               interleaved_kernels<UnpackQ3_K_R4>(),
+                                               interleaved_kernels<UnpackQ4_K_R4>(),
+                                               interleaved_kernels<UnpackQ5_K_R4>(),
+                                               interleaved_kernels<UnpackQ6_K_R4, 2>(),
+                                               interleaved_kernels<UnpackIQ4_XS_R8>(),
+                                               interleaved_kernels<UnpackIQ2_K_R4, 5>(),
+                                               interleaved_kernels<UnpackIQ3_K_R4>(),
+                                               interleaved_kernels<UnpackIQ4_K_R4, 3>(),
+                                               interleaved_kernels<UnpackIQ5_K_R4, 3>(),
+                                               interleaved_kernels<UnpackIQ4_KS_R4>(),
+                                               interleaved_kernels<UnpackIQ5_KS_R4>()};
     for (const WeightKernels& k : kTable)
         if (k.type == type) return &k;
     return nullptr;

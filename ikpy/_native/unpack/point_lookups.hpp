@@ -1,7 +1,7 @@
 // How points are found in their tables: two ways, as a permutation of bytes or words over two registers takes
 // three micro-operations on Intel's CPUs, two of them of the shuffle unit, and one on AMD's, which on the
 // other hand gather slowly. Cycles per 256 weights of Zen 4 with OneRegister and TwoRegisters: IQ2_XXS 22 and
-// 18, IQ2_XS 53 and 24, IQ2_S 60 and 39, IQ3_XXS 27 and 21, IQ3_S 33 and 25.
+// 18, IQ2_XS 53 and 24, IQ2_S 60 and 39 (words then being looked up as such), IQ3_XXS 27 and 21, IQ3_S 33 and 25.
 #pragma once
 #include "kernels/byte_permutes.hpp"
 #include "unpack/point_tables.hpp"
@@ -11,8 +11,9 @@
 namespace ikpy::points {
 
 // table[index] of bytes with 256 or 512 entries, upper and ninth: bits 7 and 8 of the index; words of points,
-// whose indices are the low bits of words.
+// whose indices are the low bits of words, best of kTogether vectors at a time.
 struct OneRegister {
+    static constexpr int kTogether = 1;
     static IKPY_VBMI_INLINE __m512i bytes256(const uint8_t* table, __m512i index, __mmask64 upper) {
         const __mmask64 odd = _mm512_movepi8_mask(_mm512_add_epi8(index, index));
         return _mm512_mask_blend_epi8(upper, bytes128(table, index, odd), bytes128(table + 128, index, odd));
@@ -22,12 +23,15 @@ struct OneRegister {
         return _mm512_mask_blend_epi8(ninth, bytes256(table, index, upper),
                                       bytes256(table + 256, index, upper));
     }
-    template <int N>
-    static IKPY_VBMI_INLINE __m512i words(const WordCodes<N>& table, __m512i index) {
+    template <int N, int T>
+    static IKPY_VBMI_INLINE void words(const WordCodes<N>& table, const __m512i (&index)[T], __m512i* out) {
         const __m512i mask = _mm512_set1_epi32(N - 1);
-        const __m512i even = gathered(table.twice, _mm512_and_si512(index, mask));
-        const __m512i odd = gathered(table.twice, _mm512_and_si512(_mm512_srli_epi32(index, 16), mask));
-        return _mm512_mask_blend_epi16(0xAAAAAAAA, even, odd);
+        for (int i = 0; i < T; ++i) {
+            const __m512i even = gathered(table.twice, _mm512_and_si512(index[i], mask));
+            const __m512i odd =
+                gathered(table.twice, _mm512_and_si512(_mm512_srli_epi32(index[i], 16), mask));
+            out[i] = _mm512_mask_blend_epi16(0xAAAAAAAA, even, odd);
+        }
     }
 
   private:
@@ -46,6 +50,7 @@ struct OneRegister {
 };
 
 struct TwoRegisters {
+    static constexpr int kTogether = 4;
     static IKPY_VBMI_INLINE __m512i bytes256(const uint8_t* table, __m512i index, __mmask64 upper) {
         return bytes<256>(table, index, &upper);
     }
@@ -65,24 +70,31 @@ struct TwoRegisters {
                                           bytes<N / 2>(table + N / 2, index, bits));
         }
     }
-    // Of 512 or 1,024 points: of 2,048 Zen 4 gathers 32 in 40 cycles, permutations and blends would take 53.
-    // As bytes (above) all 64 lanes are put to use.
-    template <int N>
-    static IKPY_VBMI_INLINE __m512i words(const WordCodes<N>& table, __m512i index) {
-        static_assert(N <= 1024);
-        return permuted<N>(table.once, index);
+    // Of two vectors both bytes of all words are looked up together, 128 entries per permutation. As words,
+    // 64 entries each, 256 weights took 1.2 (IQ2_XS) and 1.45 times (IQ2_S) as long on Zen 5.
+    template <int N, int T>
+    static IKPY_VBMI_INLINE void words(const WordCodes<N>& table, const __m512i (&index)[T], __m512i* out) {
+#pragma GCC unroll 2
+        for (int i = 0; i < T; i += 2)
+            two_words(table, index[i], index[i + (T > 1)], out + i, out + i + (T > 1));
     }
 
   private:
     template <int N>
-    static IKPY_VBMI_INLINE __m512i permuted(const uint16_t* table, __m512i index) {
-        if constexpr (N == 64) {
-            return _mm512_permutex2var_epi16(_mm512_load_si512(table), index, _mm512_load_si512(table + 32));
-        } else {
-            const __mmask32 upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16(N / 2));
-            return _mm512_mask_blend_epi16(upper, permuted<N / 2>(table, index),
-                                           permuted<N / 2>(table + N / 2, index));
-        }
+    static IKPY_VBMI_INLINE void two_words(const WordCodes<N>& table, __m512i a, __m512i b, __m512i* to_a,
+                                           __m512i* to_b) {
+        // Words of a in the lower halves of 128 bits, those of b in the upper ones.
+        static constexpr Bytes64 kLow([](int i) { return 64 * (i / 8 & 1) + 16 * (i / 16) + 2 * (i & 7); });
+        static constexpr Bytes64 kHigh([](int i) { return kLow.at[i] + 1; });
+        const __m512i low = _mm512_permutex2var_epi8(a, kLow.load(), b);
+        const __m512i high = _mm512_permutex2var_epi8(a, kHigh.load(), b);
+        const __mmask64 bits[4] = {_mm512_movepi8_mask(low), _mm512_test_epi8_mask(high, _mm512_set1_epi8(1)),
+                                   _mm512_test_epi8_mask(high, _mm512_set1_epi8(2)),
+                                   _mm512_test_epi8_mask(high, _mm512_set1_epi8(4))};
+        const __m512i first = bytes<N>(table.halves.first, low, bits),
+                      second = bytes<N>(table.halves.second, low, bits);
+        *to_b = _mm512_unpackhi_epi8(first, second);
+        *to_a = _mm512_unpacklo_epi8(first, second);
     }
 };
 

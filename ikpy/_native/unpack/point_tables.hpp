@@ -37,16 +37,12 @@ static const SplitCodes<512> iq3s_codes(tables::iq3s_grid, 4, 4, kLevels3S);
 // of a dword.
 template <int N>
 struct WordCodes {
-    alignas(64) uint16_t once[N];
+    SplitCodes<N> halves;
     alignas(64) uint32_t twice[N];
 
     template <int Levels>
-    WordCodes(const int8_t* grid, const int8_t (&levels)[Levels]) {
-        const SplitCodes<N> split(grid, 8, 2, levels);
-        for (int i = 0; i < N; ++i) {
-            once[i] = static_cast<uint16_t>(split.first[i] | 256 * split.second[i]);
-            twice[i] = 0x10001u * once[i];
-        }
+    WordCodes(const int8_t* grid, const int8_t (&levels)[Levels]) : halves(grid, 8, 2, levels) {
+        for (int i = 0; i < N; ++i) twice[i] = 0x10001u * (halves.first[i] + 256u * halves.second[i]);
     }
 };
 
@@ -55,6 +51,5 @@ constexpr int8_t kTrits[3] = {-1, 0, 1};
 static const WordCodes<512> iq2xs_codes(tables::iq2xs_grid, kLevels2);
 static const WordCodes<1024> iq2s_codes(tables::iq2s_grid, kLevels2);
 static const WordCodes<2048> iq1s_codes(tables::iq1s_grid, kTrits);
-static const SplitCodes<2048> iq1s_halves(tables::iq1s_grid, 8, 2, kTrits);
 
 }  // namespace ikpy::points

@@ -85,15 +85,18 @@ IKPY_VBMI_INLINE __m512 nibble_scales_by_row(const uint8_t* p) {
 
 template <class Find>
 struct IQ2_XS_R4 : Interleaved, SignedPoints {
-    static constexpr int kType = 217, kBlockBytes = 296, kSteps = 4;
+    static constexpr int kType = 217, kBlockBytes = 296, kSteps = 4, kTogether = Find::kTogether;
 
     IKPY_VBMI_INLINE IQ2_XS_R4(const uint8_t* const* rows, int step) {
         const uint8_t* p = rows[0];
-        const __m512i words = quads_by_row(load64(p + 8 + 64 * step));
-        codes = Find::words(iq2xs_codes, words);
+        codes = quads_by_row(load64(p + 8 + 64 * step));
         // The mask belongs to bits 1 .. 7 of the high byte.
-        set_signs<16>(masks_of_codes(words));
+        set_signs<16>(masks_of_codes(codes));
         scale = _mm512_mul_ps(row_scales(p), nibble_scales_by_row(p + 264 + 8 * step));
+    }
+    template <int T>
+    IKPY_VBMI_INLINE static void find(IQ2_XS_R4 (&w)[T]) {
+        find_words<Find>(iq2xs_codes, w);
     }
 };
 
@@ -145,7 +148,7 @@ struct IQ3_S_R4 : Interleaved, Points3S {
 
 template <class Find>
 struct IQ2_S_R4 : Interleaved, SignedPoints {
-    static constexpr int kType = 222, kBlockBytes = 328, kSteps = 4;
+    static constexpr int kType = 222, kBlockBytes = 328, kSteps = 4, kTogether = Find::kTogether;
 
     IKPY_VBMI_INLINE IQ2_S_R4(const uint8_t* const* rows, int step) {
         static constexpr Bytes64 kPoints(
@@ -154,17 +157,20 @@ struct IQ2_S_R4 : Interleaved, SignedPoints {
             [](int i) { return 32 * (i / 8 & 1) + 8 * row_of(i) + (i / 2 & 3) * 2; });
         const uint8_t* p = rows[0];
         const __m512i low = bytes_of(load32(p + 8 + 32 * step), kPoints);
-        codes =
-            Find::words(iq2s_codes, _mm512_mask_multishift_epi64_epi8(low, 0xAAAAAAAAAAAAAAAA, kFields.load(),
-                                                                      eight_bytes(p + 136 + 8 * step)));
+        codes = _mm512_mask_multishift_epi64_epi8(low, 0xAAAAAAAAAAAAAAAA, kFields.load(),
+                                                  eight_bytes(p + 136 + 8 * step));
         set_signs<8>(dwords_by_row(p + 168 + 32 * step));
         scale = _mm512_mul_ps(row_scales(p), nibble_scales_by_row(p + 296 + 8 * step));
+    }
+    template <int T>
+    IKPY_VBMI_INLINE static void find(IQ2_S_R4 (&w)[T]) {
+        find_words<Find>(iq2s_codes, w);
     }
 };
 
 // Steps of two blocks of 32 columns.
 template <int Bytes>
-struct TernaryRows : Interleaved, Ternary {
+struct TernaryRows : Interleaved {
     static constexpr int kHeaderBytes = 8, kBlockBytes = 8 * Bytes, kSteps = 4;
 
     static IKPY_VBMI_INLINE __m512i two_blocks(const uint8_t* p, int step) {
@@ -172,7 +178,7 @@ struct TernaryRows : Interleaved, Ternary {
     }
 };
 
-struct IQ1_S_R4 : TernaryRows<24> {
+struct IQ1_S_R4 : TernaryRows<24>, Ternary {
     static constexpr int kType = 219;
     static constexpr auto bias = IQ1_S::bias;
     __mmask8 down;
@@ -182,11 +188,14 @@ struct IQ1_S_R4 : TernaryRows<24> {
             [](int i) { return 24 * (i / 8 & 1) + 4 * (i / 2 & 3) + row_of(i); });
         static constexpr Bytes64 kHigh([](int i) { return 24 * (i / 8 & 1) + 16 + 2 * row_of(i) + (i & 1); });
         const __m512i v = two_blocks(rows[0], step), words = bytes_of(v, kHigh);
-        codes = OneRegister::words(iq1s_codes,
-                                   _mm512_mask_multishift_epi64_epi8(bytes_of(v, kPoints), 0xAAAAAAAAAAAAAAAA,
-                                                                     kThreeBitFields.load(), words));
+        codes = _mm512_mask_multishift_epi64_epi8(bytes_of(v, kPoints), 0xAAAAAAAAAAAAAAAA,
+                                                  kThreeBitFields.load(), words);
         down = _mm512_test_epi64_mask(words, _mm512_set1_epi64(0x8000));
         scale = odd_scales<3>(_mm512_srli_epi32(words, 12), 0.125f);
+    }
+    template <int T>
+    IKPY_VBMI_INLINE static void find(IQ1_S_R4 (&w)[T]) {
+        find_words<OneRegister>(iq1s_codes, w);
     }
     IKPY_VBMI_INLINE __m512i start(const uint8_t* from, int step) const {
         return _mm512_mask_blend_epi64(down, for_all_rows<IQ1_S_R4>(from, step),
@@ -194,10 +203,9 @@ struct IQ1_S_R4 : TernaryRows<24> {
     }
 };
 
-struct IQ1_M_R4 : TernaryRows<28> {
-    static constexpr int kType = 229;
-    static constexpr auto bias = IQ1_M::bias;
-    __m512i down;
+template <class Find>
+struct IQ1_M_R4 : TernaryRows<28>, TernaryOf16 {
+    static constexpr int kType = 229, kTogether = Find::kTogether;
 
     IKPY_VBMI_INLINE IQ1_M_R4(const uint8_t* const* rows, int step) {
         static constexpr Bytes64 kPoints(
@@ -209,13 +217,15 @@ struct IQ1_M_R4 : TernaryRows<28> {
         });
         static constexpr Bytes64 kScales([](int i) { return i & 4 ? 20 : 16; });
         const __m512i v = two_blocks(rows[0], step), fields = bytes_of(v, kHigh);
-        const __m512i words = _mm512_mask_multishift_epi64_epi8(bytes_of(v, kPoints), 0xAAAAAAAAAAAAAAAA,
-                                                                kFourBitFields.load(), fields);
-        codes = OneRegister::words(iq1s_codes, words);
-        down = _mm512_srli_epi16(_mm512_and_si512(words, _mm512_set1_epi16(2048)), 11);
+        set_words(_mm512_mask_multishift_epi64_epi8(bytes_of(v, kPoints), 0xAAAAAAAAAAAAAAAA,
+                                                    kFourBitFields.load(), fields));
         const __m512 eighths = _mm512_mul_ps(
             _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_ps(0.125f));
         scale = _mm512_permutexvar_ps(_mm512_multishift_epi64_epi8(kScales.load(), fields), eighths);
+    }
+    template <int T>
+    IKPY_VBMI_INLINE static void find(IQ1_M_R4 (&w)[T]) {
+        find_words<Find>(iq1s_codes, w);
     }
     IKPY_VBMI_INLINE __m512i start(const uint8_t* from, int step) const {
         return _mm512_dpwssd_epi32(for_all_rows<IQ1_M_R4>(from, step), down,

@@ -12,10 +12,18 @@
 
 namespace ikpy::points {
 
-// Word p holds the codes of point p, so that dword lanes belong to groups of 16 columns.
+// Word p holds the codes of point p, before find() its index, so that dword lanes belong to groups of 16
+// columns.
 struct WordPoints : ByElement4 {
     __m512i codes;
 };
+template <class Find, int N, class P, int T>
+IKPY_VBMI_INLINE void find_words(const WordCodes<N>& table, P (&w)[T]) {
+    __m512i index[T], codes[T];
+    for (int i = 0; i < T; ++i) index[i] = w[i].codes;
+    Find::words(table, index, codes);
+    for (int i = 0; i < T; ++i) w[i].codes = codes[i];
+}
 
 // Points with signs: six bits of two codes and their signs find the level.
 struct SignedPoints : WordPoints {
@@ -73,27 +81,34 @@ IKPY_VBMI_INLINE __m512i even_masks_of_words(__m512i words) {
 
 template <class Find>
 struct IQ2_XS : Plain, SignedPoints {
-    static constexpr int kType = 17, kRowsAtOnce = 1, kBlockBytes = 74;
+    static constexpr int kType = 17, kRowsAtOnce = 1, kBlockBytes = 74, kTogether = Find::kTogether;
 
     IKPY_VBMI_INLINE IQ2_XS(const uint8_t* const* rows, int) {
         const uint8_t* p = rows[0];
-        const __m512i words = load64(p + 2);
-        codes = Find::words(iq2xs_codes, words);
-        set_signs<16>(even_masks_of_words(words));
+        codes = load64(p + 2);
+        set_signs<16>(even_masks_of_words(codes));
         scale = nibble_scales(p + 66, wide::f16_lanes(p));
+    }
+    template <int T>
+    IKPY_VBMI_INLINE static void find(IQ2_XS (&w)[T]) {
+        find_words<Find>(iq2xs_codes, w);
     }
 };
 
 template <class Find>
 struct IQ2_S : Plain, SignedPoints {
-    static constexpr int kType = 22, kRowsAtOnce = 1, kBlockBytes = 82;
+    static constexpr int kType = 22, kRowsAtOnce = 1, kBlockBytes = 82, kTogether = Find::kTogether;
 
     IKPY_VBMI_INLINE IQ2_S(const uint8_t* const* rows, int) {
         const uint8_t* p = rows[0];
         const __m512i high = _mm512_set1_epi64(load_unaligned<int64_t>(p + 66));
-        codes = Find::words(iq2s_codes, words_of(p + 2, high, kTwoBitFields));
+        codes = words_of(p + 2, high, kTwoBitFields);
         set_signs<8>(_mm512_cvtepu32_epi64(load32(p + 34)));
         scale = nibble_scales(p + 74, wide::f16_lanes(p));
+    }
+    template <int T>
+    IKPY_VBMI_INLINE static void find(IQ2_S (&w)[T]) {
+        find_words<Find>(iq2s_codes, w);
     }
 };
 
@@ -123,18 +138,21 @@ struct IQ1_S : Plain, Ternary {
     IKPY_VBMI_INLINE IQ1_S(const uint8_t* const* rows, int) {
         const uint8_t* p = rows[0];
         const __m512i words = words_in_quads(p + 34);
-        codes = OneRegister::words(iq1s_codes, words_of(p + 2, words, kThreeBitFields));
+        codes = words_of(p + 2, words, kThreeBitFields);
         down = _mm512_test_epi64_mask(words, _mm512_set1_epi64(0x8000));
         scale = _mm512_mul_ps(wide::f16_lanes(p), odd_scales<3>(_mm512_srli_epi32(words, 12), 0.125f));
+    }
+    template <int T>
+    IKPY_VBMI_INLINE static void find(IQ1_S (&w)[T]) {
+        find_words<OneRegister>(iq1s_codes, w);
     }
     IKPY_VBMI_INLINE __m512i start(const uint8_t* bias, int) const {
         return _mm512_mask_load_epi64(_mm512_load_si512(bias), down, bias + 64);
     }
 };
 
-struct IQ1_M : Plain, Ternary {
-    static constexpr int kType = 29, kRowsAtOnce = 1, kBlockBytes = 56;
-    __m512i down;
+struct TernaryOf16 : Ternary {
+    __m512i down;  // words: whether a point is moved down
 
     // -7 times the sums of the 16-groups, and words of -2 times the sums of the 8-groups.
     static IKPY_VBMI void bias(const uint8_t* x, const ActQ8Layout& at, int64_t c, uint8_t* out) {
@@ -148,17 +166,30 @@ struct IQ1_M : Plain, Ternary {
             _mm_store_si128(reinterpret_cast<__m128i*>(out + 64 + 16 * i), words);
         }
     }
+    // Indices of points, and in bit 11 whether they are moved down.
+    IKPY_VBMI_INLINE void set_words(__m512i words) {
+        codes = words;
+        down = _mm512_srli_epi16(_mm512_and_si512(words, _mm512_set1_epi16(2048)), 11);
+    }
+};
+
+template <class Find>
+struct IQ1_M : Plain, TernaryOf16 {
+    static constexpr int kType = 29, kRowsAtOnce = 1, kBlockBytes = 56, kTogether = Find::kTogether;
+
     IKPY_VBMI_INLINE IQ1_M(const uint8_t* const* rows, int) {
         static constexpr Bytes64 kScales([](int i) { return 16 * (i / 16) + 3 * (i / 4 & 3); });
         const uint8_t* p = rows[0];
-        const __m512i words = words_of(p, words_in_quads(p + 32), kFourBitFields);
-        codes = OneRegister::words(iq1s_codes, words);
-        down = _mm512_srli_epi16(_mm512_and_si512(words, _mm512_set1_epi16(2048)), 11);
+        set_words(words_of(p, words_in_quads(p + 32), kFourBitFields));
         const auto fields = load_unaligned<uint64_t>(p + 48);
         const auto d = static_cast<short>(_pext_u64(fields, 0xF000F000F000F000));
         const __m512i s =
             _mm512_multishift_epi64_epi8(kScales.load(), _mm512_set1_epi64(static_cast<int64_t>(fields)));
         scale = _mm512_mul_ps(_mm512_cvtph_ps(_mm256_set1_epi16(d)), odd_scales<3>(s, 0.125f));
+    }
+    template <int T>
+    IKPY_VBMI_INLINE static void find(IQ1_M (&w)[T]) {
+        find_words<Find>(iq1s_codes, w);
     }
     IKPY_VBMI_INLINE __m512i start(const uint8_t* bias, int) const {
         return _mm512_dpwssd_epi32(_mm512_load_si512(bias), down, _mm512_load_si512(bias + 64));

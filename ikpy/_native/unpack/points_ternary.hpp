@@ -32,8 +32,8 @@ struct TernaryBytes {
         const __mmask64 bits[4] = {_mm512_movepi8_mask(low), _mm512_test_epi8_mask(high, wide::bytes(1)),
                                    _mm512_test_epi8_mask(high, wide::bytes(2)),
                                    _mm512_test_epi8_mask(high, wide::bytes(4))};
-        first = TwoRegisters::bytes<2048>(iq1s_halves.first, low, bits);
-        second = TwoRegisters::bytes<2048>(iq1s_halves.second, low, bits);
+        first = TwoRegisters::bytes<2048>(iq1s_codes.halves.first, low, bits);
+        second = TwoRegisters::bytes<2048>(iq1s_codes.halves.second, low, bits);
         down = _mm512_test_epi32_mask(words, _mm512_set1_epi32(0x8000));
         scale = _mm512_mul_ps(row_scale, odd_scales<3>(_mm512_srli_epi32(words, 12), 0.125f));
     }

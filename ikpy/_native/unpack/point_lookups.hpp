@@ -1,7 +1,8 @@
 // How points are found in their tables: two ways, as a permutation of bytes or words over two registers takes
 // three micro-operations on Intel's CPUs, two of them of the shuffle unit, and one on AMD's, which on the
 // other hand gather slowly. Cycles per 256 weights of Zen 4 with OneRegister and TwoRegisters: IQ2_XXS 22 and
-// 18, IQ2_XS 53 and 24, IQ2_S 60 and 39 (words then being looked up as such), IQ3_XXS 27 and 21, IQ3_S 33 and 25.
+// 18, IQ2_XS 53 and 24, IQ2_S 60 and 39 (words then being looked up as such), IQ3_XXS 27 and 21, IQ3_S 33
+// and 25.
 #pragma once
 #include "kernels/byte_permutes.hpp"
 #include "unpack/point_tables.hpp"

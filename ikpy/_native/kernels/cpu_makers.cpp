@@ -49,6 +49,11 @@ const PrefetchDistances& prefetch_distances() {
     return distances;
 }
 
+int64_t attention_step_bytes() {
+    static const int64_t bytes = is_for_amd() && has_avx_vnni() ? 128 << 10 : 32 << 10;
+    return bytes;
+}
+
 bool has_fast_gathers() { return !is_for_amd(); }
 bool has_fast_pair_permutes() { return is_for_amd(); }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/cpu_makers.hpp"
 #include "kernels/flash_amx.hpp"
 #include "kernels/flash_attention.hpp"
 #include "kernels/flash_middles.hpp"
@@ -13,8 +14,6 @@ namespace {
 
 using simd::kLanes;
 using simd::V;
-
-constexpr int64_t kStepBytes = 32 * 1024;  // of K per step
 
 struct RowBuffers {
     float *q, *k, *v;
@@ -105,11 +104,11 @@ void pack_codes(const AttentionArgs& a, const flash::CodeProducts& codes, RowBuf
         flash::sum_blocks(b.q + i * b.ldk, a.dk / 32, b.q_sums + i * a.dk / 32);
 }
 
-// Cells per step with flash attention: short steps are read faster, 16 cells of 2 KiB at 15 GB/s where 64 are
-// at 10 (17 can be read). Products of codes need 64 cells to fill their tiles.
+// Cells per step with flash attention (attention_step_bytes). Products of codes need 64 cells to fill their
+// tiles.
 int64_t step_cells(const AttentionArgs& a, const RowBuffers& b) {
     int64_t n = kRowCells;
-    while (!b.v_codes && n > 16 && n * a.k->nb[2] > kStepBytes) n /= 2;
+    while (!b.v_codes && n > 16 && n * a.k->nb[2] > attention_step_bytes()) n /= 2;
     return n;
 }
 

@@ -63,7 +63,7 @@ def read(text: str, output: OutputFormat, size: int) -> ChatMessage:
     for i in range(0, len(text), size):
         for delta in reader.feed(text[i : i + size]):
             message.add(delta)
-    for delta in reader.finish():
+    for delta in reader.finish(cut=False):
         message.add(delta)
     return message
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ikpy.server.chat.deltas import AnswerReader, Delta
+from ikpy.server.chat.deltas import AnswerReader, Delta, is_markup
 from ikpy.server.chat.harmony import HARMONY, HarmonyReader
 from ikpy.server.chat.tags import Tags
 from ikpy.server.chat.tool_reading import CallReader, ToolFormat
 from ikpy.server.front import random_id
-from ikpy.tools.stop_strings import overlap
 
 
 @dataclass(frozen=True)
@@ -123,6 +122,8 @@ class OutputReader(AnswerReader):
         if text.startswith(tag):
             self._buffer, self._state = text[len(tag) :], inside
             return True
+        if self._cut and tag.startswith(text) and is_markup(text):
+            self._buffer = ""
         if final or not tag.startswith(text):
             self._state = outside
         return False
@@ -174,7 +175,7 @@ class OutputReader(AnswerReader):
             if self._state == "call":
                 self._buffer, self._call = self._buffer[len(marker) :], self._readers[marker]()
         else:
-            text = self._take(tuple(states), final)
+            text = self._take(states, final)
         if text:
             yield Delta("content", text)
 
@@ -195,23 +196,20 @@ class OutputReader(AnswerReader):
             return
         self._state = "content"
 
-    def _take(self, markers: tuple[str, ...], final: bool) -> str:
-        """Text that cannot be the beginning of a marker."""
-        n = len(self._buffer) - (0 if final else max((overlap(self._buffer, m) for m in markers), default=0))
-        text, self._buffer = self._buffer[:n], self._buffer[n:]
-        return text
-
     def _in_call(self, final: bool) -> Iterator[Delta]:
         assert self._call is not None
         text, self._buffer = self._buffer, ""
+        is_fragment = self._cut and not self._call.may_be_text
         for part in self._call.feed(text, final):
             if part.name is not None:
                 yield Delta("tool", part.arguments, self._n_calls, part.name, part.call_id or random_id(""))
                 self._n_calls += 1
             elif part.raw:
-                yield Delta("content", part.raw)
+                if not is_fragment:
+                    yield Delta("content", part.raw)
             else:
                 yield Delta("tool", part.arguments, self._n_calls - 1)
         if self._call.rest is not None:
-            self._buffer, self._state, self._skip_blank = self._call.rest, "content", True
+            self._buffer = "" if is_fragment else self._call.rest
+            self._state, self._skip_blank = "content", True
             self._call = None

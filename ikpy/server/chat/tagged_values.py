@@ -255,7 +255,7 @@ def tagged_format(
     opening, closing = f"<{tag}>", f"</{tag}>"
 
     def reader(functions: Sequence[Mapping[str, Any]]) -> BlockCalls:
-        return BlockCalls(opening, closing, partial(read, schemas_of(functions)))
+        return BlockCalls(opening, closing, partial(read, schemas_of(functions)), needs_end=True)
 
     return ToolFormat(
         name, opening, lambda: reader(()), behind, call, r'"\n"?', (opening, closing, *markers), reader_of=reader

@@ -29,13 +29,21 @@ KIMI_CALL = re.compile(
 class BlockCalls(CallReader):
     """Everything up to the closing marker; ``parse`` gives the calls and what follows the last well-formed one.
 
-    A marker within a text, between two of ``quote``, closes nothing, unless the text has no end.
+    A marker within a text, between two of ``quote``, closes nothing, unless the text has no end. ``needs_end``: without
+    the marker there is no call, as nothing else tells that one is complete.
     """
 
     def __init__(
-        self, opening: str, closing: str, parse: Callable[[str], tuple[list[Call], str]], quote: str = ""
+        self,
+        opening: str,
+        closing: str,
+        parse: Callable[[str], tuple[list[Call], str]],
+        quote: str = "",
+        *,
+        needs_end: bool = False,
     ) -> None:
         self._opening, self._closing, self._parse, self._quote = opening, closing, parse, quote
+        self._needs_end = needs_end
         self._text = ""
         self._looked_at = self._counted = self._n_quotes = 0
 
@@ -49,7 +57,7 @@ class BlockCalls(CallReader):
         if at >= 0:
             block, rest = self._text[:at], self._text[at + len(found) :]
         self.rest = rest
-        calls, behind = self._parse(block)
+        calls, behind = ([], block) if at < 0 and self._needs_end else self._parse(block)
         for name, arguments, call_id in calls:
             yield CallPart(arguments, name, call_id)
         if not calls:

@@ -20,7 +20,12 @@ LONGEST_HEAD = 500
 """Characters after which `NAMED_HEAD` is not looked for any more."""
 NO_JSON = ("NaN", "Infinity", "-Infinity")
 LIST_ENDS = ("]", "}")
+ITEM = re.compile(r"\s*,?\s*(?=\{)")
 ARGUMENTS_BEGIN = re.compile(r'\s*(,\s*("(a|p)?[a-z]*("\s*(:\s*(\{\s*)?)?)?)?)?$')
+
+BARE_HEAD = re.compile(r'\s*\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("([^"\\]|\\.)*(\\$|"|$)|$)', re.DOTALL)
+"""A call that stands there without a marker, up to its name, or the beginning of one."""
+BARE_ARGUMENTS = (',"arguments":', ',"parameters":')
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,11 @@ class CallReader:
     """Reads what follows the opening marker; ``rest`` is the text behind the call once it has ended."""
 
     rest: str | None = None
+
+    @property
+    def may_be_text(self) -> bool:
+        """Whether what has come, and was not given out, may be the beginning of something else than a call."""
+        return False
 
     def feed(self, text: str, final: bool) -> Iterator[CallPart]:
         """Parts that new text completes; ``final``: nothing follows."""
@@ -282,6 +292,10 @@ class ListedCalls(CallReader):
         self._text = prefix
         self._needs_arguments = bool(prefix)
 
+    @property
+    def may_be_text(self) -> bool:
+        return self._needs_arguments and not begins_call(self._text)
+
     def feed(self, text: str, final: bool) -> Iterator[CallPart]:
         """The calls once the list is complete."""
         self._text += text
@@ -293,7 +307,7 @@ class ListedCalls(CallReader):
         except (ValueError, RecursionError):
             if final:
                 self.rest = ""
-                yield CallPart(raw=self._opening + self._text)
+                yield from self._unfinished(start)
             return
         if self._needs_arguments and not (isinstance(value, dict) and {"arguments", "parameters"} & value.keys()):
             value = None
@@ -305,6 +319,28 @@ class ListedCalls(CallReader):
                 yield CallPart(call[1], call[0], call[2])
         else:
             yield CallPart(raw=self._opening + self._text[: len(self._text) - len(self.rest)])
+
+    def _unfinished(self, text: str) -> Iterator[CallPart]:
+        """The complete calls of a list without an end, and the rest as text; all as text if there is none."""
+        at, n_calls = 1, 0
+        while text.startswith("[") and (item := ITEM.match(text, at)):
+            try:
+                value, end = strict_json.WITHOUT_CONSTANTS.raw_decode(text, item.end())
+            except (ValueError, RecursionError):
+                break
+            call = named_call(value)
+            if call is None:
+                break
+            yield CallPart(call[1], call[0], call[2])
+            at, n_calls = end, n_calls + 1
+        yield CallPart(raw=text[at:] if n_calls else self._opening + self._text)
+
+
+def begins_call(text: str) -> bool:
+    """Whether an object without an end may be a call: a name, then arguments."""
+    head = BARE_HEAD.match(text)
+    behind = "" if head is None else "".join(text[head.end() :].split())
+    return head is not None and any(behind.startswith(key) or key.startswith(behind) for key in BARE_ARGUMENTS)
 
 
 def further_calls(text: str) -> Iterator[CallPart]:

@@ -158,6 +158,11 @@ def mistral_call(name: str, schema: Any, rules: Rules) -> str:
     return f"{literal(name)} (@{{[CALL_ID]}} [a-zA-Z0-9]{{9}})? @{{[ARGS]}} {rules.schema(schema)}"
 
 
+def function_call(name: str, schema: Any, rules: Rules) -> str:
+    """Functionary 3.1: the name in the opening tag."""
+    return f'{literal(f"{name}>")} {rules.schema(schema)} "</function>"'
+
+
 def cohere_call(name: str, schema: Any, rules: Rules) -> str:
     """Command R7B and Command A: a number, the name and the parameters."""
     number, head = literal('{"tool_call_id": "'), literal(f'", "tool_name": {json.dumps(name, ensure_ascii=False)}')

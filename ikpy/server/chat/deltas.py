@@ -24,7 +24,8 @@ class Delta:
 
 def is_markup(text: str) -> bool:
     """Whether the beginning of a marker hardly stands for itself: one character may, or the beginning of a word."""
-    return len(text) > 1 and not text[0].isalnum()
+    shown = text.strip()
+    return len(shown) > 1 and not shown[0].isalnum()
 
 
 class AnswerReader:
@@ -53,7 +54,11 @@ class AnswerReader:
             self._buffer = held
             return text
         self._buffer = ""
-        return text if self._cut and is_markup(held) else text + held
+        return text if self._is_left_out(held) else text + held
+
+    def _is_left_out(self, held: str) -> bool:
+        """Whether the beginning of a marker at the end of an answer is no text."""
+        return self._cut and is_markup(held)
 
     def _advance(self, *, final: bool) -> Iterator[Delta]:
         """Takes from the buffer what is complete, at the end of the answer all."""

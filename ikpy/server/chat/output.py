@@ -196,6 +196,11 @@ class OutputReader(AnswerReader):
             return
         self._state = "content"
 
+    def _is_left_out(self, held: str) -> bool:
+        # A control token that begins a marker may also end an answer (GigaChat).
+        markers = self._format.tools.markers if self._format.tools else ()
+        return super()._is_left_out(held) or held.startswith(tuple(markers))
+
     def _in_call(self, final: bool) -> Iterator[Delta]:
         assert self._call is not None
         text, self._buffer = self._buffer, ""

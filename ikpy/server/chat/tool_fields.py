@@ -1,6 +1,6 @@
 """What single templates read in other places: tools in the system message (Phi-4-mini) or in a variable of their own
-(SmolLM3), calls as text (these and Granite 3), results (the first of Gemma 4), plans (Command R7B), reasoning
-(GPT-OSS)."""
+(SmolLM3, Firefunction), calls as text (Phi, SmolLM3 and Granite 3), results (the first of Gemma 4), plans (Command
+R7B), reasoning (GPT-OSS)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ikpy.server.chat.streamed_lists import GRANITE, PHI
+from ikpy.server.chat.streamed_lists import FUNCTOOLS, GRANITE, PHI
 from ikpy.server.chat.tags import is_harmony
 from ikpy.server.chat.tool_ids import with_ids
 from ikpy.server.chat.tool_reading import parse_value
@@ -54,7 +54,10 @@ def with_field(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) 
 
 
 def own_variable(source: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The variable from which a template takes the tools if that is not ``tools`` (SmolLM3)."""
+    """The variable from which a template takes the tools if that is not ``tools``: SmolLM3, and Firefunction, which
+    wants their text also where there are none."""
+    if FUNCTOOLS.opening in source and "+ functions" in source:
+        return {"functions": json.dumps(tools, indent=2, ensure_ascii=False) if tools else ""}
     return {"xml_tools": [tool["function"] for tool in tools]} if tools and "xml_tools" in source else {}
 
 

@@ -15,6 +15,7 @@ from ikpy.engine import strict_json
 
 NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 ARGUMENTS = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*\{(?=\s*["}])')
+FUNCTION_HEAD = re.compile(r"([^\s<>{]+)>\s*\{")
 NAMED_HEAD = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\]\s*([^\s\[{]+)\s*)?\[ARGS\]\s*\{")
 LONGEST_HEAD = 500
 """Characters after which `NAMED_HEAD` is not looked for any more."""
@@ -195,10 +196,11 @@ class TaggedCall(CallReader):
 
 
 class NamedCall(CallReader):
-    """A name, an id if there is one, and arguments behind a marker, which are given out as they come."""
+    """A name, an id if there is one, and arguments behind a marker, which are given out as they come. ``head``: up to
+    the opening brace of the arguments; ``closing``: what stands behind them, a model may leave it out."""
 
-    def __init__(self, opening: str) -> None:
-        self._opening = opening
+    def __init__(self, opening: str, head: re.Pattern[str] = NAMED_HEAD, closing: str = "") -> None:
+        self._opening, self._head, self._closing = opening, head, closing
         self._text = ""
         self._arguments: ArgumentsScanner | None = None
 
@@ -207,19 +209,21 @@ class NamedCall(CallReader):
         if self._arguments is None:
             hopeless = len(self._text) > LONGEST_HEAD
             self._text += text
-            head = None if hopeless else NAMED_HEAD.match(self._text)
+            head = None if hopeless else self._head.match(self._text)
             if head is None:
                 if final:
                     self.rest = ""
                     yield CallPart(raw=self._opening + self._text)
                 return
             self._arguments, text = ArgumentsScanner(), self._text[head.end() :]
-            yield CallPart("{", head[1], head[2])
+            yield CallPart("{", head[1], head[2] if self._head.groups > 1 else None)
         out = self._arguments.feed(text)
         if out:
             yield CallPart(out)
-        if self._arguments.ended or final:
-            self.rest = self._arguments.behind
+        behind = self._arguments.behind.lstrip() if self._closing else self._arguments.behind
+        may_close = self._closing.startswith(behind) and behind != self._closing
+        if final or (self._arguments.ended and not may_close):
+            self.rest = "" if may_close else behind.removeprefix(self._closing)
 
 
 class ArgumentsScanner:

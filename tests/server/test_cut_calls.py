@@ -6,7 +6,7 @@ import pytest
 
 from ikpy.server.chat.gemma_calls import GEMMA
 from ikpy.server.chat.harmony import HARMONY
-from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, DSML, MINIMAX
+from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, DSML, GCML, GIGACHAT_GCML, MINIMAX
 from ikpy.server.chat.output import ChatMessage, OutputFormat
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
@@ -38,7 +38,7 @@ DEEPSEEK_CALL = "<｜tool▁call▁begin｜>{}<｜tool▁call▁end｜>"
 DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 IN_BLOCK = DEEPSEEK_CALL.format(f"function<｜tool▁sep｜>write\n```json\n{ARGUMENTS}\n```")
 PLAIN = DEEPSEEK_CALL.format(f"write<｜tool▁sep｜>{ARGUMENTS}")
-DSML_CALL = invoke(DSML, ' string="true"', ' string="false"')
+DSML_CALL, GCML_CALL = (invoke(prefix, ' string="true"', ' string="false"') for prefix in (DSML, GCML))
 GLM_CALL = (
     "<tool_call>write\n<arg_key>path</arg_key>\n<arg_value>a b</arg_value>\n"
     "<arg_key>lines</arg_key>\n<arg_value>[1, 2]</arg_value>\n</tool_call>"
@@ -56,6 +56,7 @@ CALLS: list[tuple[ToolFormat, str]] = [
     (DEEPSEEK_PLAIN, (PLAIN * 2).join(DEEPSEEK_SECTION)),
     (DEEPSEEK_DSML, f"<{DSML}function_calls>\n{DSML_CALL * 2}</{DSML}function_calls>"),
     (DEEPSEEK_V4, f"<{DSML}tool_calls>\n{DSML_CALL * 2}</{DSML}tool_calls>"),
+    (GIGACHAT_GCML, f"<{GCML}tool_calls>\n{GCML_CALL * 2}</{GCML}tool_calls>"),
     (MINIMAX, f"<minimax:tool_call>\n{invoke('') * 2}</minimax:tool_call>"),
     (COHERE, f"<|START_ACTION|>[\n    {COHERE_CALL},\n    {COHERE_CALL}\n]<|END_ACTION|>"),
     (GRANITE, f"<|tool_call|>[{OBJECT}, {BACKWARDS}]"),

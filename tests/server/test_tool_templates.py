@@ -105,6 +105,7 @@ GIGACHAT = """{% set sep = namespace(role="<|role_sep|>\n", message="<|message_s
 {{ call.arguments if call.arguments is string else call.arguments | tojson }}{{ '}' + sep.message }}\
 {% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'assistant' + sep.role }}{% endif %}"""
 LIST = '[{"name": "read", "arguments": {"path": "a b", "lines": [1, 2]}}]'
+GCML = DSML.replace("DSML", "GCML").replace("function_calls", "tool_calls") + "{# function call<|role_sep|> #}"
 SHOWN = {
     "minimax": (
         MINIMAX,
@@ -129,6 +130,12 @@ SHOWN = {
         GIGACHAT,
         "user<|role_sep|>\nHi<|message_sep|>\n\nassistant<|role_sep|>\n<|message_sep|>\n\nfunction call<|role_sep|>\n"
         f"{LIST[1:-1]}<|message_sep|>\n\nfunction result<|role_sep|>\ntext<|message_sep|>\n\nassistant<|role_sep|>\n",
+    ),
+    "gigachat-gcml": (
+        GCML,
+        '<｜GCML｜tool_calls>\n<｜GCML｜invoke name="read">\n<｜GCML｜parameter name="path" string="true">a b'
+        '</｜GCML｜parameter>\n<｜GCML｜parameter name="lines" string="false">[1, 2]</｜GCML｜parameter>\n'
+        "</｜GCML｜invoke>\n</｜GCML｜tool_calls>",
     ),
     "deepseek-dsml": (
         DSML,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ikpy.server.chat.call_grammar import function_call, json_call, mistral_call, mistral_list_call
 from ikpy.server.chat.gemma_calls import GEMMA, QUOTE
 from ikpy.server.chat.harmony import HARMONY
-from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, DSML, MINIMAX
+from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, DSML, GCML, GIGACHAT_GCML, MINIMAX
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
 from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
@@ -71,6 +71,8 @@ def tool_format(template: str) -> ToolFormat | None:
         return None
     if DSML in template:  # its tags are put together
         return DEEPSEEK_DSML if "function_calls" in template else DEEPSEEK_V4
+    if GCML in template:
+        return GIGACHAT_GCML
     if "<|role_sep|>" in template and "function call" in template:  # its roles are put together
         return GIGACHAT
     if "<|/tool|>" in template:  # Phi-4-mini's own template shows tools, but no call

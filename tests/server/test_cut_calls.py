@@ -8,6 +8,7 @@ from ikpy.server.chat.gemma_calls import GEMMA
 from ikpy.server.chat.harmony import HARMONY
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, DSML, GCML, GIGACHAT_GCML, MINIMAX
 from ikpy.server.chat.output import ChatMessage, OutputFormat
+from ikpy.server.chat.recipients import NO_CALLS, RECIPIENTS
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
 from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
@@ -64,6 +65,7 @@ CALLS: list[tuple[ToolFormat, str]] = [
     (FUNCTOOLS, f"functools[{OBJECT}, {OBJECT}]"),
     (FUNCTOOLS, f" functools[{OBJECT}, {OBJECT}]"),
     (FUNCTIONARY, f"<function=write>{ARGUMENTS}</function>\n<function=write>{ARGUMENTS}</function>"),
+    (RECIPIENTS, f">>>write\n{ARGUMENTS}\n>>>write\n{ARGUMENTS}"),
     (GIGACHAT, f"<|message_sep|>\n\nfunction call<|role_sep|>\n{OBJECT}<|message_sep|>"),
     (NEMOTRON, f"<TOOLCALL>[{OBJECT}, {OBJECT}]</TOOLCALL>"),
     (TOOL_CALLS, f"<tool_calls>\n{OBJECT}\n{OBJECT}\n</tool_calls>"),
@@ -124,6 +126,27 @@ def test_objects_that_are_no_calls_stay_text_when_they_are_cut(text: str) -> Non
     for size in range(1, len(text) + 1):
         message = read(text, output_of(LLAMA), size, cut=True)
         assert (message.content, message.calls) == (text, [])
+
+
+RECIPIENT_CASES = [
+    ("all\nHello.", "Hello.", 0),
+    (">>>all\nHello.", "Hello.", 0),
+    (f"write\n{ARGUMENTS}", "", 1),
+    (f"all\nI look.>>>write\n{ARGUMENTS}\n>>>write\n{ARGUMENTS}", "I look.", 2),
+    ("all\n>>> 1 + 1\n2", ">>> 1 + 1\n2", 0),
+    ('{"a": 1}', '{"a": 1}', 0),
+    ("write\nno arguments", "write\nno arguments", 0),
+]
+
+
+@pytest.mark.parametrize(("text", "content", "n_calls"), RECIPIENT_CASES)
+def test_recipients_of_parts(text: str, content: str, n_calls: int) -> None:
+    for size in range(1, len(text) + 1):
+        message = read(text, OutputFormat(tools=RECIPIENTS, opened=True), size, cut=False)
+        assert (message.content.strip(), len(message.calls)) == (content, n_calls), f"pieces of {size} characters"
+        assert all(call["arguments"] == ARGUMENTS for call in message.calls)
+        if not n_calls:
+            assert read(text, OutputFormat(tools=NO_CALLS, opened=True), size, cut=False).content.strip() == content
 
 
 def test_beginnings_of_markers() -> None:

@@ -14,6 +14,7 @@ from ikpy.server.chat.gemma_calls import GEMMA
 from ikpy.server.chat.harmony import HARMONY
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, MINIMAX
 from ikpy.server.chat.output import ChatMessage, OutputFormat
+from ikpy.server.chat.recipients import RECIPIENTS
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
 from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
@@ -308,6 +309,7 @@ WEATHER_CALLS = [
     (MISTRAL_ARGS, '[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Rome"}'),
     (LLAMA, '{"name": "get_weather", "parameters": {"city": "Rome"}}'),
     (FUNCTIONARY, '<function=get_weather>{"city": "Rome"}</function>'),
+    (RECIPIENTS, '>>>get_weather\n{"city": "Rome"}'),
     (GIGACHAT, '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": {"city": "Rome"}}'),
     (GLM, "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>"),
     (

@@ -92,6 +92,11 @@ FUNCTIONARY = """{% if tools %}{{ tools | tojson }}Begin with <function= and end
 {% if c.function.name == 'python' %}{{ '<|python_tag|>' + c.function.arguments }}{% else %}\
 {{ '<function=' + c.function.name + '>' + c.function.arguments + '</function>' }}{% endif %}{% endfor %}{% endfor %}\
 {% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>{% endif %}"""
+RECIPIENTS = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|start_header_id|>{{ m.role }}\
+<|end_header_id|>{% if m.role != 'assistant' %}{{ m.content }}{% elif m.content %}\
+{{ '>>>all\n' + m.content }}{% endif %}\
+{% for c in m.tool_calls or [] %}{{ '>>>' + c.function.name + '\n' + c.function.arguments }}{% endfor %}{% endfor %}\
+{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>>>>{% endif %}"""
 FIREFUNCTION = """{{ 'Write functools[{"name": ...}]. Functions: ' + functions }}Today is {{ datetime }}.\
 {% for m in messages %}{% set ns = namespace(calls=[]) %}{% for c in m.tool_calls or [] %}\
 {% set ns.calls = ns.calls + ['{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments + '}'] %}\
@@ -125,6 +130,10 @@ SHOWN = {
         "<|assistant|>",
     ),
     "functionary": (FUNCTIONARY, f"<function=read>{json.dumps(ARGUMENTS)}</function><|start_header_id|>tool"),
+    "functionary-recipients": (
+        RECIPIENTS,
+        f"assistant<|end_header_id|>>>>read\n{json.dumps(ARGUMENTS)}<|start_header_id|>tool",
+    ),
     "functools": (FIREFUNCTION, f"<assistant> functools{LIST}<tool>text<assistant>"),
     "gigachat": (
         GIGACHAT,
@@ -168,6 +177,16 @@ def test_calls_of_a_conversation_and_forced_ones(name: str) -> None:
         pieces = [piece for delta in deltas for piece in delta.get("tool_calls", [])]
         streamed = "".join(p["function"].get("arguments", "") for p in pieces if p["index"] == 0)
         assert streamed == calls[0]["function"]["arguments"]
+
+
+def test_recipients_are_no_part_of_answers() -> None:
+    with running(f"llama-server -m PUPPET -t 1 -c 512 -np 1 --chat-template {shlex.quote(RECIPIENTS)}") as client:
+        body = {"messages": MESSAGES[:1], "max_tokens": 40, "grammar": r'''root ::= "all\nHi there"'''}
+        message = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        assert message == {"role": "assistant", "content": "Hi there"}
+        begun = [*MESSAGES[:1], {"role": "assistant", "content": "I s"}]
+        prompt = client.post("/apply-template", json={"messages": begun}).json()["prompt"]
+        assert prompt.endswith("assistant<|end_header_id|>>>>all\nI s")
 
 
 def test_a_template_that_wants_the_text_of_functions_without_any() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ikpy.server.chat.deltas import AnswerReader, Delta, is_markup
 from ikpy.server.chat.harmony import HARMONY, HarmonyReader
+from ikpy.server.chat.recipients import NO_CALLS, Recipient
 from ikpy.server.chat.tags import Tags
 from ikpy.server.chat.tool_reading import CallReader, ToolFormat
 from ikpy.server.front import random_id
@@ -19,7 +20,7 @@ class OutputFormat:
 
     ``reasoning``: tags around reasoning, None to leave them in the content; ``in_reasoning``: the prompt ends inside
     them; ``tools``: how calls are written, None when there are none; ``harmony``: messages in channels; ``answer``:
-    tags that may stand around the content and are left out.
+    tags that may stand around the content and are left out; ``opened``: the prompt ends with what opens a call.
     """
 
     reasoning: Tags | None = None
@@ -27,6 +28,7 @@ class OutputFormat:
     tools: ToolFormat | None = None
     harmony: bool = False
     answer: Tags | None = None
+    opened: bool = False
 
     def reader(self) -> OutputReader | HarmonyReader:
         """A reader of one answer."""
@@ -87,6 +89,8 @@ class OutputReader(AnswerReader):
         self._n_calls = 0
         self._readers = output.tools.readers if output.tools else {}
         self._call: CallReader | None = None
+        if output.opened:
+            self._state, self._call = "call", Recipient("", calls=output.tools is not NO_CALLS)
         self._steps = {
             "start": self._start,
             "reasoning": self._reasoning,

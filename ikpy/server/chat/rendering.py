@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ikpy.engine.thinking import ThinkingLimit
 from ikpy.errors import IkpyError
 from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.prefill import with_beginning
+from ikpy.server.chat.recipients import MARK, NO_CALLS, has_recipients
 from ikpy.server.chat.tags import answer_tags, ends_inside, is_harmony, reasoning_tags
 from ikpy.server.chat.tool_fields import (
     own_variable,
@@ -76,7 +78,10 @@ def render(
             text, inside = with_beginning(template.source, text, messages[-1], tags)
     except IkpyError as error:
         raise bad_request(str(error)) from None
-    return Rendered(text, output_format(front, template, body, inside, variables, format_), format_, inside)
+    output = output_format(front, template, body, inside, variables, format_)
+    if has_recipients(template.source) and not front.settings.skip_chat_parsing:
+        output = replace(output, tools=format_ or NO_CALLS, opened=text.endswith(MARK))
+    return Rendered(text, output, format_, inside)
 
 
 def ends_open(messages: list[dict[str, Any]]) -> bool:

@@ -102,6 +102,8 @@ def with_calls(
     follows a schema, else of what is behind the marker of a call."""
     functions = forced or [tool["function"] for tool in tools]
     free = not forced and params.sampling.json_schema is None
+    if free and not format_.holds_begun:
+        return params
     calls = call_grammar(format_, functions, mark, several=several, lazy=free)
     if forced or free:
         sampling = replace(params.sampling, grammar=calls, json_schema=None, regex=None)

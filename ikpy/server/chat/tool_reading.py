@@ -108,6 +108,7 @@ class ToolFormat:
     that is not just the opening. ``example`` is a call with NAME and ARGUMENTS in it, for families whose templates do
     not show tools to the model. ``reader_of`` makes a reader that knows the functions, for families in which the types
     of arguments cannot be seen. ``others`` are openings that models write now and then, with readers of their own.
+    ``holds_begun``: whether a grammar holds behind the opening where a call is not asked for, as nothing else has it.
     """
 
     name: str
@@ -123,6 +124,7 @@ class ToolFormat:
     separator: str = r'"\n"?'
     reader_of: Callable[[Sequence[Mapping[str, Any]]], CallReader] | None = None
     others: Mapping[str, Callable[[], CallReader]] = field(default_factory=dict, hash=False)
+    holds_begun: bool = True
 
     @property
     def readers(self) -> dict[str, Callable[[], CallReader]]:

@@ -23,7 +23,7 @@ from ikpy.server.chat.tagged_values import (
     typed_value,
     value_types,
 )
-from ikpy.server.chat.tool_reading import LONGEST_HEAD, CallPart, Rules, SteppedReader, ToolFormat, parse_value
+from ikpy.server.chat.tool_reading import LONGEST_HEAD, CallPart, Rules, SteppedReader, ToolFormat, value_or_text
 from ikpy.tools.stop_strings import overlap
 
 DSML = "｜DSML｜"
@@ -116,10 +116,7 @@ class InvokedCalls(SteppedReader):
     def _json_value(self, text: str) -> Any:
         if self._attribute is None:
             return typed_value(text, self._schemas.get(self._name, {}).get(self._key))
-        try:
-            return parse_value(text)
-        except ValueError:
-            return text
+        return value_or_text(text)
 
 
 # grammars

@@ -11,7 +11,7 @@ from typing import Any
 from ikpy.server.chat.streamed_lists import FUNCTOOLS, GRANITE, PHI
 from ikpy.server.chat.tags import is_harmony
 from ikpy.server.chat.tool_ids import with_ids
-from ikpy.server.chat.tool_reading import parse_value
+from ikpy.server.chat.tool_reading import value_or_text
 from ikpy.vocab.templates import flat_content
 
 Message = dict[str, Any]
@@ -101,12 +101,7 @@ def _one_by_one(calls: list[dict[str, Any]]) -> str:
 def _arguments(function: Mapping[str, Any]) -> Any:
     """Arguments as an object; those that a limit cut off stay text, clients send "" for none."""
     arguments = function.get("arguments") or {}
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return parse_value(arguments)
-    except ValueError:
-        return arguments
+    return value_or_text(arguments) if isinstance(arguments, str) else arguments
 
 
 def with_plans(source: str, messages: Sequence[Message]) -> list[Message]:
@@ -173,8 +168,5 @@ def _response(result: Message, calling: Message) -> dict[str, Any]:
     calls = [call for call in calling["tool_calls"] if call["id"] == result.get("tool_call_id")]
     names = [call["function"]["name"] for call in calls]
     text = flat_content(result.get("content"))
-    try:
-        value = parse_value(text)
-    except ValueError:
-        value = text
+    value = value_or_text(text)
     return {"name": names[0] if names else result.get("name"), "response": value if isinstance(value, dict) else text}

@@ -373,6 +373,14 @@ def parse_value(text: str) -> Any:
         raise ValueError("nested too deep") from None
 
 
+def value_or_text(text: str) -> Any:
+    """The value of a text that is JSON, any other text itself."""
+    try:
+        return parse_value(text)
+    except ValueError:
+        return text
+
+
 def decoded(name: str) -> str:
     """What a JSON string without its quotes stands for; one that is no JSON stays as it is."""
     try:

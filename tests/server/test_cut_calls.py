@@ -11,8 +11,9 @@ from ikpy.server.chat.output import ChatMessage, OutputFormat
 from ikpy.server.chat.recipients import NO_CALLS, RECIPIENTS
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
-from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
-from ikpy.server.chat.tool_formats import FUNCTIONARY, GIGACHAT, HERMES, MISTRAL, MISTRAL_ARGS, SIGNS
+from ikpy.server.chat.tags import answer_tags, reasoning_tags
+from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA, SOLAR
+from ikpy.server.chat.tool_formats import FUNCTIONARY, GIGACHAT, HERMES, MISTRAL, MISTRAL_ARGS, SIGNS, tool_format
 from ikpy.server.chat.tool_reading import ToolFormat
 
 WRITE = {"name": "write", "parameters": {"properties": {"path": {"type": "string"}, "lines": {"type": "array"}}}}
@@ -35,6 +36,7 @@ def tagged(tag: str, gap: str) -> str:
 
 KIMI_CALL = f"<|tool_call_begin|>functions.write:0<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|>"
 KIMI_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+SOLAR_CALL = f"<|tool_call:begin|>a1b2<|tool_call:name|>write<|tool_call:args|>{ARGUMENTS}<|tool_call:end|>"
 DEEPSEEK_CALL = "<｜tool▁call▁begin｜>{}<｜tool▁call▁end｜>"
 DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 IN_BLOCK = DEEPSEEK_CALL.format(f"function<｜tool▁sep｜>write\n```json\n{ARGUMENTS}\n```")
@@ -69,6 +71,7 @@ CALLS: list[tuple[ToolFormat, str]] = [
     (GIGACHAT, f"<|message_sep|>\n\nfunction call<|role_sep|>\n{OBJECT}<|message_sep|>"),
     (NEMOTRON, f"<TOOLCALL>[{OBJECT}, {OBJECT}]</TOOLCALL>"),
     (TOOL_CALLS, f"<tool_calls>\n{OBJECT}\n{OBJECT}\n</tool_calls>"),
+    (SOLAR, f"<|tool_calls|>{SOLAR_CALL * 2}"),
     (KIMI, (KIMI_CALL * 2).join(KIMI_SECTION)),
     (GLM, f"{GLM_CALL}\n{GLM_CALL}"),
     (CODER, tagged("tool_call", "\n")),
@@ -147,6 +150,25 @@ def test_recipients_of_parts(text: str, content: str, n_calls: int) -> None:
         assert all(call["arguments"] == ARGUMENTS for call in message.calls)
         if not n_calls:
             assert read(text, OutputFormat(tools=NO_CALLS, opened=True), size, cut=False).content.strip() == content
+
+
+SOLAR_ANSWERS = [
+    ("<|content|>Hello.", "Hello.", "", 0),
+    ("<|think|>Plan.<|end|><|begin|>assistant<|content|>Hello.", "Hello.", "Plan.", 0),
+    (f"<|think|>Plan.<|end|><|begin|>assistant<|tool_calls|>{SOLAR_CALL}", "", "Plan.", 1),
+    (f"<|content|>I look.<|end|><|begin|>assistant<|tool_calls|>{SOLAR_CALL * 2}", "I look.", "", 2),
+    (f"<|tool_calls|>{SOLAR_CALL}", "", "", 1),
+]
+
+
+@pytest.mark.parametrize(("text", "content", "reasoning", "n_calls"), SOLAR_ANSWERS)
+def test_parts_of_solar_answers(text: str, content: str, reasoning: str, n_calls: int) -> None:
+    source = "{{ tools }}<|begin|>assistant<|think|><|tool_calls|><|tool_call:begin|>"
+    output = OutputFormat(reasoning_tags(source), False, tool_format(source), answer=answer_tags(source))
+    for size in range(1, len(text) + 1):
+        message = read(text, output, size, cut=False)
+        found = message.content, message.reasoning, [(c["id"], c["name"]) for c in message.calls]
+        assert found == (content, reasoning, [("a1b2", "write")] * n_calls), f"pieces of {size} characters"
 
 
 def test_beginnings_of_markers() -> None:

@@ -17,7 +17,7 @@ from ikpy.server.chat.output import ChatMessage, OutputFormat
 from ikpy.server.chat.recipients import RECIPIENTS
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
-from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
+from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA, SOLAR
 from ikpy.server.chat.tool_formats import FUNCTIONARY, GIGACHAT, HERMES, MISTRAL, MISTRAL_ARGS, tool_format
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.routes_anthropic import to_chat as anthropic_to_chat
@@ -309,6 +309,11 @@ WEATHER_CALLS = [
     (MISTRAL_ARGS, '[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Rome"}'),
     (LLAMA, '{"name": "get_weather", "parameters": {"city": "Rome"}}'),
     (FUNCTIONARY, '<function=get_weather>{"city": "Rome"}</function>'),
+    (
+        SOLAR,
+        "<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>get_weather<|tool_call:args|>"
+        '{"city": "Rome"}<|tool_call:end|>',
+    ),
     (RECIPIENTS, '>>>get_weather\n{"city": "Rome"}'),
     (GIGACHAT, '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": {"city": "Rome"}}'),
     (GLM, "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>"),

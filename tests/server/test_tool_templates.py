@@ -97,6 +97,12 @@ RECIPIENTS = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in message
 {{ '>>>all\n' + m.content }}{% endif %}\
 {% for c in m.tool_calls or [] %}{{ '>>>' + c.function.name + '\n' + c.function.arguments }}{% endfor %}{% endfor %}\
 {% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>>>>{% endif %}"""
+SOLAR = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|begin|>{{ m.role }}\
+{% if m.reasoning_content %}<|think|>{{ m.reasoning_content }}<|end|><|begin|>assistant{% endif %}\
+{% if m.tool_calls %}<|tool_calls|>{% for c in m.tool_calls %}<|tool_call:begin|>{{ c.id }}<|tool_call:name|>\
+{{ c.function.name }}<|tool_call:args|>{{ c.function.arguments }}<|tool_call:end|>{% endfor %}<|calls|>\
+{% else %}<|content|>{{ m.content }}<|end|>{% endif %}{% endfor %}\
+{% if add_generation_prompt %}<|begin|>assistant{% endif %}"""
 FIREFUNCTION = """{{ 'Write functools[{"name": ...}]. Functions: ' + functions }}Today is {{ datetime }}.\
 {% for m in messages %}{% set ns = namespace(calls=[]) %}{% for c in m.tool_calls or [] %}\
 {% set ns.calls = ns.calls + ['{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments + '}'] %}\
@@ -130,6 +136,11 @@ SHOWN = {
         "<|assistant|>",
     ),
     "functionary": (FUNCTIONARY, f"<function=read>{json.dumps(ARGUMENTS)}</function><|start_header_id|>tool"),
+    "solar": (
+        SOLAR,
+        "<|begin|>assistant<|think|>I look.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>c1"
+        f"<|tool_call:name|>read<|tool_call:args|>{json.dumps(ARGUMENTS)}<|tool_call:end|><|calls|><|begin|>tool<|content|>text<|end|>",
+    ),
     "functionary-recipients": (
         RECIPIENTS,
         f"assistant<|end_header_id|>>>>read\n{json.dumps(ARGUMENTS)}<|start_header_id|>tool",
@@ -187,6 +198,18 @@ def test_recipients_are_no_part_of_answers() -> None:
         begun = [*MESSAGES[:1], {"role": "assistant", "content": "I s"}]
         prompt = client.post("/apply-template", json={"messages": begun}).json()["prompt"]
         assert prompt.endswith("assistant<|end_header_id|>>>>all\nI s")
+
+
+def test_beginnings_of_solar_answers() -> None:
+    with running(f"llama-server -m PUPPET -t 1 -c 512 -np 1 --chat-template {shlex.quote(SOLAR)}") as client:
+        begun = {"role": "assistant", "content": "I s"}
+        for fields, end in (
+            (begun, "<|content|>I s"),
+            (begun | {"reasoning_content": "Hm."}, "<|think|>Hm.<|end|><|begin|>assistant<|content|>I s"),
+            (begun | {"reasoning_content": "Hm.", "content": ""}, "<|think|>Hm."),
+        ):
+            prompt = client.post("/apply-template", json={"messages": [*MESSAGES[:1], fields]}).json()["prompt"]
+            assert prompt.endswith(f"<|begin|>assistant{end}")
 
 
 def test_a_template_that_wants_the_text_of_functions_without_any() -> None:

@@ -147,6 +147,14 @@ def kimi_call(name: str, schema: Any, rules: Rules) -> str:
     )
 
 
+def solar_call(name: str, schema: Any, rules: Rules) -> str:
+    """Solar Open: an id, the name and the arguments behind markers."""
+    return (
+        f"@{{<|tool_call:begin|>}} [a-z0-9]{{1,16}} @{{<|tool_call:name|>}} {literal(name)} @{{<|tool_call:args|>}} "
+        f"{rules.schema(schema)} @{{<|tool_call:end|>}}"
+    )
+
+
 def mistral_list_call(name: str, schema: Any, rules: Rules) -> str:
     """Mistral before Small 3.2: an object of a list, with an id if the model writes one."""
     begin, call_id = literal(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '), literal(', "id": "')

@@ -1,4 +1,4 @@
-"""Tool calls that are read as a whole block between two markers: DeepSeek, Kimi, Llama 3."""
+"""Tool calls that are read as a whole block between two markers: DeepSeek, Kimi, Solar Open, Llama 3."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ikpy.engine import strict_json
-from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, json_call, kimi_call
+from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, json_call, kimi_call, solar_call
 from ikpy.server.chat.tool_reading import CallPart, CallReader, ListedCalls, Rules, ToolFormat, parse_value
 
 Call = tuple[str, str, str | None]
@@ -23,6 +23,9 @@ DEEPSEEK_CALL = re.compile(
 KIMI_CALL = re.compile(
     r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([^\s<:]+)(:\d+)?\s*<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>",
     re.DOTALL,
+)
+SOLAR_CALL = re.compile(
+    r"\s*<\|tool_call:begin\|>([^<]*)<\|tool_call:name\|>([^<]+)<\|tool_call:args\|>(.*?)<\|tool_call:end\|>", re.DOTALL
 )
 
 
@@ -120,6 +123,11 @@ def kimi_calls(block: str) -> tuple[list[Call], str]:
     return one_by_one(KIMI_CALL, lambda m: (m[1], m[3].strip(), f"functions.{m[1]}{m[2]}" if m[2] else None), block)
 
 
+def solar_calls(block: str) -> tuple[list[Call], str]:
+    """Calls with their ids."""
+    return one_by_one(SOLAR_CALL, lambda m: (m[2].strip(), m[3].strip(), m[1].strip() or None), block)
+
+
 DEEPSEEK_MARKERS = tuple(f"<｜tool▁{x}｜>" for x in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"))
 
 
@@ -153,6 +161,15 @@ KIMI = ToolFormat(
         "<|tool_call_end|>",
     ),
 )
+SOLAR = ToolFormat(
+    "solar",
+    "<|tool_calls|>",
+    lambda: BlockCalls("<|tool_calls|>", "<|calls|>", solar_calls),
+    "calls",
+    solar_call,
+    markers=("<|tool_calls|>", *(f"<|tool_call:{x}|>" for x in ("begin", "name", "args", "end"))),
+)
+"""The closing marker ends the text."""
 LLAMA = ToolFormat(
     "llama",
     '{"name":',

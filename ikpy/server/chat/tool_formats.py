@@ -9,7 +9,7 @@ from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, DSML, GCM
 from ikpy.server.chat.recipients import RECIPIENTS, SAID
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
-from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
+from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA, SOLAR
 from ikpy.server.chat.tool_reading import FUNCTION_HEAD, ListedCalls, NamedCall, TaggedCall, ToolFormat
 
 HERMES = ToolFormat(
@@ -94,6 +94,7 @@ SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (GEMMA, (QUOTE,)),
     (MISTRAL_ARGS, ("[ARGS]",)),
     (KIMI, ()),
+    (SOLAR, ("<|tool_call:begin|>",)),
     (COHERE, ("tool_name",)),
     (PHI, ("<|/tool_call|>",)),
     (GRANITE, ()),

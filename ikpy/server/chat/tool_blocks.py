@@ -10,7 +10,8 @@ from typing import Any
 
 from ikpy.engine import strict_json
 from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, json_call, kimi_call, solar_call
-from ikpy.server.chat.tool_reading import CallPart, CallReader, ListedCalls, Rules, ToolFormat, parse_value
+from ikpy.server.chat.listed_calls import ListedCalls
+from ikpy.server.chat.tool_reading import CallPart, CallReader, Rules, ToolFormat, parse_value
 
 Call = tuple[str, str, str | None]
 """Name, arguments as JSON text, id."""

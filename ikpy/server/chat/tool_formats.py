@@ -6,11 +6,12 @@ from ikpy.server.chat.call_grammar import function_call, json_call, mistral_call
 from ikpy.server.chat.gemma_calls import GEMMA, QUOTE
 from ikpy.server.chat.harmony import HARMONY
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, DSML, GCML, GIGACHAT_GCML, MINIMAX
+from ikpy.server.chat.listed_calls import ListedCalls
 from ikpy.server.chat.recipients import RECIPIENTS, SAID
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
 from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA, SOLAR
-from ikpy.server.chat.tool_reading import FUNCTION_HEAD, ListedCalls, NamedCall, TaggedCall, ToolFormat
+from ikpy.server.chat.tool_reading import FUNCTION_HEAD, NamedCall, TaggedCall, ToolFormat
 
 HERMES = ToolFormat(
     "hermes",

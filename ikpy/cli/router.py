@@ -180,7 +180,7 @@ def run_router(
         ssl_key_file=options.ssl_key_file,
         ssl_cert_file=options.ssl_cert_file,
     )
-    log.event("main", "models found", models=sorted(pool.catalog()))
+    log.event("main", "models found", models=sorted(pool.catalog.read()))
     log_listening(params, log, listeners)
 
     def reload() -> None:

@@ -21,6 +21,8 @@ NGRAM_MAX = 4
 STATIC_SIZE = 2
 NO_TOKEN = -1
 MAX_COUNT = (1 << 31) - 1
+MOST_PAIRS = 1 << 20
+"""Continuations of n-grams that earlier texts leave behind, each about 300 bytes."""
 # Longer n-grams are trusted sooner: least count and least share of the best continuation, by n-gram length.
 MIN_COUNT = {1: 2, 2: 2, 3: 1, 4: 1}
 MIN_SHARE = {1: 0.66, 2: 0.5, 3: 0.5, 4: 0.5}
@@ -40,10 +42,10 @@ class NgramCache:
             for n in range(1, min(NGRAM_MAX, i) + 1):
                 self.counts.setdefault(tuple(tokens[i - n : i]), Counter())[tokens[i]] += 1
 
-    def merge(self, other: NgramCache) -> None:
-        """Adds the counts of another cache."""
-        for key, counter in other.counts.items():
-            self.counts.setdefault(key, Counter()).update(counter)
+    @property
+    def n_pairs(self) -> int:
+        """Continuations of all n-grams."""
+        return sum(map(len, self.counts.values()))
 
     def best(self, tokens: Sequence[int], static: NgramCache | None = None) -> int | None:
         """Most frequent token behind the longest n-gram that is trusted; ties are decided by ``static``."""
@@ -116,13 +118,40 @@ def _check_tokens(path: object, n_vocab: int, *tokens: int) -> None:
         )
 
 
+class EarlierTexts:
+    """Counts of texts that have ended, shared by all sequences: at most ``n_most`` continuations, of the n-grams that
+    occurred last."""
+
+    def __init__(self, cache: NgramCache, n_most: int = MOST_PAIRS) -> None:
+        self.cache = cache
+        self._n_most = n_most
+        self._n_pairs = cache.n_pairs
+
+    def add(self, text: NgramCache) -> None:
+        """Adds the counts of a text."""
+        counts = self.cache.counts
+        for key, counter in text.counts.items():
+            known = counts.pop(key, Counter())
+            self._n_pairs -= len(known)
+            known.update(counter)
+            self._n_pairs += len(known)
+            counts[key] = known  # behind all others
+        oldest = iter(counts)
+        dropped = []
+        while self._n_pairs > self._n_most:
+            dropped.append(next(oldest))
+            self._n_pairs -= len(counts[dropped[-1]])
+        for key in dropped:
+            del counts[key]
+
+
 class CacheDraft(Drafter):
     """Follows the statistics of the text, then of earlier texts (dynamic), then of a corpus (static)."""
 
     name = "ngram-cache"
 
     def __init__(
-        self, static: NgramCache | None = None, dynamic: NgramCache | None = None, dynamic_path: str | None = None
+        self, static: NgramCache | None = None, dynamic: EarlierTexts | None = None, dynamic_path: str | None = None
     ) -> None:
         self._text = NgramCache()
         self._static, self._dynamic, self._path = static, dynamic, dynamic_path
@@ -148,17 +177,17 @@ class CacheDraft(Drafter):
     def _next(self, window: list[int]) -> int | None:
         token = self._text.best(window, self._static)
         if token is None and self._dynamic:
-            token = self._dynamic.best(window, self._static)
+            token = self._dynamic.cache.best(window, self._static)
         if token is None and self._static:
             token = self._static.best(window)
         return token
 
     def _keep_text(self) -> None:
         if self._dynamic is not None:
-            self._dynamic.merge(self._text)
+            self._dynamic.add(self._text)
         self._text = NgramCache()
 
     def save(self) -> None:
         self._keep_text()
         if self._path and self._dynamic is not None:
-            self._dynamic.save(self._path)
+            self._dynamic.cache.save(self._path)

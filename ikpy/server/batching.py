@@ -85,7 +85,7 @@ class PromptFeeder:
         else:
             budget = self.chunk() if generating else self._context.n_batch - len(plan.batch)
             if any(slot.scores_prompt for slot in waiting):  # memory for the logits of a micro-batch is there already
-                budget = min(budget, self._context.n_ubatch - len(plan.batch))
+                budget = min(budget, self._room(len(plan.batch)))
         waiting.sort(key=lambda slot: slot.began)
         if causal:  # short prompts leave the rest of their shares to longer ones
             waiting = sorted(waiting[: max(0, budget)], key=lambda slot: slot.n_waiting)
@@ -108,11 +108,17 @@ class PromptFeeder:
 
         Powers of two below one micro-batch, so that few different batch sizes need a compiled plan.
         """
-        most = self._context.n_ubatch - sum(slot.state is SlotState.GENERATING for slot in self._slots)
+        most = self._room(sum(slot.state is SlotState.GENERATING for slot in self._slots))
         if not self.token_seconds or not self._settings.max_token_delay:
             return most
         wanted = int(self._settings.max_token_delay / self.token_seconds)
         return most if wanted >= most else min(most, max(LEAST_CHUNK, 1 << max(0, wanted.bit_length() - 1)))
+
+    def _room(self, n_taken: int) -> int:
+        """Prompt tokens beside so many others in a micro-batch; those of another one where these fill it, or prompts
+        would wait for the end of an answer."""
+        n_ubatch = self._context.n_ubatch
+        return n_ubatch - n_taken if n_taken < n_ubatch else min(LEAST_CHUNK, n_ubatch)
 
     def measure(self, n_tokens: int, seconds: float) -> None:
         """Learns the time of a prompt token from batches that hold enough of them."""

@@ -44,11 +44,10 @@ class BannedPhrases:
 
 @dataclass(frozen=True)
 class HeldToken:
-    """A token that waits, its text, the logits [n_vocab] it was drawn from, and its probability if that is reported."""
+    """A token that waits, its text, and its probability if that is reported."""
 
     token: int
     piece: bytes
-    logits: NDArray[np.float32]
     probability: TokenProbability | None
 
 
@@ -98,11 +97,12 @@ class PhraseBan:
         self._n_rewinds = 0
 
     def biased(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits of the next place with what is banned there; a copy that may be kept."""
-        row = logits.copy()
+        """Logits of the next place with what is banned there."""
         tokens = self._bans.get(self._n_released + len(self.held))
-        if tokens:
-            row[list(tokens)] += np.float32(self._banned.bias)
+        if not tokens:
+            return logits
+        row = logits.copy()
+        row[list(tokens)] += np.float32(self._banned.bias)
         return row
 
     def add(self, held: HeldToken) -> None:
@@ -142,8 +142,8 @@ class PhraseBan:
             return False
         return self.held[place].token not in tried and len(tried) < MOST_TRIES
 
-    def take_back(self, n: int) -> NDArray[np.float32]:
-        """Forgets the last n tokens, bans the first of them, and gives the logits for their place."""
+    def take_back(self, n: int) -> None:
+        """Forgets the last n tokens and bans the first of them."""
         place = len(self.held) - n
         taken, self.held = self.held[place:], self.held[:place]
         if self._search:
@@ -154,7 +154,6 @@ class PhraseBan:
         for i, item in enumerate(taken[:last]):
             self._bans.setdefault(self._n_released + place + i, set()).add(item.token)
         self._n_rewinds += 1
-        return taken[0].logits
 
     def release(self, *, everything: bool) -> list[HeldToken]:
         """The tokens that need not wait any longer."""

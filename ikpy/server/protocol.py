@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import socket
 import sys
 import termios
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -16,8 +18,6 @@ from ikpy.server.errors import shutting_down
 from ikpy.server.http import error_response
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 MOST_HEAD = 65536
@@ -27,6 +27,10 @@ MOST_BEHIND = 65536
 EMPTY_LINE = b"\n\r\n"
 """With the end of the line before."""
 UPGRADE = b"upgrade:"
+MOST_UNSENT = 65536
+"""Bytes that may wait for the client before more is written."""
+BYTES_ACKED = slice(120, 128)
+"""Where `tcpi_bytes_acked` is in Linux's struct tcp_info."""
 
 
 def http_protocol(timeout: float) -> type[asyncio.Protocol]:
@@ -68,6 +72,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.set_write_buffer_limits(MOST_UNSENT)  # those of TLS transports would take half a MiB
         self._deadline = self.loop.call_later(self.patience, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -77,7 +82,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._look_later(self._n_unread())
+        self._look_later(n_taken(self.transport))
 
     def resume_writing(self) -> None:
         self._stop_looking()
@@ -98,8 +103,9 @@ class BoundedConnection(HttpToolsProtocol):
         self._n_body = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         self._stop_clock()
         super().on_headers_complete()
-        if self.cycle is not None and self.parser.get_http_version() < "1.1":
-            self.cycle.send = send_unchunked(self.cycle)  # type: ignore[method-assign, assignment]
+        if self.cycle is not None:
+            send = send_unchunked(self.cycle) if self.parser.get_http_version() < "1.1" else self.cycle.send
+            self.cycle.send = send_in_parts(send)  # type: ignore[method-assign, assignment]
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -171,24 +177,17 @@ class BoundedConnection(HttpToolsProtocol):
             self._behind.clear()
             self.cycle.keep_alive = False
 
-    def _look_later(self, n_unread: int) -> None:
-        """Looks after a while whether fewer than so many bytes still wait for the client."""
+    def _look_later(self, n_before: int) -> None:
+        """Looks after a while whether the client has taken more than so many bytes."""
         self._stop_looking()
-        self._next_look = self.loop.call_later(self.patience, self._look, n_unread)
+        self._next_look = self.loop.call_later(self.patience, self._look, n_before)
 
     def _look(self, n_before: int) -> None:
-        n_unread = self._n_unread()
-        if n_unread < n_before:
-            self._look_later(n_unread)
+        n_now = n_taken(self.transport)
+        if n_now > n_before:
+            self._look_later(n_now)
         else:
             self.transport.abort()
-
-    def _n_unread(self) -> int:
-        """Bytes that wait for the client, those that the system keeps too; it takes more in lumps of some 100 KB."""
-        kept = bytes(4)
-        with contextlib.suppress(OSError):
-            kept = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kept)
-        return int(self.transport.get_write_buffer_size()) + int.from_bytes(kept, sys.byteorder)
 
     def _stop_looking(self) -> None:
         if self._next_look is not None:
@@ -206,7 +205,40 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.close()
 
 
-def send_unchunked(cycle: RequestResponseCycle) -> Callable[[Any], Awaitable[None]]:
+def n_taken(transport: Any) -> int:
+    """Bytes that the client has taken, as far as the system tells; of sockets that are not counted, less than 0: minus
+    what waits for it, in the system too, which takes more in lumps of some 100 KB.
+
+    What waits in a TLS transport cannot be seen.
+    """
+    connection = transport.get_extra_info("socket")
+    with contextlib.suppress(OSError, AttributeError):  # no TCP, or not Linux
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_ACKED.stop)
+        return int.from_bytes(info[BYTES_ACKED], sys.byteorder)
+    kept = bytes(4)
+    with contextlib.suppress(OSError):
+        kept = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, kept)
+    return -int(transport.get_write_buffer_size()) - int.from_bytes(kept, sys.byteorder)
+
+
+Sending = Callable[[Any], Awaitable[None]]
+
+
+def send_in_parts(send: Sending) -> Sending:
+    """Sends long bodies part by part: between two of them a client that does not read is waited for. A TLS transport
+    takes a whole body without a word, and leaves a client that reads slowly half a minute for it."""
+
+    async def send_parts(message: Any) -> None:
+        body = message.get("body", b"")
+        last = max(0, len(body) - 1) // MOST_UNSENT * MOST_UNSENT
+        for at in range(0, last, MOST_UNSENT):
+            await send(message | {"body": body[at : at + MOST_UNSENT], "more_body": True})
+        await send(message | {"body": body[last:]} if last else message)
+
+    return send_parts
+
+
+def send_unchunked(cycle: RequestResponseCycle) -> Sending:
     """Sends an answer to a client of HTTP/1.0, which knows no chunks: the body without a length ends with the
     connection."""
     send, sized = cycle.send, False

@@ -211,14 +211,17 @@ class MessageStream:
             elif isinstance(event, (Piece, Finished)):
                 if not self._started:
                     yield self._start(event)
-                finished = isinstance(event, Finished)
-                deltas = self._reader.finish() if isinstance(event, Finished) else self._reader.feed(event.text)
-                for delta in deltas:
+                for delta in self._deltas(event):
                     for text in self._delta(delta):
                         yield text
-                if finished and isinstance(event, Finished):
+                if isinstance(event, Finished):
                     for text in self._end(event):
                         yield text
+
+    def _deltas(self, event: Piece | Finished) -> list[Delta]:
+        if isinstance(event, Finished):
+            return self._reader.finish(cut=event.stopped_limit)
+        return self._reader.feed(event.text)
 
     def _start(self, event: Piece | Finished) -> str:
         self._started = True
@@ -290,7 +293,7 @@ async def messages(request: Request) -> Response:
         return EventStream(MessageStream(front, chat).events(generation), generation.cancel)
     event = (await generation.results(request))[0]
     reader, message = chat.output.reader(), ChatMessage()
-    for delta in [*reader.feed(event.text), *reader.finish()]:
+    for delta in [*reader.feed(event.text), *reader.finish(cut=event.stopped_limit)]:
         message.add(delta)
     return json_response(
         {

@@ -82,16 +82,20 @@ def text_field(body: dict[str, Any], name: str) -> str:
 
 
 def extra_files(vocab: Vocab, body: dict[str, Any], n_room: int) -> list[int]:
-    """Tokens of names and texts of ``input_extra``: of the last files that have room. Raises ApiError 400."""
+    """Tokens of names and texts of ``input_extra``: of the last files that have room, in the frame of a repository that
+    models with such tokens know. Raises ApiError 400."""
     extra = body.get("input_extra") or []
     if not isinstance(extra, list) or not all(isinstance(item, dict) for item in extra):
         raise bad_request('"input_extra" must be an array of objects with filename and text')
+    repository = [] if vocab.fim_rep is None else [vocab.fim_rep, *vocab.tokenize("myproject\n", add_special=False)]
+    mark = [] if vocab.fim_sep is None else [vocab.fim_sep]
+    present = [*mark, *vocab.tokenize("filename\n", add_special=False)] if mark else []
+    n_room -= len(repository) + len(present)
     found: list[int] = []
     for item in reversed(extra):
         text = f"{item.get('filename', 'tmp')}\n{item.get('text', '')}\n"
-        mark = [] if vocab.fim_sep is None else [vocab.fim_sep]
         tokens = [*mark, *vocab.tokenize(text, add_special=False), *found]
         if len(tokens) > n_room:
             break
         found = tokens
-    return found
+    return [*repository, *found, *present] if found else []

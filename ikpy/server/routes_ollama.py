@@ -161,15 +161,15 @@ class Answer:
                 del entry["top_logprobs"]
         return {"logprobs": shown}
 
-    def finish(self) -> list[dict[str, Any]]:
+    def finish(self, event: Finished) -> list[dict[str, Any]]:
         """Objects for what was held back, and for calls."""
-        out = self.add(self._reader.finish())
+        out = self.add(self._reader.finish(cut=event.stopped_limit))
         calls = self._calls()
         return [*out, self._object("", "", calls) | self._logprobs()] if calls and self._chat else out
 
     def whole(self, event: Finished, prompt: Prompt) -> dict[str, Any]:
         """The answer as one object."""
-        self.add([*self._reader.feed(event.text), *self._reader.finish()])
+        self.add([*self._reader.feed(event.text), *self._reader.finish(cut=event.stopped_limit)])
         message = self._message
         self._unsent = list(event.probabilities)
         said = self._object(message.content, message.reasoning, self._calls())
@@ -231,7 +231,7 @@ class Answer:
                 for item in self.feed(event.text, event.probabilities):
                     yield to_json(item) + "\n"
             elif isinstance(event, Finished):
-                for item in self.finish():
+                for item in self.finish(event):
                     yield to_json(item) + "\n"
                 yield await made_json(self.n_values(event), partial(self.last, event, prompt)) + "\n"
 

@@ -82,16 +82,16 @@ class ChatAnswer:
             0 if self.chat.n_top is None else len(event.probabilities) * (1 + self.chat.n_top) * probabilities.N_ENTRY
         )
 
-    def message(self, text: str) -> ChatMessage:
-        """Reasoning, content and calls of a whole text."""
+    def message(self, event: Finished) -> ChatMessage:
+        """Reasoning, content and calls of a whole answer."""
         reader, message = self.chat.output.reader(), ChatMessage()
-        for delta in [*reader.feed(text), *reader.finish()]:
+        for delta in [*reader.feed(event.text), *reader.finish(cut=event.stopped_limit)]:
             message.add(delta)
         return message
 
     def choice(self, event: Finished) -> dict[str, Any]:
         """One element of ``choices``."""
-        message = self.message(event.text)
+        message = self.message(event)
         reason = finish_reason(event, bool(message.calls))
         head = {"finish_reason": reason, "index": event.index, "message": message.openai()}
         return head | self.logprobs(event.probabilities)
@@ -132,7 +132,10 @@ class ChatAnswer:
                 yield self.chunk(choices, prompt_progress=event.json())
             elif isinstance(event, (Piece, Finished)):
                 reader = readers[event.index]
-                deltas = reader.finish() if isinstance(event, Finished) else reader.feed(event.text)
+                if isinstance(event, Finished):
+                    deltas = reader.finish(cut=event.stopped_limit)
+                else:
+                    deltas = reader.feed(event.text)
                 called[event.index] |= any(delta.kind == "tool" for delta in deltas)
                 for text in await apart(self.n_values(event), self._delta_chunks, event, deltas):
                     yield text

@@ -22,6 +22,7 @@ from ikpy.server.checkpoints import Checkpoints
 from ikpy.server.context_fit import RequestError
 from ikpy.server.engine_calls import EngineCall
 from ikpy.server.errors import SHUTTING_DOWN, ApiError, engine_ended, queue_full, shutting_down
+from ikpy.server.guarded_speculator import GuardedSpeculator
 from ikpy.server.metrics import Metrics
 from ikpy.server.prompt_cache import PromptCache
 from ikpy.server.reuse import Reuse
@@ -83,7 +84,7 @@ class Engine:
                 vocab,
                 shift=settings.context_shift,
                 special=settings.special,
-                speculator=speculation.speculator(i) if speculation else None,
+                speculator=GuardedSpeculator(speculation.speculator(i), i, log) if speculation else None,
             )
             for i in range(settings.n_slots)
         ]

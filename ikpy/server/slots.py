@@ -323,23 +323,37 @@ class Slot(CachedText):
             token = task.sampler.sample(row)
             task.sampler.accept(token)
             piece = b"" if token in eog else answer.piece(token)
-            ban.add(HeldToken(token, piece, row, of_token(task, token, row)))
+            ban.add(HeldToken(token, piece, of_token(task, token, row)))
             ends = token in eog or answer.at_limit(len(ban.held))
             n = ban.n_back(ended=ends)
-            if n > 1 and self.reusable(len(self.tokens) - n + 1) != len(self.tokens) - n + 1:
+            if n > 1 and not self._can_go_back(n):
                 n = 1  # only the last token, which is not evaluated yet
             if n == 0 or not ban.may_take_back(n):
                 break
-            logits = ban.take_back(n)
-            self.truncate(len(self.tokens) - n + 1)
+            ban.take_back(n)
             answer.n_decoded += n
             task.sampler.take_back(n, [*answer.tokens, *(item.token for item in ban.held)])
             if answer.at_limit(len(ban.held)):
                 self._finish_held(answer)
                 return
+            if n > 1:
+                self._go_back(n)
+                return
         self._add_released(answer, ban.release(everything=n > 0 or ends))
         if self.task is task:
             self.pending = token
+
+    def _can_go_back(self, n: int) -> bool:
+        """Whether the cache can go on in front of the token before the last n, of which the last is not evaluated."""
+        place = len(self.tokens) - n
+        return place >= 0 and self.reusable(place) == place
+
+    def _go_back(self, n: int) -> None:
+        """Removes the last n tokens. The one before them is evaluated again, as the logits of a place are not kept:
+        those of all tokens that may wait would take hundreds of MiB."""
+        place = len(self.tokens) - n
+        self.pending = self.tokens[place]
+        self.truncate(place)
 
     def _add_released(self, answer: Answer, tokens: list[HeldToken]) -> None:
         """Adds tokens that have waited to the answer, until a stop rule holds."""

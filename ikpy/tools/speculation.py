@@ -11,7 +11,7 @@ from ikpy.engine.context import Context
 from ikpy.engine.head_draft import HeadDraft
 from ikpy.engine.model import Model
 from ikpy.engine.model_draft import ModelDraft
-from ikpy.engine.ngram_cache import CacheDraft, NgramCache
+from ikpy.engine.ngram_cache import CacheDraft, EarlierTexts, NgramCache
 from ikpy.engine.ngram_draft import NgramMapKey, NgramMapValues, NgramMod, NgramPool, NgramSimple
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.speculative import Drafter, Speculation, SpeculativeParams
@@ -115,10 +115,10 @@ def _corpus(path: str, vocab: Vocab) -> SuffixAutomaton:
 
 def _cache_maker(files: DraftFiles, n_vocab: int) -> Maker:
     static = None if files.lookup_static is None else NgramCache.load(files.lookup_static, n_vocab)
-    dynamic: NgramCache | None = None
+    dynamic: EarlierTexts | None = None
     if files.lookup_dynamic is not None:
         exists = Path(files.lookup_dynamic).exists()
-        dynamic = NgramCache.load(files.lookup_dynamic, n_vocab) if exists else NgramCache()
+        dynamic = EarlierTexts(NgramCache.load(files.lookup_dynamic, n_vocab) if exists else NgramCache())
     return lambda _: CacheDraft(static, dynamic, files.lookup_dynamic)
 
 

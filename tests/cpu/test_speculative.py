@@ -15,7 +15,7 @@ from ikpy._native import core
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.model_draft import ModelDraft
-from ikpy.engine.ngram_cache import CacheDraft, NgramCache
+from ikpy.engine.ngram_cache import CacheDraft, EarlierTexts, NgramCache
 from ikpy.engine.ngram_draft import NgramMapKey, NgramMapValues, NgramMod, NgramPool, NgramSimple
 from ikpy.engine.params import ContextParams
 from ikpy.engine.sampling import Sampler, SamplingParams
@@ -340,13 +340,13 @@ def test_ngram_drafts() -> None:
 
 def test_lookup_cache_files(tmp_path: Path) -> None:
     path = tmp_path / "dynamic.lcd"
-    drafter = CacheDraft(None, NgramCache(), str(path))
+    drafter = CacheDraft(None, EarlierTexts(NgramCache()), str(path))
     text = [5, 6, 7, 8, 9, 5, 6, 7]
     assert drafter.draft(text, 2) == [8, 9]
     drafter.save()
     again = NgramCache.load(path, 10)
     assert again.counts[5, 6] == Counter({7: 2}) and again.counts[5, 6, 7, 8] == Counter({9: 1})
-    assert CacheDraft(None, again).draft([1, 5, 6, 7], 2) == [8, 9]
+    assert CacheDraft(None, EarlierTexts(again)).draft([1, 5, 6, 7], 2) == [8, 9]
     assert CacheDraft(again).draft([1, 5, 6, 7], 2) == [8, 9]
     first = np.fromfile(path, "<i4")[:7].tolist()
     assert first == [5, -1, -1, -1, 1, 6, 2], "n-gram of four places, number of pairs, pairs"
@@ -357,6 +357,25 @@ def test_lookup_cache_files(tmp_path: Path) -> None:
         NgramCache.load(path, 10)
     with pytest.raises(UsageError, match="cannot read lookup cache"):
         NgramCache.load(tmp_path / "none", 10)
+
+
+def test_lookup_caches_of_earlier_texts_are_bounded() -> None:
+    """The n-grams that occurred last stay, however many texts a server sees."""
+    cache = NgramCache()
+    earlier = EarlierTexts(cache, 200)
+    often = [1, 2, 3, 4, 1, 2, 3, 4, 1]
+    for first in range(0, 2000, 20):
+        drafter = CacheDraft(None, earlier)
+        drafter.draft([*range(10 + first, 30 + first), *often], 1)
+        drafter.begin([])
+        assert cache.n_pairs <= 200
+    assert CacheDraft(None, earlier).draft([7, 2, 3], 2) == [4, 1], "in every text"
+    assert CacheDraft(None, earlier).draft([1990, 1991, 1992], 2) == [1993, 1994], "in the last one"
+    assert CacheDraft(None, earlier).draft([990, 991, 992], 2) == []
+    large = NgramCache()
+    large.learn(range(200), 0)
+    EarlierTexts(large, 100).add(NgramCache())
+    assert large.n_pairs == 100, "a file that holds more is shortened with the first text"
 
 
 @pytest.mark.parametrize(("ngram", "token"), [((5, 3), -7), ((-7, 3), 5), ((12, 3), 5), ((5, 3), 12)])

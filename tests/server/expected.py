@@ -111,6 +111,7 @@ SHAPE_ONLY = {
     "114-completion-t-max-predict-ms": "the time limit works",
     "482-puppet-tools-auto-tool_unknown": "another number of blanks that the grammar allows",
     "483-puppet-tools-auto-tool_badjson": "another number of blanks that the grammar allows",
+    "492-puppet-tools-auto-tool-logprobs": "nothing of a call that a limit cuts off is text",
     "170-v1-completions-response-format": "text",
     "310-completion-after-restore": "slot memory",
     "345-slot-state-10-no-samplers-field": "slot memory",

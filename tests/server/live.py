@@ -23,19 +23,24 @@ PATIENCE = 120.0
 
 @contextlib.contextmanager
 def listening(
-    command: str, *, queue_limit: int = 512, patience: float = PATIENCE
+    command: str, *, queue_limit: int = 512, patience: float = PATIENCE, tls: tuple[str, str] | None = None
 ) -> Iterator[tuple[httpx.Client, Server]]:
-    """Client and server on a free port of the loopback interface."""
+    """Client and server on a free port of the loopback interface; ``tls``: files of key and certificate."""
     server = start_server(command)
     server.front.settings.queue_limit = queue_limit
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    http = uvicorn.Server(uvicorn.Config(server.app, http=http_protocol(patience), log_level="error"))
+    config = uvicorn.Config(server.app, http=http_protocol(patience), log_level="error")
+    if tls is not None:
+        config.ssl_keyfile, config.ssl_certfile = tls
+        config.timeout_keep_alive = 2 * int(PATIENCE)  # behind which TLS ends idle connections, whatever is unread
+    http = uvicorn.Server(config)
     thread = threading.Thread(target=http.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     assert wait_for(lambda: http.started)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=PATIENCE) as client:
+        url = f"http{'s' if tls else ''}://127.0.0.1:{listener.getsockname()[1]}"
+        with httpx.Client(base_url=url, timeout=PATIENCE, verify=False) as client:
             yield client, server
     finally:
         http.should_exit = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,22 @@ def test_text_that_may_match_for_ever_is_given_out_after_a_while(tiny: Pair) -> 
     assert complete(client, banned_regex="[^~]*~", n_predict=40)["content"] == plain
 
 
+def test_waiting_tokens_take_little_memory(tiny: Pair) -> None:
+    """Not the logits of each, which with large vocabularies would be hundreds of MiB."""
+    client, server = tiny
+    body = {"prompt": PROMPT, "n_predict": 300, "temperature": 0, "ignore_eos": True}
+    plain = complete(client, **body)["content"]  # all plans are made
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        got = complete(client, banned_regex="[^~]*~", banbuffer_size=1000, **body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert got["content"] == plain, "nothing was given out before the end, nothing was taken back"
+    assert peak - before < 100 * 4 * server.engine.context.model.hparams.n_vocab
+
+
 def test_phrases_of_the_command_line(tmp_path: Path, tiny: Pair) -> None:
     _, tokens = plain_tokens(tiny)
     phrase = text_of(tiny, tokens[3:5])
@@ -209,18 +226,18 @@ def test_what_is_released_holds_no_phrase(phrases: list[str], regexes: list[str]
     patterns = BanPatterns([(pattern, False) for pattern in regexes]) if regexes else None
     ban = PhraseBan(BannedPhrases(folded(phrases), patterns=patterns))
     out: list[HeldToken] = []
+    logits: dict[int, np.ndarray] = {}
+    """By place."""
     for choice in wanted:
-        row = np.zeros(len(PIECES), np.float32)
-        row[choice] = 1.0
+        logits[len(out) + len(ban.held)] = np.eye(len(PIECES), dtype=np.float32)[choice]
         while True:
-            row = ban.biased(row)
-            token = int(row.argmax())
-            ban.add(HeldToken(token, VOCABULARY[token], row, None))
+            token = int(ban.biased(logits[len(out) + len(ban.held)]).argmax())
+            ban.add(HeldToken(token, VOCABULARY[token], None))
             n = ban.n_back(ended=False)
             if not n:
                 break
             assume(ban.may_take_back(n))  # unless all ten tokens were tried: each began something banned later
-            row = ban.take_back(n)
+            ban.take_back(n)
         out += ban.release(everything=False)
         held = fold(b"".join(item.piece for item in ban.held).decode("utf-8", "replace"))
         assert len(held) < 3 + max(map(len, phrases)) + max(map(len, PIECES))
@@ -257,7 +274,7 @@ def test_sorted_phrases_find_what_a_search_finds(phrases: list[str], wanted: lis
     slow = Searched(BannedPhrases(tuple(sorted({fold(phrase) for phrase in phrases if phrase}))))
     for token, may_go in wanted:
         for ban in (fast, slow):
-            ban.add(HeldToken(token, VOCABULARY[token], np.zeros(len(PIECES), np.float32), None))
+            ban.add(HeldToken(token, VOCABULARY[token], None))
         n = fast.n_back(ended=False)
         assert n == slow.n_back(ended=False)
         if n and may_go:
@@ -287,10 +304,10 @@ def test_long_lists_take_few_steps_per_token(monkeypatch: pytest.MonkeyPatch) ->
     assert n_looks == [0]
     for _ in range(300):
         before = n_looks[0]
-        ban.add(HeldToken(0, b"the ", np.zeros(1, np.float32), None))
+        ban.add(HeldToken(0, b"the ", None))
         assert ban.n_back(ended=False) == 0
         ban.release(everything=False)
         assert n_looks[0] - before <= 2 * LONGEST_PHRASE
     assert len(ban.held) > 100, "the text may be the beginning of all of them"
-    ban.add(HeldToken(1, b"9999", np.zeros(1, np.float32), None))
+    ban.add(HeldToken(1, b"9999", None))
     assert ban.n_back(ended=False) == len(common) // 4 + 1

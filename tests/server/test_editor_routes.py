@@ -31,7 +31,7 @@ def model_client() -> Iterator[TestClient]:
 class EditorVocab:
     """Characters as tokens, and fill-in-the-middle tokens."""
 
-    fim_pre, fim_suf, fim_mid, fim_sep, bos, add_bos = 1001, 1002, 1003, 1004, 1000, True
+    fim_pre, fim_suf, fim_mid, fim_sep, fim_rep, bos, add_bos = 1001, 1002, 1003, 1004, 1005, 1000, True
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
         assert not add_special
@@ -54,10 +54,11 @@ def infill_tokens(body: dict[str, Any], n_room: int = 100, *, spm_infill: bool =
 def test_infill_goes_on_with_the_prompt() -> None:
     extra = [{"filename": "f", "text": "t"}]
     body = {"input_prefix": "ab", "input_suffix": "c", "prompt": "de", "input_extra": extra}
+    repository = [1000, 1005, *map(ord, "myproject\n"), 1004, *map(ord, "f\nt\n"), 1004, *map(ord, "filename\n")]
     found = infill_tokens(body)
-    assert found == [1000, 1004, *map(ord, "f\nt\n"), 1001, *map(ord, "ab"), 1002, ord("c"), 1003, *map(ord, "de")]
+    assert found == [*repository, 1001, *map(ord, "ab"), 1002, ord("c"), 1003, *map(ord, "de")]
     found = infill_tokens(body, spm_infill=True)
-    assert found == [1000, 1004, *map(ord, "f\nt\n"), 1002, ord("c"), 1001, *map(ord, "ab"), 1003, *map(ord, "de")]
+    assert found == [*repository, 1002, ord("c"), 1001, *map(ord, "ab"), 1003, *map(ord, "de")]
     assert infill_tokens({}) == infill_tokens(dict.fromkeys(body)) == [1000, 1001, 1002, 1003]
     with pytest.raises(ApiError, match='"prompt" must be a string'):
         infill_tokens({"prompt": [1]})
@@ -68,13 +69,14 @@ def test_infill_keeps_what_is_nearest_to_the_gap() -> None:
     body = {"input_prefix": "0123456789", "input_suffix": "abcdefgh", "prompt": "de", "input_extra": extra}
 
     def shown(n_room: int, **more: str) -> str:
-        return "".join(chr(t) if t < 1000 else "^<>~|"[t - 1000] for t in infill_tokens(body | more, n_room))
+        return "".join(chr(t) if t < 1000 else "^<>~|@"[t - 1000] for t in infill_tokens(body | more, n_room))
 
     whole = "<0123456789>abcdefgh~de"
-    assert shown(39) == f"^|f\nt\n|g\nt\n|h\nt\n{whole}"
-    assert shown(38) == shown(34) == f"^|g\nt\n|h\nt\n{whole}"
-    assert shown(33) == f"^|h\nt\n{whole}"
-    assert shown(24) == f"^{whole}"
+    head, tail = "^@myproject\n", f"|filename\n{whole}"
+    assert shown(60) == f"{head}|f\nt\n|g\nt\n|h\nt\n{tail}"
+    assert shown(59) == shown(55) == f"{head}|g\nt\n|h\nt\n{tail}"
+    assert shown(54) == f"{head}|h\nt\n{tail}"
+    assert shown(49) == shown(24) == f"^{whole}"
     assert shown(18) == "^<123456789>abc~de"
     assert shown(14) == "^<456789>ab~de"
     assert shown(14, input_prefix="9") == "^<9>abcdefg~de"

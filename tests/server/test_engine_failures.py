@@ -117,6 +117,27 @@ def test_an_error_before_a_slot_begins_ends_the_request(
     assert server.engine.n_idle == 2
 
 
+@pytest.mark.parametrize("method", ["begin", "draft", "accept"])
+def test_answers_go_on_without_a_drafter_that_fails(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("no guess")
+
+    prompt = [5, 6, 7] * 6
+    with monkeypatch.context() as patch:
+        drafting = start_server("llama-server -m MODEL -t 1 -c 512 -np 2 --spec-type ngram-map-k:size_n=2")
+        log = io.StringIO()
+        drafting.engine.log.style, drafting.engine.log._out = "json", log
+        assert drafting.engine.slots[0].speculator is not None
+        patch.setattr(drafting.engine.slots[0].speculator.drafters[0], method, fail)
+        both = [ask(drafting, prompt, 30), ask(drafting, prompt, 30)]
+        assert all(map(ended, both))
+        drafting.engine.stop(10)
+    answers = [events[-1] for events in both]
+    assert isinstance(answers[0], Finished) and isinstance(answers[1], Finished), answers
+    assert answers[0].text == answers[1].text
+    assert errors(log) == [("drafting failed, the answer goes on without", "ValueError('no guess')")]
+
+
 def test_an_engine_that_cannot_go_on_says_so(
     server: Server, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -14,10 +14,11 @@ from ikpy.server.chat.gemma_calls import GEMMA
 from ikpy.server.chat.harmony import HARMONY
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, MINIMAX
 from ikpy.server.chat.output import ChatMessage, OutputFormat
+from ikpy.server.chat.recipients import RECIPIENTS
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
-from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
-from ikpy.server.chat.tool_formats import HERMES, MISTRAL, MISTRAL_ARGS, tool_format
+from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA, SOLAR
+from ikpy.server.chat.tool_formats import FUNCTIONARY, GIGACHAT, HERMES, MISTRAL, MISTRAL_ARGS, tool_format
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.routes_anthropic import to_chat as anthropic_to_chat
 from ikpy.server.routes_responses import to_chat
@@ -63,7 +64,7 @@ def read(text: str, output: OutputFormat, size: int) -> ChatMessage:
     for i in range(0, len(text), size):
         for delta in reader.feed(text[i : i + size]):
             message.add(delta)
-    for delta in reader.finish():
+    for delta in reader.finish(cut=False):
         message.add(delta)
     return message
 
@@ -270,6 +271,9 @@ def test_formats_are_found_in_templates() -> None:
     assert tool_format("{{ tools }}<|tool_call|>{}<|/tool_call|>") is PHI
     assert tool_format("<|tool|>{{ message['tools'] }}<|/tool|>") is PHI
     assert tool_format("{{ tools }}functools[{}]") is FUNCTOOLS
+    assert tool_format("{{ functions }}<functools[{}]") is FUNCTOOLS
+    assert tool_format("{{ tools }}<function={}</function><|python_tag|>") is FUNCTIONARY
+    assert tool_format("{{ tools }}function call{{ '<|role_sep|>' }}") is GIGACHAT
     assert tool_format("{{ tools }}<|START_ACTION|>tool_name<|END_ACTION|>") is COHERE
     assert tool_format("{{ tools }}<TOOLCALL>[]</TOOLCALL>") is NEMOTRON
     assert tool_format("{{ tools }}<tool_calls>[]</tool_calls>") is TOOL_CALLS
@@ -304,6 +308,14 @@ WEATHER_CALLS = [
     (MISTRAL_ARGS, '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome", "days": 2}'),
     (MISTRAL_ARGS, '[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Rome"}'),
     (LLAMA, '{"name": "get_weather", "parameters": {"city": "Rome"}}'),
+    (FUNCTIONARY, '<function=get_weather>{"city": "Rome"}</function>'),
+    (
+        SOLAR,
+        "<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>get_weather<|tool_call:args|>"
+        '{"city": "Rome"}<|tool_call:end|>',
+    ),
+    (RECIPIENTS, '>>>get_weather\n{"city": "Rome"}'),
+    (GIGACHAT, '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": {"city": "Rome"}}'),
     (GLM, "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>"),
     (
         DEEPSEEK,

@@ -63,7 +63,7 @@ def test_an_answer_in_channels_without_a_header(inside: bool) -> None:
         for i in range(0, len(text), size):
             for delta in reader.feed(text[i : i + size]):
                 message.add(delta)
-        for delta in reader.finish():
+        for delta in reader.finish(cut=False):
             message.add(delta)
         assert (message.reasoning, message.content) == ((" to be.", "Yes") if inside else ("", " to be."))
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
+import ssl
+import subprocess
 import time
 
 import httpx
@@ -248,20 +251,53 @@ def test_a_client_that_does_not_read_is_cut_off(kind: str) -> None:
         assert wait_for(lambda: server.engine.n_idle == 1)
 
 
-def test_a_client_that_reads_slowly_gets_the_whole_answer() -> None:
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_a_client_that_reads_slowly_gets_the_whole_answer(is_tls: bool, request: pytest.FixtureRequest) -> None:
     n_read, begin = 0, time.monotonic()
+    tls = request.getfixturevalue("tls") if is_tls else None
     with (
-        listening(SERVER, patience=0.5) as (client, _),
-        socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE) as connection,
+        listening(SERVER, patience=0.5, tls=tls) as (client, _),
+        wrapped(connect(client)) if is_tls else connect(client) as connection,
     ):
         connection.sendall(UNREAD["whole"])
         # The system lets the server write on only when a good part of what it keeps, some MB, has been read: that
         # it keeps less and less is what shows that the client reads.
         while n_read < 13_000_000 and (data := connection.recv(65536)):
             n_read += len(data)
-            time.sleep(0.03)
+            time.sleep(0.03 * len(data) / 65536)  # a record of TLS is 16 KiB long
     assert n_read >= 13_000_000
     assert time.monotonic() - begin > 4.0, "more than the time without reading"
+
+
+@pytest.fixture(name="tls", scope="module")
+def make_certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Files of a key and its certificate."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl that makes a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    files = str(folder / "key.pem"), str(folder / "certificate.pem")
+    line = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run([*line, "-keyout", files[0], "-out", files[1]], capture_output=True, check=True)
+    return files
+
+
+def wrapped(connection: socket.socket) -> ssl.SSLSocket:
+    """TLS over a connection, with any certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context.wrap_socket(connection)
+
+
+@pytest.mark.parametrize("kind", UNREAD)
+def test_a_client_of_tls_that_does_not_read_is_cut_off(kind: str, tls: tuple[str, str]) -> None:
+    with (
+        listening(SERVER, patience=0.5, tls=tls) as (client, server),
+        wrapped(connect_narrow(client)) as connection,
+    ):
+        connection.sendall(UNREAD[kind])
+        assert wait_for(lambda: is_open(connection))
+        assert wait_for(lambda: not is_open(connection))
+        assert wait_for(lambda: server.engine.n_idle == 1)
 
 
 @pytest.mark.parametrize("keep", [(), ("Connection: keep-alive",)])

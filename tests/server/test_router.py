@@ -88,7 +88,8 @@ def test_models_on_their_way_count(folder: Path) -> None:
                 pass
 
         first = asyncio.ensure_future(ask("puppet"))
-        await asyncio.sleep(0)
+        while "puppet" not in pool.workers:
+            await asyncio.sleep(0)
         with pytest.raises(ApiError, match="in use"):
             await asyncio.wait_for(ask("small/tiny"), PATIENCE)
         first.cancel()
@@ -239,6 +240,36 @@ def test_models_of_a_folder(folder: Path) -> None:
     found = scan(folder)
     assert list(found) == ["big", "m-imatrix-Q4_K_M", "puppet", "small/tiny"]
     assert found["big"].size == 20
+
+
+def test_files_are_looked_at_beside_the_event_loop(folder: Path) -> None:
+    """And the folder only for models that are not known, or whose files are not what they were."""
+    threads: list[str] = []
+
+    def read() -> dict[str, ModelFile]:
+        threads.append(threading.current_thread().name)
+        return scan(folder)
+
+    async def play() -> None:
+        pool = Pool(read, Limits(), slow_worker)
+        for _ in range(3):
+            assert await pool.pick("puppet") == "puppet" and await pool.catalog.find("small/tiny")
+        assert len(threads) == 1
+        shutil.copy(MODELS["PUPPET"], folder / "later.gguf")
+        assert await pool.pick("later") == "later"
+        assert len(threads) == 2
+        (folder / "puppet.gguf").write_bytes(b"x")
+        changed = await pool.catalog.find("puppet")
+        assert changed is not None and changed.size == 1
+        (folder / "later.gguf").unlink()
+        with pytest.raises(ApiError, match="there is no model later; models: puppet, small/tiny"):
+            await pool.pick("later")
+        with pytest.raises(ApiError) as found:
+            await pool.pick("x" * 10**6)
+        assert found.value.message == f"there is no model {'x' * 100}...; models: puppet, small/tiny"
+        assert threading.current_thread().name not in threads
+
+    asyncio.run(play())
 
 
 def test_lengths_of_requests_are_known_before_a_model_is_loaded(folder: Path) -> None:

@@ -158,6 +158,30 @@ def test_a_model_that_ends_takes_its_place(play: Callable[..., None]) -> None:
     play(scene, 1)
 
 
+def test_a_start_that_fails_in_an_unexpected_way(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(router: Router) -> None:
+        async def fail(_: Worker) -> None:
+            raise ValueError("not remembered")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Worker, "_remember", fail)
+            with pytest.raises(ValueError, match="not remembered"):  # which is answered with 500
+                await router.post("/echo", "a")
+        await until(lambda: router.pool.workers["a"].pid is None)
+        assert router.states() == {"a": "failed"}
+        await router.pid("a")
+        await router.post("/models/unload", "a")
+        arguments = router.pool.workers["a"]._arguments
+        router.pool.workers["a"]._arguments = [*arguments, "\0"]  # as a file of presets may have it
+        answer = await router.post("/echo", "a")
+        assert (answer.status_code, router.states()) == (500, {"a": "failed"})
+        assert answer.json()["error"]["message"].endswith("its process cannot be started: embedded null byte")
+        router.pool.workers["a"]._arguments = arguments
+        await router.pid("a")
+
+    play(scene)
+
+
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_process_that_is_being_created_is_stopped(
     closes: bool, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch

@@ -87,7 +87,36 @@ DSML = """{% set d = '｜DSML｜' %}{% if tools %}{{ tools | tojson }}<{{ d }}fu
 'false' }}">{{ v if v is string else v | tojson }}</{{ d }}parameter>
 {% endfor %}</{{ d }}invoke>
 {% endfor %}</{{ d }}function_calls>{% endif %}{% endfor %}<｜assistant｜>"""
+FUNCTIONARY = """{% if tools %}{{ tools | tojson }}Begin with <function= and end with </function>{% endif %}\
+{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}{% for c in m.tool_calls or [] %}\
+{% if c.function.name == 'python' %}{{ '<|python_tag|>' + c.function.arguments }}{% else %}\
+{{ '<function=' + c.function.name + '>' + c.function.arguments + '</function>' }}{% endif %}{% endfor %}{% endfor %}\
+{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>{% endif %}"""
+RECIPIENTS = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|start_header_id|>{{ m.role }}\
+<|end_header_id|>{% if m.role != 'assistant' %}{{ m.content }}{% elif m.content %}\
+{{ '>>>all\n' + m.content }}{% endif %}\
+{% for c in m.tool_calls or [] %}{{ '>>>' + c.function.name + '\n' + c.function.arguments }}{% endfor %}{% endfor %}\
+{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>>>>{% endif %}"""
+SOLAR = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|begin|>{{ m.role }}\
+{% if m.reasoning_content %}<|think|>{{ m.reasoning_content }}<|end|><|begin|>assistant{% endif %}\
+{% if m.tool_calls %}<|tool_calls|>{% for c in m.tool_calls %}<|tool_call:begin|>{{ c.id }}<|tool_call:name|>\
+{{ c.function.name }}<|tool_call:args|>{{ c.function.arguments }}<|tool_call:end|>{% endfor %}<|calls|>\
+{% else %}<|content|>{{ m.content }}<|end|>{% endif %}{% endfor %}\
+{% if add_generation_prompt %}<|begin|>assistant{% endif %}"""
+FIREFUNCTION = """{{ 'Write functools[{"name": ...}]. Functions: ' + functions }}Today is {{ datetime }}.\
+{% for m in messages %}{% set ns = namespace(calls=[]) %}{% for c in m.tool_calls or [] %}\
+{% set ns.calls = ns.calls + ['{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments + '}'] %}\
+{% endfor %}<{{ m.role }}>{{ m.content }}{% if ns.calls %}{{ ' functools[' + ns.calls | join(', ') + ']' }}{% endif %}\
+{% endfor %}<assistant>"""
+GIGACHAT = """{% set sep = namespace(role="<|role_sep|>\n", message="<|message_sep|>\n\n") %}\
+{% if tools %}{{ 'function descriptions' + sep.role }}{{ tools | tojson }}{{ sep.message }}{% endif %}\
+{% for m in messages %}{{ ('function result' if m.role == 'tool' else m.role) + sep.role + m.content + sep.message }}\
+{% if m.tool_calls %}{% set call = m.tool_calls[0].function %}{{ 'function call' + sep.role }}\
+{{ '{"name": "' + call.name + '", "arguments": ' }}\
+{{ call.arguments if call.arguments is string else call.arguments | tojson }}{{ '}' + sep.message }}\
+{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'assistant' + sep.role }}{% endif %}"""
 LIST = '[{"name": "read", "arguments": {"path": "a b", "lines": [1, 2]}}]'
+GCML = DSML.replace("DSML", "GCML").replace("function_calls", "tool_calls") + "{# function call<|role_sep|> #}"
 SHOWN = {
     "minimax": (
         MINIMAX,
@@ -105,6 +134,28 @@ SHOWN = {
         PHI_OWN,
         f"<|user|>Hi<|end|><|assistant|><|tool_call|>{LIST}<|/tool_call|><|end|><|tool_response|>text<|end|>"
         "<|assistant|>",
+    ),
+    "functionary": (FUNCTIONARY, f"<function=read>{json.dumps(ARGUMENTS)}</function><|start_header_id|>tool"),
+    "solar": (
+        SOLAR,
+        "<|begin|>assistant<|think|>I look.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>c1"
+        f"<|tool_call:name|>read<|tool_call:args|>{json.dumps(ARGUMENTS)}<|tool_call:end|><|calls|><|begin|>tool<|content|>text<|end|>",
+    ),
+    "functionary-recipients": (
+        RECIPIENTS,
+        f"assistant<|end_header_id|>>>>read\n{json.dumps(ARGUMENTS)}<|start_header_id|>tool",
+    ),
+    "functools": (FIREFUNCTION, f"<assistant> functools{LIST}<tool>text<assistant>"),
+    "gigachat": (
+        GIGACHAT,
+        "user<|role_sep|>\nHi<|message_sep|>\n\nassistant<|role_sep|>\n<|message_sep|>\n\nfunction call<|role_sep|>\n"
+        f"{LIST[1:-1]}<|message_sep|>\n\nfunction result<|role_sep|>\ntext<|message_sep|>\n\nassistant<|role_sep|>\n",
+    ),
+    "gigachat-gcml": (
+        GCML,
+        '<｜GCML｜tool_calls>\n<｜GCML｜invoke name="read">\n<｜GCML｜parameter name="path" string="true">a b'
+        '</｜GCML｜parameter>\n<｜GCML｜parameter name="lines" string="false">[1, 2]</｜GCML｜parameter>\n'
+        "</｜GCML｜invoke>\n</｜GCML｜tool_calls>",
     ),
     "deepseek-dsml": (
         DSML,
@@ -137,6 +188,34 @@ def test_calls_of_a_conversation_and_forced_ones(name: str) -> None:
         pieces = [piece for delta in deltas for piece in delta.get("tool_calls", [])]
         streamed = "".join(p["function"].get("arguments", "") for p in pieces if p["index"] == 0)
         assert streamed == calls[0]["function"]["arguments"]
+
+
+def test_recipients_are_no_part_of_answers() -> None:
+    with running(f"llama-server -m PUPPET -t 1 -c 512 -np 1 --chat-template {shlex.quote(RECIPIENTS)}") as client:
+        body = {"messages": MESSAGES[:1], "max_tokens": 40, "grammar": r'''root ::= "all\nHi there"'''}
+        message = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        assert message == {"role": "assistant", "content": "Hi there"}
+        begun = [*MESSAGES[:1], {"role": "assistant", "content": "I s"}]
+        prompt = client.post("/apply-template", json={"messages": begun}).json()["prompt"]
+        assert prompt.endswith("assistant<|end_header_id|>>>>all\nI s")
+
+
+def test_beginnings_of_solar_answers() -> None:
+    with running(f"llama-server -m PUPPET -t 1 -c 512 -np 1 --chat-template {shlex.quote(SOLAR)}") as client:
+        begun = {"role": "assistant", "content": "I s"}
+        for fields, end in (
+            (begun, "<|content|>I s"),
+            (begun | {"reasoning_content": "Hm."}, "<|think|>Hm.<|end|><|begin|>assistant<|content|>I s"),
+            (begun | {"reasoning_content": "Hm.", "content": ""}, "<|think|>Hm."),
+        ):
+            prompt = client.post("/apply-template", json={"messages": [*MESSAGES[:1], fields]}).json()["prompt"]
+            assert prompt.endswith(f"<|begin|>assistant{end}")
+
+
+def test_a_template_that_wants_the_text_of_functions_without_any() -> None:
+    with running(f"llama-server -m PUPPET -t 1 -c 256 -np 1 --chat-template {shlex.quote(FIREFUNCTION)}") as client:
+        prompt = client.post("/apply-template", json={"messages": MESSAGES[:1]}).json()["prompt"]
+    assert "Functions: Today is " in prompt and prompt.endswith("<user>Hi<assistant>")
 
 
 def test_tools_in_a_field_of_the_system_message() -> None:

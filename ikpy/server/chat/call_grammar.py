@@ -147,6 +147,14 @@ def kimi_call(name: str, schema: Any, rules: Rules) -> str:
     )
 
 
+def solar_call(name: str, schema: Any, rules: Rules) -> str:
+    """Solar Open: an id, the name and the arguments behind markers."""
+    return (
+        f"@{{<|tool_call:begin|>}} [a-z0-9]{{1,16}} @{{<|tool_call:name|>}} {literal(name)} @{{<|tool_call:args|>}} "
+        f"{rules.schema(schema)} @{{<|tool_call:end|>}}"
+    )
+
+
 def mistral_list_call(name: str, schema: Any, rules: Rules) -> str:
     """Mistral before Small 3.2: an object of a list, with an id if the model writes one."""
     begin, call_id = literal(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '), literal(', "id": "')
@@ -156,6 +164,11 @@ def mistral_list_call(name: str, schema: Any, rules: Rules) -> str:
 def mistral_call(name: str, schema: Any, rules: Rules) -> str:
     """Mistral since Small 3.2: the name, an id if the model writes one, and the arguments behind a marker."""
     return f"{literal(name)} (@{{[CALL_ID]}} [a-zA-Z0-9]{{9}})? @{{[ARGS]}} {rules.schema(schema)}"
+
+
+def function_call(name: str, schema: Any, rules: Rules) -> str:
+    """Functionary 3.1: the name in the opening tag."""
+    return f'{literal(f"{name}>")} {rules.schema(schema)} "</function>"'
 
 
 def cohere_call(name: str, schema: Any, rules: Rules) -> str:

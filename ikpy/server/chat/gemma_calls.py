@@ -17,7 +17,7 @@ from ikpy.engine.schema_merge import allows_nothing
 from ikpy.engine.schema_references import resolve
 from ikpy.server.chat.tagged_values import if_possible, listed, parameters_of, takes_text, text_without, value_types
 from ikpy.server.chat.tool_blocks import BlockCalls, Call
-from ikpy.server.chat.tool_reading import Rules, ToolFormat, parse_value
+from ikpy.server.chat.tool_reading import Rules, ToolFormat, value_or_text
 
 QUOTE = '<|"|>'
 HEAD = re.compile(r"\s*call:\s*([^\s{]+)\s*(?=\{)")
@@ -76,10 +76,7 @@ def _bare_value(text: str) -> Any:
     """A number, a literal, or a text for which the model wrote no quotes."""
     if text in PYTHON_WORDS:
         return PYTHON_WORDS[text]
-    try:
-        return parse_value(text)
-    except ValueError:
-        return text
+    return value_or_text(text)
 
 
 def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:

@@ -13,7 +13,6 @@ from ikpy.server.chat.call_grammar import harmony_call
 from ikpy.server.chat.deltas import AnswerReader, Delta
 from ikpy.server.chat.tool_reading import CallPart, CallReader, ToolFormat
 from ikpy.server.front import random_id
-from ikpy.tools.stop_strings import overlap
 
 MESSAGE = "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -107,8 +106,7 @@ class HarmonyReader(AnswerReader):
             text, self._buffer = self._buffer[:at], self._buffer[at:].removeprefix(marker if marker in ENDS else "")
             self._header = ""
         else:
-            keep = 0 if final else max(overlap(self._buffer, marker) for marker in (*ENDS, *BEGINS))
-            text, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
+            text = self._take((*ENDS, *BEGINS), final)
         if text and self._kind == "tool":
             yield Delta("tool", text, self._n_calls - 1)
         elif text:

@@ -1,4 +1,4 @@
-"""Tool calls as invoke elements with an element per parameter: MiniMax-M2, DeepSeek V3.2 and V4.
+"""Tool calls as invoke elements with an element per parameter: MiniMax-M2, DeepSeek V3.2 and V4, GigaChat 3.5.
 
 Parameters are given out as they come. Strings stand there without quotes: the schema says what a value is, or an
 attribute of the element where the format has one. Text that is no call is given back from where it begins; calls before
@@ -23,11 +23,13 @@ from ikpy.server.chat.tagged_values import (
     typed_value,
     value_types,
 )
-from ikpy.server.chat.tool_reading import LONGEST_HEAD, CallPart, Rules, SteppedReader, ToolFormat, parse_value
+from ikpy.server.chat.tool_reading import LONGEST_HEAD, CallPart, Rules, SteppedReader, ToolFormat, value_or_text
 from ikpy.tools.stop_strings import overlap
 
 DSML = "｜DSML｜"
 """What DeepSeek V3.2 and V4 write behind the opening bracket of their tags: one token."""
+GCML = "｜GCML｜"
+"""The same of GigaChat 3.5."""
 
 
 class InvokedCalls(SteppedReader):
@@ -114,10 +116,7 @@ class InvokedCalls(SteppedReader):
     def _json_value(self, text: str) -> Any:
         if self._attribute is None:
             return typed_value(text, self._schemas.get(self._name, {}).get(self._key))
-        try:
-            return parse_value(text)
-        except ValueError:
-            return text
+        return value_or_text(text)
 
 
 # grammars
@@ -133,18 +132,18 @@ def minimax_call(name: str, schema: Any, rules: Rules) -> str:
     return f'{call} "</invoke>"'
 
 
-def dsml_call(name: str, schema: Any, rules: Rules) -> str:
-    """DeepSeek V3.2 and V4: an attribute says which values are strings."""
+def prefixed_call(prefix: str, name: str, schema: Any, rules: Rules) -> str:
+    """Tags that begin with ``prefix``, and an attribute that says which values are strings."""
 
     def pair(key: str, value: str, schema: Any) -> str:
         kind = "true" if is_text(schema) else "false"
         if kind == "false" and (choices := listed(schema)):
             value = rules.schema({"enum": choices})
         name = f"{literal('parameter name=' + QUOTE)} {key} {literal(f'{QUOTE} string={quoted(kind)}>')}"
-        return f'"<" @{{{DSML}}} {name} {value} "</" @{{{DSML}}} "parameter>" "\\n"?'
+        return f'"<" @{{{prefix}}} {name} {value} "</" @{{{prefix}}} "parameter>" "\\n"?'
 
-    head = f'"<" @{{{DSML}}} {literal(f"invoke name={quoted(name)}>")} "\\n"?'
-    return f'{tagged_call(head, pair, f"</{DSML}parameter>", schema, rules)} "</" @{{{DSML}}} "invoke>"'
+    head = f'"<" @{{{prefix}}} {literal(f"invoke name={quoted(name)}>")} "\\n"?'
+    return f'{tagged_call(head, pair, f"</{prefix}parameter>", schema, rules)} "</" @{{{prefix}}} "invoke>"'
 
 
 QUOTE = '"'
@@ -182,21 +181,22 @@ MINIMAX = ToolFormat(
 )
 
 
-def dsml_format(name: str, block: str) -> ToolFormat:
-    """Calls in an element of this name."""
-    tags = f"<{DSML}{block}>", f"</{DSML}{block}>"
+def prefixed_format(name: str, prefix: str, block: str) -> ToolFormat:
+    """Calls in an element ``block``, whose tags begin with ``prefix``."""
+    tags = f"<{prefix}{block}>", f"</{prefix}{block}>"
     return ToolFormat(
         name,
         tags[0],
-        partial(invoked_reader, tags, DSML),
-        f'"\\n"? calls "\\n"? "</" @{{{DSML}}} "{block}>"',
-        dsml_call,
-        markers=(DSML,),
-        lead=f'"<" @{{{DSML}}} "{block}>"',
+        partial(invoked_reader, tags, prefix),
+        f'"\\n"? calls "\\n"? "</" @{{{prefix}}} "{block}>"',
+        partial(prefixed_call, prefix),
+        markers=(prefix,),
+        lead=f'"<" @{{{prefix}}} "{block}>"',
         trigger=tags[0],
-        reader_of=partial(invoked_reader, tags, DSML),
+        reader_of=partial(invoked_reader, tags, prefix),
     )
 
 
-DEEPSEEK_DSML = dsml_format("deepseek-dsml", "function_calls")
-DEEPSEEK_V4 = dsml_format("deepseek-v4", "tool_calls")
+DEEPSEEK_DSML = prefixed_format("deepseek-dsml", DSML, "function_calls")
+DEEPSEEK_V4 = prefixed_format("deepseek-v4", DSML, "tool_calls")
+GIGACHAT_GCML = prefixed_format("gigachat-gcml", GCML, "tool_calls")

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ikpy.server.chat.deltas import AnswerReader, Delta
+from ikpy.server.chat.deltas import AnswerReader, Delta, is_markup
 from ikpy.server.chat.harmony import HARMONY, HarmonyReader
+from ikpy.server.chat.recipients import NO_CALLS, Recipient
 from ikpy.server.chat.tags import Tags
 from ikpy.server.chat.tool_reading import CallReader, ToolFormat
 from ikpy.server.front import random_id
-from ikpy.tools.stop_strings import overlap
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class OutputFormat:
 
     ``reasoning``: tags around reasoning, None to leave them in the content; ``in_reasoning``: the prompt ends inside
     them; ``tools``: how calls are written, None when there are none; ``harmony``: messages in channels; ``answer``:
-    tags that may stand around the content and are left out.
+    tags that may stand around the content and are left out; ``opened``: the prompt ends with what opens a call.
     """
 
     reasoning: Tags | None = None
@@ -28,6 +28,7 @@ class OutputFormat:
     tools: ToolFormat | None = None
     harmony: bool = False
     answer: Tags | None = None
+    opened: bool = False
 
     def reader(self) -> OutputReader | HarmonyReader:
         """A reader of one answer."""
@@ -88,6 +89,8 @@ class OutputReader(AnswerReader):
         self._n_calls = 0
         self._readers = output.tools.readers if output.tools else {}
         self._call: CallReader | None = None
+        if output.opened:
+            self._state, self._call = "call", Recipient("", calls=output.tools is not NO_CALLS)
         self._steps = {
             "start": self._start,
             "reasoning": self._reasoning,
@@ -123,6 +126,8 @@ class OutputReader(AnswerReader):
         if text.startswith(tag):
             self._buffer, self._state = text[len(tag) :], inside
             return True
+        if self._cut and tag.startswith(text) and is_markup(text):
+            self._buffer = ""
         if final or not tag.startswith(text):
             self._state = outside
         return False
@@ -174,7 +179,7 @@ class OutputReader(AnswerReader):
             if self._state == "call":
                 self._buffer, self._call = self._buffer[len(marker) :], self._readers[marker]()
         else:
-            text = self._take(tuple(states), final)
+            text = self._take(states, final)
         if text:
             yield Delta("content", text)
 
@@ -195,23 +200,25 @@ class OutputReader(AnswerReader):
             return
         self._state = "content"
 
-    def _take(self, markers: tuple[str, ...], final: bool) -> str:
-        """Text that cannot be the beginning of a marker."""
-        n = len(self._buffer) - (0 if final else max((overlap(self._buffer, m) for m in markers), default=0))
-        text, self._buffer = self._buffer[:n], self._buffer[n:]
-        return text
+    def _is_left_out(self, held: str) -> bool:
+        # A control token that begins a marker may also end an answer (GigaChat).
+        markers = self._format.tools.markers if self._format.tools else ()
+        return super()._is_left_out(held) or held.startswith(tuple(markers))
 
     def _in_call(self, final: bool) -> Iterator[Delta]:
         assert self._call is not None
         text, self._buffer = self._buffer, ""
+        is_fragment = self._cut and not self._call.may_be_text
         for part in self._call.feed(text, final):
             if part.name is not None:
                 yield Delta("tool", part.arguments, self._n_calls, part.name, part.call_id or random_id(""))
                 self._n_calls += 1
             elif part.raw:
-                yield Delta("content", part.raw)
+                if not is_fragment:
+                    yield Delta("content", part.raw)
             else:
                 yield Delta("tool", part.arguments, self._n_calls - 1)
         if self._call.rest is not None:
-            self._buffer, self._state, self._skip_blank = self._call.rest, "content", True
+            self._buffer = "" if is_fragment else self._call.rest
+            self._state, self._skip_blank = "content", True
             self._call = None

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ikpy.server.chat.harmony import START
-from ikpy.server.chat.tags import HARMONY_TAGS, Tags, ends_inside, is_harmony
+from ikpy.server.chat.recipients import MARK, SAID, has_recipients
+from ikpy.server.chat.tags import HARMONY_TAGS, SOLAR_TAGS, Tags, ends_inside, is_harmony
 from ikpy.vocab.templates import flat_content
 
 FINAL = "<|channel|>final<|message|>"
@@ -23,6 +24,12 @@ def with_beginning(source: str, prompt: str, message: Mapping[str, Any], tags: T
         reasoning = ""
     if is_harmony(source):
         return prompt + _in_channels(reasoning, content), bool(reasoning) and not content
+    if has_recipients(source) and prompt.endswith(MARK):
+        return f"{prompt}{SAID}\n{content}", False
+    if tags == SOLAR_TAGS:
+        thought = f"{tags[0]}{reasoning}" if reasoning else ""
+        said = f"{tags[1] if reasoning else ''}<|content|>{content}" if content else ""
+        return prompt + thought + said, bool(reasoning) and not content
     if tags is None or not (content or reasoning):
         return prompt + content, tags is not None and ends_inside(prompt, tags)
     opening, closing = tags

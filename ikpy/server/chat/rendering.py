@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ikpy.engine.thinking import ThinkingLimit
 from ikpy.errors import IkpyError
 from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.prefill import with_beginning
+from ikpy.server.chat.recipients import MARK, NO_CALLS, has_recipients
 from ikpy.server.chat.tags import answer_tags, ends_inside, is_harmony, reasoning_tags
 from ikpy.server.chat.tool_fields import (
     own_variable,
@@ -38,12 +40,13 @@ Body = Mapping[str, Any]
 
 class Rendered(NamedTuple):
     """Prompt text, form of the answer, and the format of its tool calls if there may be any; ``inside``: whether the
-    prompt ends inside reasoning, in whatever way that is shown."""
+    prompt ends inside reasoning, in whatever way that is shown; ``reasoning_format``: which way that is."""
 
     text: str
     output: OutputFormat
     format: ToolFormat | None
     inside: bool
+    reasoning_format: str
 
 
 def render(
@@ -76,7 +79,11 @@ def render(
             text, inside = with_beginning(template.source, text, messages[-1], tags)
     except IkpyError as error:
         raise bad_request(str(error)) from None
-    return Rendered(text, output_format(front, template, body, inside, variables, format_), format_, inside)
+    shown = reasoning_format(front, body)
+    output = output_format(front, template, shown, inside, variables, format_)
+    if has_recipients(template.source) and not front.settings.skip_chat_parsing:
+        output = replace(output, tools=format_ or NO_CALLS, opened=text.endswith(MARK))
+    return Rendered(text, output, format_, inside, shown)
 
 
 def ends_open(messages: list[dict[str, Any]]) -> bool:
@@ -147,13 +154,12 @@ def reasoning_format(front: Front, body: Body) -> str:
 def output_format(
     front: Front,
     template: ChatTemplate,
-    body: Body,
+    wanted: str,
     inside: bool,
     variables: Mapping[str, Any],
     format_: ToolFormat | None,
 ) -> OutputFormat:
-    """How the answer to a prompt is to be read that ends ``inside`` reasoning or not."""
-    wanted = reasoning_format(front, body)
+    """How the answer to a prompt is to be read that ends ``inside`` reasoning or not, which is shown as ``wanted``."""
     if front.settings.skip_chat_parsing:
         return OutputFormat()
     source = template.source

@@ -14,7 +14,7 @@ from ikpy.server.chat.call_grammar import Mark, call_grammar, control_tokens, ma
 from ikpy.server.chat.earlier_answers import with_usual_fields
 from ikpy.server.chat.harmony import BODY, MARKERS, START
 from ikpy.server.chat.output import OutputFormat
-from ikpy.server.chat.rendering import reasoning_format, render, thinking_limit
+from ikpy.server.chat.rendering import render, thinking_limit
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.errors import bad_request
 from ikpy.server.http import to_json
@@ -58,7 +58,7 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     check_grammar(body, tools)
     body = constrained(body)
     template = front.template_for(tools)
-    text, output, format_, inside = render(front, template, body, messages, tools, choice)
+    text, output, format_, inside, reasoning_format = render(front, template, body, messages, tools, choice)
     params = front.read_params(body)
     n_top = read_logprobs(body)
     if n_top is not None and tools and params.stream:
@@ -81,7 +81,7 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
         preserved_tokens=preserved_tokens(front, output),
         thinking=thinking_limit(front, template, body, inside=inside),
         chat_format="peg-native" if format_ is not None else "Content-only",
-        reasoning_format=reasoning_format(front, body),
+        reasoning_format=reasoning_format,
     )
     options = body.get("stream_options")
     usage = isinstance(options, dict) and options.get("include_usage") is True
@@ -102,6 +102,8 @@ def with_calls(
     follows a schema, else of what is behind the marker of a call."""
     functions = forced or [tool["function"] for tool in tools]
     free = not forced and params.sampling.json_schema is None
+    if free and not format_.holds_begun:
+        return params
     calls = call_grammar(format_, functions, mark, several=several, lazy=free)
     if forced or free:
         sampling = replace(params.sampling, grammar=calls, json_schema=None, regex=None)

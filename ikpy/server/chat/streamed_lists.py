@@ -161,7 +161,9 @@ FUNCTOOLS = ToolFormat(
     f'{GAP} calls {GAP} "]"',
     json_call('{"name": '),
     separator=f'"," {GAP}',
+    others={" functools[": lambda: StreamedList(" functools[", "", "[")},
 )
+"""Firefunction writes a blank in front."""
 NEMOTRON = listed_format("nemotron", "<TOOLCALL>", "</TOOLCALL>")
 TOOL_CALLS = listed_format("tool-calls", "<tool_calls>", "</tool_calls>")
 COHERE = ToolFormat(

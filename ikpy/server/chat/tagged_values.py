@@ -18,7 +18,7 @@ from ikpy.engine.schema_merge import allows_nothing
 from ikpy.engine.schema_references import resolve
 from ikpy.engine.schema_values import allowed_values
 from ikpy.server.chat.tool_blocks import BlockCalls, Call
-from ikpy.server.chat.tool_reading import Rules, ToolFormat, parse_value
+from ikpy.server.chat.tool_reading import Rules, ToolFormat, value_or_text
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """Schema of every parameter by function and name."""
@@ -102,10 +102,7 @@ def listed(schema: Any) -> list[Any]:
 
 def typed_value(text: str, schema: Any) -> Any:
     """The value of an argument: JSON of a type that the schema has, else the text itself."""
-    try:
-        value = parse_value(text)
-    except ValueError:
-        return text
+    value = value_or_text(text)
     if isinstance(value, str):
         return text if schema is None or takes_text(schema) or text in listed(schema) else value
     types = value_types(schema)
@@ -255,7 +252,7 @@ def tagged_format(
     opening, closing = f"<{tag}>", f"</{tag}>"
 
     def reader(functions: Sequence[Mapping[str, Any]]) -> BlockCalls:
-        return BlockCalls(opening, closing, partial(read, schemas_of(functions)))
+        return BlockCalls(opening, closing, partial(read, schemas_of(functions)), needs_end=True)
 
     return ToolFormat(
         name, opening, lambda: reader(()), behind, call, r'"\n"?', (opening, closing, *markers), reader_of=reader

@@ -1,4 +1,4 @@
-"""Tool calls that are read as a whole block between two markers: DeepSeek, Kimi, Llama 3."""
+"""Tool calls that are read as a whole block between two markers: DeepSeek, Kimi, Solar Open, Llama 3."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from ikpy.engine import strict_json
-from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, json_call, kimi_call
-from ikpy.server.chat.tool_reading import CallPart, CallReader, ListedCalls, Rules, ToolFormat, parse_value
+from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, json_call, kimi_call, solar_call
+from ikpy.server.chat.listed_calls import ListedCalls
+from ikpy.server.chat.tool_reading import CallPart, CallReader, Rules, ToolFormat, parse_value
 
 Call = tuple[str, str, str | None]
 """Name, arguments as JSON text, id."""
@@ -24,18 +25,29 @@ KIMI_CALL = re.compile(
     r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([^\s<:]+)(:\d+)?\s*<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>",
     re.DOTALL,
 )
+SOLAR_CALL = re.compile(
+    r"\s*<\|tool_call:begin\|>([^<]*)<\|tool_call:name\|>([^<]+)<\|tool_call:args\|>(.*?)<\|tool_call:end\|>", re.DOTALL
+)
 
 
 class BlockCalls(CallReader):
     """Everything up to the closing marker; ``parse`` gives the calls and what follows the last well-formed one.
 
-    A marker within a text, between two of ``quote``, closes nothing, unless the text has no end.
+    A marker within a text, between two of ``quote``, closes nothing, unless the text has no end. ``needs_end``: without
+    the marker there is no call, as nothing else tells that one is complete.
     """
 
     def __init__(
-        self, opening: str, closing: str, parse: Callable[[str], tuple[list[Call], str]], quote: str = ""
+        self,
+        opening: str,
+        closing: str,
+        parse: Callable[[str], tuple[list[Call], str]],
+        quote: str = "",
+        *,
+        needs_end: bool = False,
     ) -> None:
         self._opening, self._closing, self._parse, self._quote = opening, closing, parse, quote
+        self._needs_end = needs_end
         self._text = ""
         self._looked_at = self._counted = self._n_quotes = 0
 
@@ -49,7 +61,7 @@ class BlockCalls(CallReader):
         if at >= 0:
             block, rest = self._text[:at], self._text[at + len(found) :]
         self.rest = rest
-        calls, behind = self._parse(block)
+        calls, behind = ([], block) if at < 0 and self._needs_end else self._parse(block)
         for name, arguments, call_id in calls:
             yield CallPart(arguments, name, call_id)
         if not calls:
@@ -112,6 +124,11 @@ def kimi_calls(block: str) -> tuple[list[Call], str]:
     return one_by_one(KIMI_CALL, lambda m: (m[1], m[3].strip(), f"functions.{m[1]}{m[2]}" if m[2] else None), block)
 
 
+def solar_calls(block: str) -> tuple[list[Call], str]:
+    """Calls with their ids."""
+    return one_by_one(SOLAR_CALL, lambda m: (m[2].strip(), m[3].strip(), m[1].strip() or None), block)
+
+
 DEEPSEEK_MARKERS = tuple(f"<｜tool▁{x}｜>" for x in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"))
 
 
@@ -145,6 +162,15 @@ KIMI = ToolFormat(
         "<|tool_call_end|>",
     ),
 )
+SOLAR = ToolFormat(
+    "solar",
+    "<|tool_calls|>",
+    lambda: BlockCalls("<|tool_calls|>", "<|calls|>", solar_calls),
+    "calls",
+    solar_call,
+    markers=("<|tool_calls|>", *(f"<|tool_call:{x}|>" for x in ("begin", "name", "args", "end"))),
+)
+"""The closing marker ends the text."""
 LLAMA = ToolFormat(
     "llama",
     '{"name":',

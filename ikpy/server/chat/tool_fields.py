@@ -1,6 +1,6 @@
 """What single templates read in other places: tools in the system message (Phi-4-mini) or in a variable of their own
-(SmolLM3), calls as text (these and Granite 3), results (the first of Gemma 4), plans (Command R7B), reasoning
-(GPT-OSS)."""
+(SmolLM3, Firefunction), calls as text (Phi, SmolLM3 and Granite 3), results (the first of Gemma 4), plans (Command
+R7B), reasoning (GPT-OSS)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ikpy.server.chat.streamed_lists import GRANITE, PHI
+from ikpy.server.chat.streamed_lists import FUNCTOOLS, GRANITE, PHI
 from ikpy.server.chat.tags import is_harmony
 from ikpy.server.chat.tool_ids import with_ids
-from ikpy.server.chat.tool_reading import parse_value
+from ikpy.server.chat.tool_reading import value_or_text
 from ikpy.vocab.templates import flat_content
 
 Message = dict[str, Any]
@@ -54,7 +54,10 @@ def with_field(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) 
 
 
 def own_variable(source: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The variable from which a template takes the tools if that is not ``tools`` (SmolLM3)."""
+    """The variable from which a template takes the tools if that is not ``tools``: SmolLM3, and Firefunction, which
+    wants their text also where there are none."""
+    if FUNCTOOLS.opening in source and "+ functions" in source:
+        return {"functions": json.dumps(tools, indent=2, ensure_ascii=False) if tools else ""}
     return {"xml_tools": [tool["function"] for tool in tools]} if tools and "xml_tools" in source else {}
 
 
@@ -98,12 +101,7 @@ def _one_by_one(calls: list[dict[str, Any]]) -> str:
 def _arguments(function: Mapping[str, Any]) -> Any:
     """Arguments as an object; those that a limit cut off stay text, clients send "" for none."""
     arguments = function.get("arguments") or {}
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return parse_value(arguments)
-    except ValueError:
-        return arguments
+    return value_or_text(arguments) if isinstance(arguments, str) else arguments
 
 
 def with_plans(source: str, messages: Sequence[Message]) -> list[Message]:
@@ -170,8 +168,5 @@ def _response(result: Message, calling: Message) -> dict[str, Any]:
     calls = [call for call in calling["tool_calls"] if call["id"] == result.get("tool_call_id")]
     names = [call["function"]["name"] for call in calls]
     text = flat_content(result.get("content"))
-    try:
-        value = parse_value(text)
-    except ValueError:
-        value = text
+    value = value_or_text(text)
     return {"name": names[0] if names else result.get("name"), "response": value if isinstance(value, dict) else text}

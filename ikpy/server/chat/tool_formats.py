@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from ikpy.server.chat.call_grammar import json_call, mistral_call, mistral_list_call
+from ikpy.server.chat.call_grammar import function_call, json_call, mistral_call, mistral_list_call
 from ikpy.server.chat.gemma_calls import GEMMA, QUOTE
 from ikpy.server.chat.harmony import HARMONY
-from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, DSML, MINIMAX
+from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, DSML, GCML, GIGACHAT_GCML, MINIMAX
+from ikpy.server.chat.listed_calls import ListedCalls
+from ikpy.server.chat.recipients import RECIPIENTS, SAID
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
-from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
-from ikpy.server.chat.tool_reading import ListedCalls, NamedCall, TaggedCall, ToolFormat
+from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA, SOLAR
+from ikpy.server.chat.tool_reading import FUNCTION_HEAD, NamedCall, TaggedCall, ToolFormat
 
 HERMES = ToolFormat(
     "hermes",
@@ -40,6 +42,25 @@ MISTRAL_ARGS = ToolFormat(
     ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
 )
 
+FUNCTIONARY = ToolFormat(
+    "functionary",
+    "<function=",
+    lambda: NamedCall("<function=", FUNCTION_HEAD, "</function>"),
+    "call",
+    function_call,
+    r'"\n"?',
+)
+GIGACHAT_ROLE = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
+GIGACHAT = ToolFormat(
+    "gigachat",
+    GIGACHAT_ROLE,
+    lambda: TaggedCall(GIGACHAT_ROLE, "<|message_sep|>"),
+    "call @{<|message_sep|>}?",
+    json_call('{"name": '),
+    markers=("<|message_sep|>", "<|role_sep|>"),
+)
+"""A message of another role: one call, as the template shows no more."""
+
 
 def tool_format(template: str) -> ToolFormat | None:
     """How a template lets the model write calls; None when it knows no tools or an unsupported way.
@@ -52,6 +73,10 @@ def tool_format(template: str) -> ToolFormat | None:
         return None
     if DSML in template:  # its tags are put together
         return DEEPSEEK_DSML if "function_calls" in template else DEEPSEEK_V4
+    if GCML in template:
+        return GIGACHAT_GCML
+    if "<|role_sep|>" in template and "function call" in template:  # its roles are put together
+        return GIGACHAT
     if "<|/tool|>" in template:  # Phi-4-mini's own template shows tools, but no call
         return PHI
     for known, signs in SIGNS:
@@ -61,6 +86,7 @@ def tool_format(template: str) -> ToolFormat | None:
 
 
 SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
+    (RECIPIENTS, (RECIPIENTS.opening + SAID,)),
     (GLM, ("<arg_key>",)),
     (CODER, ("<function=", "<parameter=")),
     (SEED, ("<function=", "<parameter=")),
@@ -69,6 +95,7 @@ SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (GEMMA, (QUOTE,)),
     (MISTRAL_ARGS, ("[ARGS]",)),
     (KIMI, ()),
+    (SOLAR, ("<|tool_call:begin|>",)),
     (COHERE, ("tool_name",)),
     (PHI, ("<|/tool_call|>",)),
     (GRANITE, ()),
@@ -78,5 +105,6 @@ SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (TOOL_CALLS, ()),
     (MISTRAL, ()),
     (FUNCTOOLS, ()),
+    (FUNCTIONARY, ("</function>",)),
 )
 """What a template says beside the opening marker of a format; the first format that fits counts."""

@@ -1,4 +1,4 @@
-"""Reading tool calls while they come: JSON objects between tags, JSON lists behind a marker.
+"""Reading tool calls while they come: JSON objects between tags, or behind a name.
 
 What does not follow the format is given back as text.
 """
@@ -15,11 +15,11 @@ from ikpy.engine import strict_json
 
 NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 ARGUMENTS = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*\{(?=\s*["}])')
+FUNCTION_HEAD = re.compile(r"([^\s<>{]+)>\s*\{")
 NAMED_HEAD = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\]\s*([^\s\[{]+)\s*)?\[ARGS\]\s*\{")
 LONGEST_HEAD = 500
 """Characters after which `NAMED_HEAD` is not looked for any more."""
 NO_JSON = ("NaN", "Infinity", "-Infinity")
-LIST_ENDS = ("]", "}")
 ARGUMENTS_BEGIN = re.compile(r'\s*(,\s*("(a|p)?[a-z]*("\s*(:\s*(\{\s*)?)?)?)?)?$')
 
 
@@ -37,6 +37,11 @@ class CallReader:
     """Reads what follows the opening marker; ``rest`` is the text behind the call once it has ended."""
 
     rest: str | None = None
+
+    @property
+    def may_be_text(self) -> bool:
+        """Whether what has come, and was not given out, may be the beginning of something else than a call."""
+        return False
 
     def feed(self, text: str, final: bool) -> Iterator[CallPart]:
         """Parts that new text completes; ``final``: nothing follows."""
@@ -97,6 +102,7 @@ class ToolFormat:
     that is not just the opening. ``example`` is a call with NAME and ARGUMENTS in it, for families whose templates do
     not show tools to the model. ``reader_of`` makes a reader that knows the functions, for families in which the types
     of arguments cannot be seen. ``others`` are openings that models write now and then, with readers of their own.
+    ``holds_begun``: whether a grammar holds behind the opening where a call is not asked for, as nothing else has it.
     """
 
     name: str
@@ -112,6 +118,7 @@ class ToolFormat:
     separator: str = r'"\n"?'
     reader_of: Callable[[Sequence[Mapping[str, Any]]], CallReader] | None = None
     others: Mapping[str, Callable[[], CallReader]] = field(default_factory=dict, hash=False)
+    holds_begun: bool = True
 
     @property
     def readers(self) -> dict[str, Callable[[], CallReader]]:
@@ -185,10 +192,11 @@ class TaggedCall(CallReader):
 
 
 class NamedCall(CallReader):
-    """A name, an id if there is one, and arguments behind a marker, which are given out as they come."""
+    """A name, an id if there is one, and arguments behind a marker, which are given out as they come. ``head``: up to
+    the opening brace of the arguments; ``closing``: what stands behind them, a model may leave it out."""
 
-    def __init__(self, opening: str) -> None:
-        self._opening = opening
+    def __init__(self, opening: str, head: re.Pattern[str] = NAMED_HEAD, closing: str = "") -> None:
+        self._opening, self._head, self._closing = opening, head, closing
         self._text = ""
         self._arguments: ArgumentsScanner | None = None
 
@@ -197,19 +205,21 @@ class NamedCall(CallReader):
         if self._arguments is None:
             hopeless = len(self._text) > LONGEST_HEAD
             self._text += text
-            head = None if hopeless else NAMED_HEAD.match(self._text)
+            head = None if hopeless else self._head.match(self._text)
             if head is None:
                 if final:
                     self.rest = ""
                     yield CallPart(raw=self._opening + self._text)
                 return
             self._arguments, text = ArgumentsScanner(), self._text[head.end() :]
-            yield CallPart("{", head[1], head[2])
+            yield CallPart("{", head[1], head[2] if self._head.groups > 1 else None)
         out = self._arguments.feed(text)
         if out:
             yield CallPart(out)
-        if self._arguments.ended or final:
-            self.rest = self._arguments.behind
+        behind = self._arguments.behind.lstrip() if self._closing else self._arguments.behind
+        may_close = self._closing.startswith(behind) and behind != self._closing
+        if final or (self._arguments.ended and not may_close):
+            self.rest = "" if may_close else behind.removeprefix(self._closing)
 
 
 class ArgumentsScanner:
@@ -270,43 +280,6 @@ class ArgumentsScanner:
             self.ended = self._depth == 0
 
 
-class ListedCalls(CallReader):
-    """A JSON list of objects with name and arguments, or one object, read as a whole.
-
-    ``prefix`` is the part of the opening marker that belongs to the JSON text; an object that begins with it is a call
-    only if it has arguments.
-    """
-
-    def __init__(self, opening: str, prefix: str = "") -> None:
-        self._opening = opening.removesuffix(prefix)
-        self._text = prefix
-        self._needs_arguments = bool(prefix)
-
-    def feed(self, text: str, final: bool) -> Iterator[CallPart]:
-        """The calls once the list is complete."""
-        self._text += text
-        if not final and not any(bracket in text for bracket in LIST_ENDS):
-            return
-        start = self._text.lstrip()
-        try:
-            value, end = strict_json.WITHOUT_CONSTANTS.raw_decode(start)
-        except (ValueError, RecursionError):
-            if final:
-                self.rest = ""
-                yield CallPart(raw=self._opening + self._text)
-            return
-        if self._needs_arguments and not (isinstance(value, dict) and {"arguments", "parameters"} & value.keys()):
-            value = None
-        calls = [named_call(item) for item in (value if isinstance(value, list) else [value])]
-        self.rest = start[end:]
-        if calls and all(calls):
-            for call in calls:
-                assert call is not None
-                yield CallPart(call[1], call[0], call[2])
-        else:
-            yield CallPart(raw=self._opening + self._text[: len(self._text) - len(self.rest)])
-
-
 def further_calls(text: str) -> Iterator[CallPart]:
     """Calls behind the arguments of one, where some models write several objects between two tags."""
     scanner = ArgumentsScanner()
@@ -329,6 +302,14 @@ def parse_value(text: str) -> Any:
         return strict_json.loads(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
+
+
+def value_or_text(text: str) -> Any:
+    """The value of a text that is JSON, any other text itself."""
+    try:
+        return parse_value(text)
+    except ValueError:
+        return text
 
 
 def decoded(name: str) -> str:

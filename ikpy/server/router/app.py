@@ -22,6 +22,7 @@ from ikpy.server.entrance import LOADING
 from ikpy.server.errors import ApiError, error_body
 from ikpy.server.http import data_event, disconnected, error_response, json_response, parsed, read_bytes, to_json
 from ikpy.server.model_entries import model_list, shown_entry
+from ikpy.server.router.catalog import no_model
 from ikpy.server.router.ollama import entries_of, unloaded, unloads
 from ikpy.server.router.worker import REMEMBERED, State
 from ikpy.server.routes_anthropic import stream_error
@@ -74,14 +75,14 @@ async def model(request: Request) -> Response:
     name = request.path_params["id"]
     found = [entry for entry in await entries(pool_of(request)) if entry["id"] == name]
     if not found:
-        raise ApiError(404, f"there is no model {name}")
+        raise no_model(name)
     return json_response(shown_entry(found[0], request.headers))
 
 
 async def entries(pool: Pool) -> list[dict[str, Any]]:
     """What clients of the OpenAI API see of the models."""
     data = []
-    catalog = pool.catalog()
+    catalog = await pool.catalog.all()
     lengths = await asyncio.to_thread(lambda: {name: pool.request_tokens(model) for name, model in catalog.items()})
     for name, model in catalog.items():
         worker = pool.workers.get(name)
@@ -102,7 +103,7 @@ async def named_model(request: Request) -> str:
     name = body.get("model") if isinstance(body, dict) else None
     if not isinstance(name, str):
         raise ApiError(400, '"model" is required')
-    return pool_of(request).pick(name)
+    return await pool_of(request).pick(name)
 
 
 async def load(request: Request) -> Response:
@@ -118,12 +119,12 @@ async def unload(request: Request) -> Response:
 
 async def tags(request: Request) -> Response:
     """GET /api/tags."""
-    return json_response({"models": entries_of(pool_of(request), are_running=False)})
+    return json_response({"models": await entries_of(pool_of(request), are_running=False)})
 
 
 async def running(request: Request) -> Response:
     """GET /api/ps."""
-    return json_response({"models": entries_of(pool_of(request), are_running=True)})
+    return json_response({"models": await entries_of(pool_of(request), are_running=True)})
 
 
 async def version(request: Request) -> Response:
@@ -141,7 +142,7 @@ async def forward(request: Request) -> Response:
         if unloads(path_of(request), value):
             return json_response(await unloaded(pool_of(request), name or None, path_of(request)))
     pool = pool_of(request)
-    name = pool.pick(name or None)
+    name = await pool.pick(name or None)
     counts = request.method not in ("GET", "HEAD") or path_of(request) not in STATUS_PATHS
     worker = pool.workers.get(name)
     if not counts and worker is not None and worker.state is State.SLEEPING:

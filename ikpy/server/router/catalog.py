@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ikpy.gguf.model_names import is_model
 from ikpy.gguf.splits import shard_paths, split_parts
+from ikpy.server.errors import ApiError
+
+LONGEST_SHOWN = 100
+"""Characters of a name that errors repeat."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,38 @@ class ModelFile:
     changed: int
     arguments: tuple[str, ...] = ()
     stop_seconds: float = 35.0
+
+
+class Catalog:
+    """The models there are now, as ``read`` finds them. Files are looked at in other threads: a folder may be large, or
+    on a slow drive."""
+
+    def __init__(self, read: Callable[[], dict[str, ModelFile]]) -> None:
+        self.read = read
+        self._known: dict[str, ModelFile] = {}
+
+    async def all(self) -> dict[str, ModelFile]:
+        """All models by name."""
+        self._known = await asyncio.to_thread(self.read)
+        return self._known
+
+    async def find(self, name: str) -> ModelFile | None:
+        """The model of a name. One that is known is not looked for again, as long as its files stay what they were."""
+        model = self._known.get(name)
+        if model is not None and await asyncio.to_thread(is_unchanged, model):
+            return model
+        return (await self.all()).get(name)
+
+
+def no_model(name: str, others: str = "") -> ApiError:
+    """The error of a request for a model that there is not."""
+    shown = name if len(name) <= LONGEST_SHOWN else name[:LONGEST_SHOWN] + "..."
+    return ApiError(404, f"there is no model {shown}{others}")
+
+
+def is_unchanged(model: ModelFile) -> bool:
+    """Whether the files of a model have the size and the time that are known."""
+    return model.path is None or size_of(model.path) == (model.size, model.changed)
 
 
 def scan(folder: Path) -> dict[str, ModelFile]:

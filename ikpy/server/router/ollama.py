@@ -18,11 +18,11 @@ QUESTIONS = {"/api/generate": "prompt", "/api/chat": "messages"}
 """Where the routes that unload models have what is to be answered."""
 
 
-def entries_of(pool: Pool, *, are_running: bool) -> list[dict[str, Any]]:
+async def entries_of(pool: Pool, *, are_running: bool) -> list[dict[str, Any]]:
     """All models, or those whose processes run and when these end."""
     loaded = {worker.model.name: worker for worker in pool.loaded()}
     found: list[dict[str, Any]] = []
-    for name, model in pool.catalog().items():
+    for name, model in (await pool.catalog.all()).items():
         facts = digest(name, model.size, model.changed, *model.arguments)
         entry = {"name": name, "model": name, "modified_at": stamp(model.changed), "size": model.size, "digest": facts}
         if not are_running:
@@ -46,7 +46,7 @@ def unloads(path: str, body: object) -> bool:
 
 async def unloaded(pool: Pool, name: str | None, path: str) -> dict[str, Any]:
     """Ends the process of a model, if there is one; the answer. Raises ApiError as `Pool.pick` does."""
-    picked = pool.pick(name)
+    picked = await pool.pick(name)
     await pool.unload(picked)
     nothing = {"message": {"role": "assistant", "content": ""}} if path == "/api/chat" else {"response": ""}
     return {"model": name or picked, "created_at": stamp(), **nothing, "done": True, "done_reason": "unload"}

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from ikpy.server.errors import ApiError, shutting_down
-from ikpy.server.router.catalog import ModelFile
+from ikpy.server.router.catalog import Catalog, ModelFile, no_model
 from ikpy.server.router.worker import NoRoomError, State, Worker
 
 CHECK_SECONDS = 2.0
@@ -42,7 +42,7 @@ class Pool:
         is_single: bool = False,
         request_tokens: Callable[[ModelFile], int | None] = lambda _: None,
     ) -> None:
-        self.catalog = catalog
+        self.catalog = Catalog(catalog)
         self.request_tokens = request_tokens
         """Tokens that a request to a model may have at most, as far as its file and options tell."""
         self.limits = limits
@@ -64,23 +64,23 @@ class Pool:
         worker = self.workers.get(name)
         return State.UNLOADED if worker is None else worker.state
 
-    def pick(self, name: str | None) -> str:
+    async def pick(self, name: str | None) -> str:
         """The model a request means: the named one, or the only one there is or that is loaded.
 
         Raises ApiError 404 for an unknown name, 400 when a name is needed.
         """
-        models = self.catalog()
+        if name is not None and not self.is_single and await self.catalog.find(name) is not None:
+            return name
+        models = await self.catalog.all()
         if self.is_single:
             return next(iter(models))
-        if name is not None and name in models:
-            return name
         running = self.loaded()
         if name is None and (len(models) == 1 or len(running) == 1):
             return next(iter(models)) if len(models) == 1 else running[0].model.name
         shown = ", ".join(sorted(models)) or "none"
         if name is None:
             raise ApiError(400, f'"model" is required; models: {shown}')
-        raise ApiError(404, f"there is no model {name}; models: {shown}")
+        raise no_model(name, f"; models: {shown}")
 
     def check_loaded(self, name: str) -> None:
         """Raises ApiError 400 for a model that a request may not load."""
@@ -136,9 +136,9 @@ class Pool:
         Raises ApiError 404 for an unknown name, 503 when the others are all in use. Nothing is awaited between the look
         at the others and the use: models count from then on, and two requests never take the same place.
         """
-        model = self.catalog().get(name)
+        model = await self.catalog.find(name)
         if model is None:
-            raise ApiError(404, f"there is no model {name}")
+            raise no_model(name)
         latest = time.monotonic() + GRACE_SECONDS
         while True:
             worker = self._worker_of(model)

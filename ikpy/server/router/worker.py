@@ -216,10 +216,14 @@ class Worker:
         self._log.event("router", "model loaded", model=self.model.name, pid=self._process.pid)
 
     def _start_ended(self, start: asyncio.Task[None]) -> None:
-        """Takes note of an error for which nobody may be waiting any more; what is no ApiError is not logged yet."""
+        """Takes note of an error for which nobody may be waiting any more; after one that is no ApiError, and is not
+        logged yet, a process may be left, which nobody uses."""
         error = None if start.cancelled() else start.exception()
         if isinstance(error, Exception) and not isinstance(error, ApiError):
+            self.state = State.FAILED
             self._log.caught("router", "model not loaded", error, model=self.model.name)
+            if self._process is not None and self._process.returncode is None:
+                self._process.kill()
 
     async def _create(self) -> asyncio.subprocess.Process:
         """A new process. Raises ApiError 500 if the system does not start one, NoRoomError for lack of memory."""
@@ -237,6 +241,8 @@ class Worker:
         except OSError as error:
             message = f"its process cannot be started: {error.strerror}"
             raise self._failure(message, no_memory=error.errno == errno.ENOMEM) from None
+        except ValueError as error:  # a NUL in an option of a preset
+            raise self._failure(f"its process cannot be started: {error}", no_memory=False) from None
 
     async def _early_end(self, status: int, readers: Sequence[asyncio.Future[None]]) -> ApiError:
         """The error for those who wait for a process that ended before it listened."""

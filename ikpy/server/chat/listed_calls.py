@@ -1,0 +1,78 @@
+"""Tool calls that are read as a whole JSON list or object: Mistral, Llama 3."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ikpy.engine import strict_json
+from ikpy.server.chat.tool_reading import CallPart, CallReader, named_call
+
+LIST_ENDS = ("]", "}")
+ITEM = re.compile(r"\s*,?\s*(?=\{)")
+BARE_HEAD = re.compile(r'\s*\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("([^"\\]|\\.)*(\\$|"|$)|$)', re.DOTALL)
+"""A call that stands there without a marker, up to its name, or the beginning of one."""
+BARE_ARGUMENTS = (',"arguments":', ',"parameters":')
+
+
+class ListedCalls(CallReader):
+    """A JSON list of objects with name and arguments, or one object, read as a whole.
+
+    ``prefix`` is the part of the opening marker that belongs to the JSON text; an object that begins with it is a call
+    only if it has arguments.
+    """
+
+    def __init__(self, opening: str, prefix: str = "") -> None:
+        self._opening = opening.removesuffix(prefix)
+        self._text = prefix
+        self._needs_arguments = bool(prefix)
+
+    @property
+    def may_be_text(self) -> bool:
+        return self._needs_arguments and not begins_call(self._text)
+
+    def feed(self, text: str, final: bool) -> Iterator[CallPart]:
+        """The calls once the list is complete."""
+        self._text += text
+        if not final and not any(bracket in text for bracket in LIST_ENDS):
+            return
+        start = self._text.lstrip()
+        try:
+            value, end = strict_json.WITHOUT_CONSTANTS.raw_decode(start)
+        except (ValueError, RecursionError):
+            if final:
+                self.rest = ""
+                yield from self._unfinished(start)
+            return
+        if self._needs_arguments and not (isinstance(value, dict) and {"arguments", "parameters"} & value.keys()):
+            value = None
+        calls = [named_call(item) for item in (value if isinstance(value, list) else [value])]
+        self.rest = start[end:]
+        if calls and all(calls):
+            for call in calls:
+                assert call is not None
+                yield CallPart(call[1], call[0], call[2])
+        else:
+            yield CallPart(raw=self._opening + self._text[: len(self._text) - len(self.rest)])
+
+    def _unfinished(self, text: str) -> Iterator[CallPart]:
+        """The complete calls of a list without an end, and the rest as text; all as text if there is none."""
+        at, n_calls = 1, 0
+        while text.startswith("[") and (item := ITEM.match(text, at)):
+            try:
+                value, end = strict_json.WITHOUT_CONSTANTS.raw_decode(text, item.end())
+            except (ValueError, RecursionError):
+                break
+            call = named_call(value)
+            if call is None:
+                break
+            yield CallPart(call[1], call[0], call[2])
+            at, n_calls = end, n_calls + 1
+        yield CallPart(raw=text[at:] if n_calls else self._opening + self._text)
+
+
+def begins_call(text: str) -> bool:
+    """Whether an object without an end may be a call: a name, then arguments."""
+    head = BARE_HEAD.match(text)
+    behind = "" if head is None else "".join(text[head.end() :].split())
+    return head is not None and any(behind.startswith(key) or key.startswith(behind) for key in BARE_ARGUMENTS)

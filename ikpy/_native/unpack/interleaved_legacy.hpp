@@ -18,7 +18,7 @@ inline void nibbles_of_rows(const Quads<R>& q, int offset, F f) {
 }
 
 // Of blocks that begin with the halves of their rows.
-struct HalfScales : VectorScales {
+struct RowHalves : VectorScales {
 #if defined(__AVX512VNNI__)
     template <int R>
     static __m512 lane_scales(const Quads<R>& q) {
@@ -27,7 +27,7 @@ struct HalfScales : VectorScales {
 #endif
 };
 
-struct UnpackQ4_0_R8 : HalfScales {
+struct UnpackQ4_0_R8 : RowHalves {
     static constexpr int kType = 202, kRows = 8, kGroup = 32, kBlock = 32, kBlockBytes = 144, kZero = 128;
     static constexpr int kLow = 120, kHigh = 135;
     template <class Out>
@@ -40,7 +40,7 @@ struct UnpackQ4_0_R8 : HalfScales {
 };
 
 // Nibbles are signed: the top bit is inverted.
-struct UnpackQ4_0_4x4 : HalfScales {
+struct UnpackQ4_0_4x4 : RowHalves {
     static constexpr int kType = 31, kRows = 4, kGroup = 32, kBlock = 32, kBlockBytes = 72, kZero = 128;
     static constexpr int kLow = 120, kHigh = 135;
     template <class Out>
@@ -72,7 +72,7 @@ struct UnpackMXFP4_R8 : VectorScales {
 #endif
 };
 
-struct UnpackIQ4_NL_R4 : HalfScales {
+struct UnpackIQ4_NL_R4 : RowHalves {
     static constexpr int kType = 220, kRows = 4, kGroup = 32, kBlock = 32, kBlockBytes = 72, kZero = 128;
     template <class Out>
     static void codes(const Quads<4>& q, int, Out& out) {
@@ -84,7 +84,7 @@ struct UnpackIQ4_NL_R4 : HalfScales {
     }
 };
 
-struct UnpackQ5_0_R4 : HalfScales {
+struct UnpackQ5_0_R4 : RowHalves {
     static constexpr int kType = 206, kRows = 4, kGroup = 32, kBlock = 32, kBlockBytes = 88, kZero = 128;
     static constexpr int kLow = 112, kHigh = 143;
     template <class Out>
@@ -100,7 +100,7 @@ struct UnpackQ5_0_R4 : HalfScales {
     }
 };
 
-struct UnpackQ6_0_R4 : HalfScales {
+struct UnpackQ6_0_R4 : RowHalves {
     static constexpr int kType = 233, kRows = 4, kGroup = 32, kBlock = 32, kBlockBytes = 104, kZero = 128;
     static constexpr int kLow = 96, kHigh = 159;
     template <class Out>
@@ -122,7 +122,7 @@ inline void signed_bytes(const Quads<R>& q, int offset, Out& out) {
     for (int column = 0; column < 32; column += 4) out.put(column, q.bytes(offset + R * column) ^ 0x80);
 }
 
-struct UnpackQ8_0_R8 : HalfScales {
+struct UnpackQ8_0_R8 : RowHalves {
     static constexpr int kType = 208, kRows = 8, kGroup = 32, kBlock = 32, kBlockBytes = 272, kZero = 128;
     template <class Out>
     static void codes(const Quads<8>& q, int, Out& out) {

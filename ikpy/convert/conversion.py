@@ -40,6 +40,7 @@ _ALWAYS_F32 = (
     "attn_sinks.weight",
     *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
     "ssm_a",
+    "ssm_d",
     "shortconv.conv.weight",
     # DeepSeek V4: what mixes the residual streams, and the positions within a group of compressed tokens.
     "hc_attn_fn.weight",

@@ -20,7 +20,7 @@ _OTHER_PARTS = re.compile(
     r"|rotary_emb\.inv_freq$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
-_LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.(.+)")
+_LAYER = re.compile(r"(?:(?:model|backbone)\.)?layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?<=experts\.)(\d+)(?=\.)")
 _PROBED = 64
 _SUFFIX = re.compile(r"\.(weight|bias)$")

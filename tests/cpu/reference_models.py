@@ -107,7 +107,9 @@ class RandomModel:
                     out.add_array(f"{self.arch}.{key}", VALUE_TYPES[type(value[0])], value)
                 else:
                     out.add(f"{self.arch}.{key}", VALUE_TYPES[type(value)], value)
-            names = {n: n if n.endswith((".bias", ".scale", ".ssm_a")) else f"{n}.weight" for n in self.weights}
+            names = {
+                n: n if n.endswith((".bias", ".scale", ".ssm_a", ".ssm_d")) else f"{n}.weight" for n in self.weights
+            }
             for name, w in self.weights.items():
                 out.add_tensor(names[name], w.shape[::-1], self.encoded.get(name, (F32, w))[0])
             for name, w in self.weights.items():

@@ -16,7 +16,16 @@ from ikpy.errors import IkpyError
 from tests.cpu import checkpoints as made
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.checkpoints import convert
-from tests.cpu.seeded_checkpoints import KIMI_LINEAR, LFM2, LFM2_MOE
+from tests.cpu.seeded_checkpoints import (
+    GRANITE_HYBRID,
+    GRANITE_HYBRID_MOE,
+    GRANITE_SHARED,
+    KIMI_LINEAR,
+    LFM2,
+    LFM2_MOE,
+    NEMOTRON_H,
+    NEMOTRON_H_MOE,
+)
 from tests.cpu.test_convert_seeded import converted, logits_of
 
 # Kimi Linear
@@ -154,4 +163,113 @@ def test_biases_of_convolutions_are_refused(tmp_path: Path) -> None:
     change = {"model.layers.0.conv.in_proj.bias": made.bf16(bias)}
     made.change_tensors(folder, lambda tensors: tensors.update(change))
     with pytest.raises(IkpyError, match=r"architecture lfm2 has no bias for 'model.layers.0.conv.in_proj.bias'"):
+        Conversion(folder)
+
+
+# Nemotron-H
+
+
+def test_nemotron_h_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    file = converted(NEMOTRON_H_MOE, tmp_path)
+    keys = {name.removeprefix("nemotron_h_moe."): value for name, value in file.metadata.items()}
+    assert keys["attention.head_count_kv"].tolist() == [0, 0, 0, tiny.KV, 0]
+    assert keys["feed_forward_length"].tolist() == [0, tiny.FF_EXPERT, 0, 0, tiny.FF_EXPERT]
+    assert (keys["ssm.inner_size"], keys["ssm.time_step_rank"], keys["ssm.group_count"]) == (128, 8, 2)
+    assert (keys["moe_latent_size"], keys["expert_shared_feed_forward_length"]) == (tiny.LATENT, tiny.FF_SHARED)
+    assert keys["attention.layer_norm_epsilon"] == keys["attention.layer_norm_rms_epsilon"]
+    shapes = {
+        "blk.0.ssm_conv1d.weight": (4, 256),
+        "blk.0.ssm_conv1d.bias": (256,),
+        "blk.0.ssm_a": (1, 8),
+        "blk.0.ssm_d": (1, 8),
+        "blk.0.ssm_norm.weight": (64, 2),
+        "blk.1.ffn_up_exps.weight": (tiny.LATENT, tiny.FF_EXPERT, tiny.N_EXPERT),
+    }
+    assert {name: file.tensors[name].shape for name in shapes} == shapes
+
+
+def test_nemotron_h_of_transformers(tmp_path: Path) -> None:
+    """Kinds of layers and names as transformers 5 writes them, experts of a layer in one tensor."""
+    official = converted(NEMOTRON_H_MOE, tmp_path / "official")
+    (tmp_path / "other").mkdir()
+    names = {"M": "linear_attention", "*": "full_attention", "E": "moe"}
+    kinds = [names[letter] for letter in tiny.EXPERT_PATTERN]
+    folder = tiny.write(NEMOTRON_H_MOE, tmp_path / "other" / "checkpoint", layers_block_type=kinds)
+    made.amend(folder, drop=("hybrid_override_pattern", "num_hidden_layers"))
+
+    def rename(tensors: made.Tensors) -> None:
+        for name in list(tensors):
+            if name.startswith("backbone."):
+                tensors[name.replace("backbone.", "model.", 1)] = tensors.pop(name)
+        for il in (1, 4):
+            for part in ("up_proj", "down_proj"):
+                stem = f"model.layers.{il}.mixer.experts"
+                entries = [tensors.pop(f"{stem}.{e}.{part}.weight") for e in range(tiny.N_EXPERT)]
+                shape = (tiny.N_EXPERT, *entries[0][1])
+                tensors[f"{stem}.{part}"] = (entries[0][0], shape, b"".join(entry[2] for entry in entries))
+
+    made.change_tensors(folder, rename)
+    again = convert(folder, tmp_path / "other", outtype="f32")
+    np.testing.assert_array_equal(logits_of(again), logits_of(official))
+
+
+@pytest.mark.parametrize(
+    ("what", "config"),
+    [
+        ("layers of kind 'X'", {"hybrid_override_pattern": "M-X*-"}),
+        ("4 kinds of 5 layers", {"hybrid_override_pattern": "M-M*"}),
+        ("dense layers beside layers of experts", {"hybrid_override_pattern": "M-ME*"}),
+        ("activation 'silu'", {"mlp_hidden_act": "silu"}),
+        ("activation 'gelu' of recurrent layers", {"mamba_hidden_act": "gelu"}),
+        ("layer 1 lacks blk.1.ssm_in.weight", {"hybrid_override_pattern": "MMM*-"}),
+    ],
+)
+def test_what_no_file_of_nemotron_h_can_say(what: str, config: dict[str, Any], tmp_path: Path) -> None:
+    folder = tiny.write(NEMOTRON_H, tmp_path / "checkpoint", **config)
+    with pytest.raises(IkpyError, match=what) as error:
+        Conversion(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_routing_within_groups_is_refused(tmp_path: Path) -> None:
+    folder = tiny.write(NEMOTRON_H_MOE, tmp_path / "checkpoint", n_group=4, topk_group=2)
+    with pytest.raises(IkpyError, match="n_group 4"):
+        Conversion(folder)
+
+
+# Granite 4.0
+
+
+def test_granite_hybrid_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    for kind in (GRANITE_HYBRID, GRANITE_HYBRID_MOE):
+        file = converted(kind, tmp_path / kind.name)
+        keys = {name.removeprefix("granitehybrid."): value for name, value in file.metadata.items()}
+        assert keys["attention.head_count_kv"].tolist() == [0, tiny.KV, 0]
+        assert keys["rope.scaling.finetuned"] is False
+        experts = kind is GRANITE_HYBRID_MOE
+        assert keys["feed_forward_length"] == (tiny.FF_EXPERT if experts else tiny.FF_SHARED)
+        assert keys.get("expert_shared_feed_forward_length") == (tiny.FF_SHARED if experts else None)
+        assert file.tensors["blk.0.ssm_norm.weight"].shape == (128, 1)
+        shared = "_shexp" if experts else ""
+        assert file.tensors[f"blk.1.ffn_up{shared}.weight"].shape == (tiny.D, tiny.FF_SHARED)
+
+
+def test_granite_without_recurrent_layers(tmp_path: Path) -> None:
+    file = converted(GRANITE_SHARED, tmp_path)
+    assert file.metadata["general.architecture"] == "granite"
+    assert file.metadata["granite.rope.scaling.finetuned"] is True
+
+
+@pytest.mark.parametrize(
+    ("what", "config"),
+    [
+        ("layers of kind 'conv'", {"layer_types": ["conv", "attention", "mamba"]}),
+        ("2 kinds of layers", {"layer_types": ["mamba", "attention"]}),
+        ("8 heads of 32 beside 128 elements", {"mamba_d_head": 32}),
+        ("layer 1 lacks blk.1.ssm_in.weight", {"layer_types": None}),
+    ],
+)
+def test_what_no_file_of_granite_can_say(what: str, config: dict[str, Any], tmp_path: Path) -> None:
+    folder = tiny.write(GRANITE_HYBRID, tmp_path / "checkpoint", **config)
+    with pytest.raises(IkpyError, match=what):
         Conversion(folder)

@@ -34,6 +34,7 @@ FAMILIES = {
     "gpt_oss": "gpt_oss:GptOss",
     "granite": "granite:Granite",
     "granitemoe": "granite:GraniteMoe",
+    "granitemoehybrid": "granite_hybrid:GraniteHybrid",
     "hunyuan_v1_dense": "moe:HunyuanDense",
     "hunyuan_v1_moe": "moe:HunyuanMoe",
     "kimi_k2": "deepseek:DeepSeekV3",
@@ -47,6 +48,7 @@ FAMILIES = {
     "mistral": "llama:Llama",
     "mistral4": "mistral4:Mistral4",
     "mixtral": "llama:Mixtral",
+    "nemotron_h": "nemotron_h:NemotronH",
     "olmo2": "olmo:Olmo2",
     "olmo3": "olmo:Olmo3",
     "olmoe": "olmo:Olmoe",
@@ -80,6 +82,7 @@ def family(config: Config) -> Family:
             f"{config.path}: unknown model architecture: '{model_type}' {name} (known model types: {known})"
         )
     module, class_name = target.split(":")
-    made: Family = getattr(import_module(f"{_FOLDER}.{module}"), class_name)(config)
+    kind: type[Family] = getattr(import_module(f"{_FOLDER}.{module}"), class_name)
+    made = kind.chosen(config)(config)
     made.check()
     return made

@@ -19,7 +19,7 @@ Keys = dict[str, KeyValue]
 Targets = str | tuple[str, ...]
 Modules = Mapping[str, Targets]
 
-BARE = frozenset({"ssm_a"})
+BARE = frozenset({"ssm_a", "ssm_d"})
 """GGUF tensors whose names have no suffix."""
 
 # Modules of a layer -> GGUF names, without ".weight" and ".bias"; {e} is the number of an expert.
@@ -113,6 +113,11 @@ class Family:
         config.values = {**self.defaults, **config.values}
         self.n_head = config.integer("num_attention_heads")
         self.n_head_kv = config.integer("num_key_value_heads", default=self.n_head)
+
+    @classmethod
+    def chosen(cls, config: Config) -> type[Family]:
+        """The class of a configuration, for model types that have several."""
+        return cls
 
     @property
     def n_expert(self) -> int:

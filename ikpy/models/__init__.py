@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "ernie4_5-moe": "ikpy.models.ernie4_5:Ernie45Moe",
     "exaone-moe": "ikpy.models.exaone_moe:ExaoneMoe",
     "exaone4": "ikpy.models.exaone4:Exaone4",
+    "falcon-h1": "ikpy.models.falcon_h1:FalconH1",
     "gemma": "ikpy.models.gemma:Gemma",
     "gemma2": "ikpy.models.gemma2:Gemma2",
     "gemma3": "ikpy.models.gemma3:Gemma3",

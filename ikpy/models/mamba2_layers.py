@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
@@ -45,13 +46,16 @@ class Mamba2:
     dt: Value
     a: Value
     d: Value
-    norm: Value
+    norm: Value | None
     out: Value
     out_bias: Value | None
 
 
 class Mamba2Layers(RecurrentLayers):
     """Decoders whose recurrent layers are those of Mamba-2."""
+
+    has_norm: ClassVar[bool] = True
+    """Whether each of them must have a norm."""
 
     def read_mamba2(self, keys: Keys) -> None:
         """Reads the sizes of the recurrent layers. FileFormatError if they cannot be."""
@@ -78,7 +82,7 @@ class Mamba2Layers(RecurrentLayers):
             dt=weights.take(f"{prefix}.ssm_dt.bias", (s.heads,)),
             a=weights.take(f"{prefix}.ssm_a", (1, s.heads)),
             d=weights.take(f"{prefix}.ssm_d", (1, s.heads)),
-            norm=weights.take(f"{prefix}.ssm_norm.weight", (s.inner // s.groups, s.groups)),
+            norm=weights.take(f"{prefix}.ssm_norm.weight", (s.inner // s.groups, s.groups), required=self.has_norm),
             out=weights.take(f"{prefix}.ssm_out.weight", (s.inner, d)),
             out_bias=weights.take(f"{prefix}.ssm_out.bias", (d,), required=False),
         )
@@ -86,7 +90,8 @@ class Mamba2Layers(RecurrentLayers):
     def scan(self, b: BatchGraph, il: int, net: Mamba2, h: Value) -> Value:
         """The layer on the normed input h [D, T]; [inner, T] before the output matrix.
 
-        dt = softplus(dt + bias), (x, B, C) = silu(convolution), y by Graph.ssm_scan; y silu(z) is normed in groups.
+        dt = softplus(dt + bias), (x, B, C) = silu(convolution), y by Graph.ssm_scan; y silu(z) is normed in groups if
+        the layer has a norm.
         """
         g, s, slots = b.graph, self.mamba2, b.inputs["seq"]
         (past, kept_past), (state, kept_state) = (b.recurrent[il, name] for name in ("conv", "ssm"))
@@ -105,6 +110,8 @@ class Mamba2Layers(RecurrentLayers):
         )
         y = g.ssm_scan(x, steps, net.a, keys, queries, net.d, state, slots, kept=b.kept(kept_state))
         gated = g.gated(z, y.reshape(s.inner, b.n_tokens), "silu")
+        if net.norm is None:
+            return gated
         grouped = gated.reshape(s.inner // s.groups, s.groups, b.n_tokens)
         return g.rms_norm(grouped, net.norm, self.hp.norm_eps).reshape(s.inner, b.n_tokens)
 

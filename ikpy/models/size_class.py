@@ -70,6 +70,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "afmoe": {32: "26B.A3B", 56: "6B.A1B", 60: "400B.A13B"},
     "seed_oss": {64: "36B"},
     "smollm3": {36: "3B"},
+    "falcon-h1": {24: "1.5B", 32: "3B", 36: "0.5B", 44: "7B", 66: "1B", 72: "34B"},
     "nemotron_h": {42: "4B", 52: "8B", 56: "9B", 62: "12B", 98: "47B", 118: "56B"},
     "nemotron_h_moe": {52: "31B.A3.5B", 88: "120B.A12B"},
     "granitemoe": {32: "3B", 40: "3B"},

@@ -43,15 +43,16 @@ class Sizes:
             "ssm.group_count": self.groups,
         }
 
-    def add(self, m: RandomModel, p: str) -> None:
-        """The tensors of a layer."""
+    def add(self, m: RandomModel, p: str, *, normed: bool = True) -> None:
+        """The tensors of a layer, with a norm or without."""
         m.matrix(f"{p}.ssm_in", self.inner + self.channels + self.heads, self.d)
         m.matrix(f"{p}.ssm_conv1d", self.channels, self.taps)
         m.vector(f"{p}.ssm_conv1d.bias", self.channels)
         m.vector(f"{p}.ssm_dt.bias", self.heads)
         m.weights[f"{p}.ssm_a"] = -m.random.uniform(0.1, 2, (self.heads, 1)).astype(np.float32)
         m.vector(f"{p}.ssm_d", self.heads, 1)
-        m.norm(f"{p}.ssm_norm", self.groups, self.inner // self.groups)
+        if normed:
+            m.norm(f"{p}.ssm_norm", self.groups, self.inner // self.groups)
         m.matrix(f"{p}.ssm_out", self.d, self.inner)
 
     def branch(self, w: ref.Weights, h: np.ndarray, eps: float) -> np.ndarray:
@@ -69,4 +70,6 @@ class Sizes:
         x = x.reshape(len(h), self.heads, self.size)
         y, _ = recurrent.ssm_scan(x, dt, w["ssm_a"], b, c, w["ssm_d"], state, slots)
         gated = (y.reshape(len(h), -1) * ref.silu(z)).reshape(len(h), self.groups, -1)
+        if "ssm_norm" not in w:
+            return gated.reshape(len(h), -1) @ w["ssm_out"].T
         return ref.rms_norm(gated, w["ssm_norm"], eps).reshape(len(h), -1) @ w["ssm_out"].T

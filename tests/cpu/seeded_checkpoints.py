@@ -464,6 +464,73 @@ GRANITE_HYBRID = granite_hybrid("granite-hybrid", GRANITE_KINDS, experts=False, 
 GRANITE_HYBRID_MOE = granite_hybrid("granite-hybrid-moe", GRANITE_KINDS, experts=True, rotated=False)
 GRANITE_SHARED = granite_hybrid("granite-shared", ["attention"] * 2, experts=False, rotated=True)
 
+# Falcon-H1
+
+
+def falcon_h1_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (V, D),
+        "model.final_layernorm.weight": (D,),
+        "lm_head.weight": (V, D),
+    }
+    for il in range(2):
+        p = f"model.layers.{il}"
+        shapes |= {f"{p}.{name}.weight": (D,) for name in ("input_layernorm", "pre_ff_layernorm")}
+        heads = {"q_proj": (HEADS * HEAD, D), "k_proj": (KV * HEAD, D), "v_proj": (KV * HEAD, D)}
+        shapes |= {f"{p}.self_attn.{name}.weight": shape for name, shape in heads.items()}
+        shapes[f"{p}.self_attn.o_proj.weight"] = (D, HEADS * HEAD)
+        shapes |= {k: v for k, v in mamba2_shapes(f"{p}.mamba", M_GROUPS).items() if not k.endswith("norm.weight")}
+        shapes |= gated(f"{p}.feed_forward", FF, ("gate_proj", "up_proj", "down_proj"))
+    return shapes
+
+
+FALCON_H1 = Tiny(
+    "falcon-h1",
+    {
+        "architectures": ["FalconH1ForCausalLM"],
+        "model_type": "falcon_h1",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 1,
+        "vocab_size": V,
+        "hidden_size": D,
+        "hidden_act": "silu",
+        "intermediate_size": FF,
+        "num_hidden_layers": 2,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV,
+        "head_dim": HEAD,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e11,
+        "mamba_chunk_size": 16,
+        "mamba_conv_bias": True,
+        "mamba_d_conv": M_TAPS,
+        "mamba_d_head": M_SIZE,
+        "mamba_d_ssm": M_HEADS * M_SIZE,
+        "mamba_d_state": M_STATE,
+        "mamba_expand": 2,
+        "mamba_n_groups": M_GROUPS,
+        "mamba_n_heads": M_HEADS,
+        "mamba_norm_before_gate": False,
+        "mamba_proj_bias": False,
+        "mamba_rms_norm": False,
+        "attention_in_multiplier": 1.25,
+        "attention_out_multiplier": 0.75,
+        "embedding_multiplier": 2.5,
+        "key_multiplier": 0.5,
+        "lm_head_multiplier": 3.0,
+        "mlp_multipliers": [0.8, 0.4],
+        "ssm_in_multiplier": 1.5,
+        "ssm_multipliers": [0.9, 1.2, 0.7, 0.6, 1.1],
+        "ssm_out_multiplier": 0.65,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    falcon_h1_shapes,
+)
+
 CHECKPOINTS = (
     KIMI_LINEAR,
     LFM2,
@@ -474,6 +541,7 @@ CHECKPOINTS = (
     GRANITE_HYBRID,
     GRANITE_HYBRID_MOE,
     GRANITE_SHARED,
+    FALCON_H1,
 )
 IS_F32 = ("A_log", "bias")
 

@@ -17,6 +17,7 @@ from tests.cpu import checkpoints as made
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.checkpoints import convert
 from tests.cpu.seeded_checkpoints import (
+    FALCON_H1,
     GRANITE_HYBRID,
     GRANITE_HYBRID_MOE,
     GRANITE_SHARED,
@@ -271,5 +272,44 @@ def test_granite_without_recurrent_layers(tmp_path: Path) -> None:
 )
 def test_what_no_file_of_granite_can_say(what: str, config: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny.write(GRANITE_HYBRID, tmp_path / "checkpoint", **config)
+    with pytest.raises(IkpyError, match=what):
+        Conversion(folder)
+
+
+# Falcon-H1
+
+
+def test_falcon_h1_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    """Factors are part of the weights; the second norm has no suffix."""
+    plain = {name: 1.0 for name in FALCON_H1.config if name.endswith("_multiplier")}
+    plain |= {"mlp_multipliers": None, "ssm_multipliers": None}
+    file, without = converted(FALCON_H1, tmp_path / "factors"), converted(FALCON_H1, tmp_path / "none", **plain)
+    assert file.tensors["blk.0.ffn_norm"].shape == (tiny.D,)
+    assert "blk.0.ssm_norm.weight" not in file.tensors
+
+    def ratios(name: str) -> np.ndarray:
+        """Of each row to what it is without factors."""
+        a, b = (f.data(f.tensors[name]).view(np.float32).reshape(f.tensors[name].shape[::-1]) for f in (file, without))
+        np.testing.assert_allclose(a / b, (a / b)[:, :1] * np.ones_like(a), rtol=1e-5)
+        return (a / b)[:, 0]
+
+    rows = np.repeat(1.5 * np.array([0.9, 1.2, 0.7, 0.6, 1.1]), (128, 128, 64, 64, 8))
+    np.testing.assert_allclose(ratios("blk.1.ssm_in.weight"), rows, rtol=1e-5)
+    factors = {"attn_k": 1.25 * 0.5, "attn_output": 0.75, "ffn_gate": 0.8, "ffn_up": 1.0, "ffn_down": 0.4}
+    for name, factor in factors.items():
+        np.testing.assert_allclose(ratios(f"blk.1.{name}.weight"), factor, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("what", "config"),
+    [
+        ("tied embeddings", {"tie_word_embeddings": True}),
+        ("a norm before the gate", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}),
+        (r"mlp_multipliers \[1.0\]", {"mlp_multipliers": [1.0]}),
+        ("tensor 'blk.0.ssm_in.weight' has wrong shape", {"mamba_n_groups": 4}),
+    ],
+)
+def test_what_no_file_of_falcon_h1_can_say(what: str, config: dict[str, Any], tmp_path: Path) -> None:
+    folder = tiny.write(FALCON_H1, tmp_path / "checkpoint", **config)
     with pytest.raises(IkpyError, match=what):
         Conversion(folder)

@@ -18,6 +18,7 @@ from ikpy.engine.session import put_state, take_state
 from ikpy.graph.placement import PlacementParams
 from ikpy.tools.run_logs import state_lines
 from tests.cpu.definition_checks import TOKENS
+from tests.cpu.test_arch_falcon_h1 import falcon_h1
 from tests.cpu.test_arch_granite_hybrid import granite_hybrid, granite_hybrid_moe
 from tests.cpu.test_arch_kimi_linear import kimi_linear
 from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
@@ -40,6 +41,7 @@ MODELS = [
     nemotron_h_latent,
     granite_hybrid,
     granite_hybrid_moe,
+    falcon_h1,
 ]
 PLACES = {
     "whole": PlacementParams(split_mode="none"),

@@ -23,6 +23,7 @@ FAMILIES = {
     "ernie4_5_moe": "ernie:Ernie45Moe",
     "exaone_moe": "windowed_moe:ExaoneMoe",
     "exaone4": "olmo:Exaone4",
+    "falcon_h1": "falcon_h1:FalconH1",
     "gemma": "gemma:Gemma",
     "gemma2": "gemma:Gemma2",
     "gemma3_text": "gemma:Gemma3",

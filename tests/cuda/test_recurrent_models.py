@@ -47,6 +47,7 @@ PLACES = {
     "whole": PlacementParams(split_mode="none"),
     "first layers on the CPU": PlacementParams(n_gpu_layers=3, split_mode="none"),
     "two devices": PlacementParams(tensor_split=(1.0, 1.0)),
+    "heads and networks divided": PlacementParams(split_mode="graph", tensor_split=(1.0, 1.0)),
     "experts on the CPU": PlacementParams(rules=(("exps", "CPU"),)),
     "states on the CPU": PlacementParams(kv_offload=False),
 }

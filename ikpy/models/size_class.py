@@ -166,6 +166,11 @@ def _granite_hybrid(shape: _Shape) -> str:
     return {768: "350M", 2048: "3B", 4096: "32B.A9B"}.get(shape.embedding, UNKNOWN)
 
 
+def _mamba2(shape: _Shape) -> str:
+    sizes = {768: "0.1B", 1024: "0.3B", 1536: "0.7B", 2048: "1.3B", 2560: "2.7B", 4096: "7B"}
+    return sizes.get(shape.embedding, UNKNOWN)
+
+
 def _bert(shape: _Shape) -> str:
     if shape.layers == 12:
         return {384: "33M", 768: "109M"}.get(shape.embedding, UNKNOWN)
@@ -183,6 +188,7 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "hunyuan-dense": _hunyuan_dense,
     "granitehybrid": _granite_hybrid,
     "lfm2": _lfm2,
+    "mamba2": _mamba2,
     "bloom": _bloom,
     "bert": _bert,
 }

@@ -15,6 +15,7 @@ from tests.cpu import (
     test_arch_granite_hybrid,
     test_arch_kimi_linear,
     test_arch_lfm2,
+    test_arch_mamba2,
     test_arch_nemotron_h,
 )
 from tests.cpu.reference_models import N_VOCAB, RandomModel
@@ -55,6 +56,11 @@ def falcon_h1(seed: int) -> RandomModel:
     return test_arch_falcon_h1.new_model(seed)
 
 
+def mamba2(seed: int) -> RandomModel:
+    """States alone: no layer has a cache."""
+    return test_arch_mamba2.new_model(seed)
+
+
 MODELS = {
     "qwen35": qwen35,
     "kimi-linear": kimi_linear,
@@ -62,6 +68,7 @@ MODELS = {
     "nemotron_h": nemotron_h,
     "granitehybrid": granite_hybrid,
     "falcon-h1": falcon_h1,
+    "mamba2": mamba2,
 }
 
 

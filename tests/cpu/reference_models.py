@@ -215,7 +215,7 @@ class Evaluation:
         self.w = {name: w.astype(np.float64) for name, w in model.weights.items()}
         self.n_layer = self.keys["block_count"]
         self.eps = self.keys.get("attention.layer_norm_rms_epsilon") or self.keys["attention.layer_norm_epsilon"]
-        self.head = self.keys["attention.key_length"]
+        self.head = self.keys.get("attention.key_length", 0)
 
     def heads(self, name: str, h: np.ndarray) -> np.ndarray:
         """A projection of h with its bias, split into heads [T, n, head]."""

@@ -531,6 +531,46 @@ FALCON_H1 = Tiny(
     falcon_h1_shapes,
 )
 
+# Mamba-2 alone
+
+
+def mamba2_alone_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes: Shapes = {"backbone.embeddings.weight": (V, D), "backbone.norm_f.weight": (D,), "lm_head.weight": (V, D)}
+    for il in range(2):
+        shapes[f"backbone.layers.{il}.norm.weight"] = (D,)
+        shapes |= mamba2_shapes(f"backbone.layers.{il}.mixer", M_GROUPS)
+    return shapes
+
+
+MAMBA2 = Tiny(
+    "mamba2",
+    {
+        "architectures": ["Mamba2ForCausalLM"],
+        "model_type": "mamba2",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 1,
+        "vocab_size": V,
+        "hidden_size": D,
+        "hidden_act": "silu",
+        "num_hidden_layers": 2,
+        "num_heads": M_HEADS,
+        "head_dim": M_SIZE,
+        "n_groups": M_GROUPS,
+        "state_size": M_STATE,
+        "conv_kernel": M_TAPS,
+        "expand": 2,
+        "chunk_size": 16,
+        "layer_norm_epsilon": 1e-5,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    mamba2_alone_shapes,
+)
+
 CHECKPOINTS = (
     KIMI_LINEAR,
     LFM2,
@@ -542,6 +582,7 @@ CHECKPOINTS = (
     GRANITE_HYBRID_MOE,
     GRANITE_SHARED,
     FALCON_H1,
+    MAMBA2,
 )
 IS_F32 = ("A_log", "bias")
 

@@ -24,6 +24,7 @@ from tests.cpu.seeded_checkpoints import (
     KIMI_LINEAR,
     LFM2,
     LFM2_MOE,
+    MAMBA2,
     NEMOTRON_H,
     NEMOTRON_H_MOE,
 )
@@ -312,4 +313,23 @@ def test_falcon_h1_as_llama_cpp_has_it(tmp_path: Path) -> None:
 def test_what_no_file_of_falcon_h1_can_say(what: str, config: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny.write(FALCON_H1, tmp_path / "checkpoint", **config)
     with pytest.raises(IkpyError, match=what):
+        Conversion(folder)
+
+
+# Mamba-2 alone
+
+
+def test_mamba2_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    file = converted(MAMBA2, tmp_path)
+    keys = {name.removeprefix("mamba2."): value for name, value in file.metadata.items()}
+    zero = ("attention.head_count", "feed_forward_length")
+    assert [keys[name] for name in zero] == [0, 0] and "attention.head_count_kv" not in keys
+    assert (keys["ssm.inner_size"], keys["ssm.time_step_rank"], keys["context_length"]) == (128, 8, 1 << 20)
+
+
+def test_biases_of_mamba2_are_refused(tmp_path: Path) -> None:
+    folder = tiny.write(MAMBA2, tmp_path / "checkpoint", use_bias=True)
+    change = {"backbone.layers.0.mixer.out_proj.bias": made.bf16(np.zeros(tiny.D, np.float32))}
+    made.change_tensors(folder, lambda tensors: tensors.update(change))
+    with pytest.raises(IkpyError, match=r"architecture mamba2 has no bias"):
         Conversion(folder)

@@ -22,6 +22,7 @@ from tests.cpu.test_arch_falcon_h1 import falcon_h1
 from tests.cpu.test_arch_granite_hybrid import granite_hybrid, granite_hybrid_moe
 from tests.cpu.test_arch_kimi_linear import kimi_linear
 from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
+from tests.cpu.test_arch_mamba2 import mamba2
 from tests.cpu.test_arch_nemotron_h import nemotron_h, nemotron_h_latent, nemotron_h_moe
 from tests.cpu.test_arch_qwen3next import qwen3next, qwen3next_grouped, qwen35moe
 from tests.cuda.test_placement_matrix import worst
@@ -42,6 +43,7 @@ MODELS = [
     granite_hybrid,
     granite_hybrid_moe,
     falcon_h1,
+    mamba2,
 ]
 PLACES = {
     "whole": PlacementParams(split_mode="none"),

@@ -44,6 +44,7 @@ FAMILIES = {
     "lfm2_moe": "lfm2:Lfm2Moe",
     "llama": "llama:Llama",
     "llama4_text": "llama4:Llama4",
+    "mamba2": "mamba2:Mamba2",
     "minimax_m2": "moe:MiniMaxM2",
     "ministral3": "llama:Ministral3",
     "mistral": "llama:Llama",

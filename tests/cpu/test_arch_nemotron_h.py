@@ -169,6 +169,18 @@ def test_rows_that_give_no_logits(make: Make, tmp_path: Path) -> None:
     assert np.abs(logits[-1] - truth[-1]).max() < BOUND * np.abs(truth).max()
 
 
+@pytest.mark.parametrize("make", MODELS, ids=lambda f: f.__name__)
+def test_states_of_all_tokens(make: Make, tmp_path: Path) -> None:
+    """Where the last layer goes on with some rows, the others are computed apart if their states are wanted."""
+    model, truth = make()
+    settings = ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32", token_states=True)
+    context = Context(Model.load(model.write(tmp_path / "model.gguf")), settings)
+    context.decode(Batch.single(TOKENS))
+    assert context.token_states is not None
+    logits = context.token_states @ model.weights["output"].T
+    assert np.abs(logits - truth).max() < BOUND * np.abs(truth).max()
+
+
 def test_a_convolution_without_bias(tmp_path: Path) -> None:
     model = new_model(94, "M*-")
     del model.weights["blk.0.ssm_conv1d.bias"]

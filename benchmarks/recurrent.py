@@ -1,11 +1,13 @@
-"""The ops of recurrent layers against what the machine does: the gated delta rule and the convolution, alone.
+"""The ops of recurrent layers against what the machine does: delta rule or selective scan, and the convolution, alone.
 
-    python -m benchmarks.recurrent [--heads 32,48] [--tokens 1,8,512] [--threads 1] [--copies]
+    python -m benchmarks.recurrent [--op delta|scan] [--heads 32,48] [--tokens 1,8,512] [--threads 1] [--copies]
 
 Layers of the size of Qwen3-Next (32 heads of v) and of its successors (48): 16 heads of q and k, 128 elements in a
-head, 4 taps. Every layer has a state of its own, `--mib` in all, so that a token finds it in memory, as in a model.
+head, 4 taps. The scan has heads of 64 elements, states of 128 rows and one group, as Granite 4.0 H Tiny (48) and Small
+(128). Every layer has a state of its own, `--mib` in all, so that a token finds it in memory, as in a model.
 Columns: tokens/s of one layer; GB/s of the state, read and written once per run, and their share of the read
-bandwidth; GFLOPS at three multiply-adds per element of the state and token, and their share of fp32 FMA; the
+bandwidth; GFLOPS at three multiply-adds per element of the state and token (the scan: two), and their share of fp32
+FMA; the
 convolution's share of the time of both. The ceilings are measured at the start; the best of `--repeats` runs counts,
 that of one thread in CPU time, so that other load hardly matters. --copies: of the states behind all tokens but the
 last, as for drafts; they come on top of the bytes that are counted.
@@ -26,6 +28,7 @@ from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
 
 KEY_HEADS, SIZE, TAPS = 16, 128, 4
+SCAN_SIZE = 64
 
 
 def value_of(array: np.ndarray) -> Value:
@@ -76,8 +79,46 @@ class Case:
         return min(seconds(lambda n: plan.run(0, n), threads) for _ in range(repeats))
 
 
+class ScanCase(Case):
+    """The selective scan of Mamba-2 and the convolution before it."""
+
+    def __init__(self, heads: int, tokens: int, nbytes: int, *, copies: bool) -> None:
+        rng = np.random.default_rng(1)
+        channels = heads * SCAN_SIZE + 2 * SIZE
+        state_nbytes = 4 * heads * SCAN_SIZE * SIZE
+        n_copies = tokens - 1 if copies else 0
+        n_layers = max(1, nbytes // (state_nbytes * (1 + n_copies)))
+        normal = [rng.standard_normal(shape, np.float32) for shape in ((tokens, channels), (channels, TAPS))]
+        mixed, weight = map(value_of, normal)
+        dt, skips = (value_of(rng.random(shape, np.float32)) for shape in ((tokens, heads), (heads, 1)))
+        rates = value_of(-rng.random((heads, 1), np.float32))
+        slots = value_of(np.zeros(tokens, np.int32))
+        self.rule, self.convolution = Graph(core), Graph(core)
+        memory = zeroed_bytes(n_layers * (1 + n_copies) * state_nbytes).view(np.float32)
+        states = memory.reshape(n_layers, 1 + n_copies, heads, SIZE, SCAN_SIZE)
+        past = np.zeros((n_layers, 1 + n_copies, channels, TAPS - 1), np.float32)
+        to = value_of(np.array([*range(n_copies), *[-1] * (tokens - n_copies)], np.int32))
+        x, b, c = (
+            mixed.view((size, n, tokens), (4 * size, mixed.strides[1]), 4 * first)
+            for first, size, n in (
+                (0, SCAN_SIZE, heads),
+                (heads * SCAN_SIZE, SIZE, 1),
+                (heads * SCAN_SIZE + SIZE, SIZE, 1),
+            )
+        )
+        for layer in range(n_layers):
+            kept, kept_past = (
+                KeptStates(value_of(slots_of[layer, 1:]), to) if n_copies else None for slots_of in (states, past)
+            )
+            self.rule.ssm_scan(x, dt, rates, b, c, skips, value_of(states[layer, :1]), slots, kept=kept)
+            self.convolution.causal_conv(mixed, weight, value_of(past[layer, :1]), slots, silu=True, kept=kept_past)
+        self.n_layers, self.bytes = n_layers, 2.0 * n_layers * state_nbytes
+        self.operations = 4.0 * n_layers * tokens * heads * SCAN_SIZE * SIZE
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--op", choices=("delta", "scan"), default="delta")
     parser.add_argument("--heads", default="32,48")
     parser.add_argument("--tokens", default="1,8,512")
     parser.add_argument("--threads", type=int, default=1)
@@ -92,7 +133,9 @@ def main() -> None:
     print(f"{'heads':>5} {'tokens':>6} {'tokens/s':>9} {'GB/s':>6} {'share':>6} {'GFLOPS':>7} {'share':>6} {'conv':>5}")
     for heads in map(int, args.heads.split(",")):
         for tokens in map(int, args.tokens.split(",")):
-            case = Case(heads, tokens, (args.mib << 20) // (16 if tokens >= 512 else 1), copies=args.copies)
+            case = (ScanCase if args.op == "scan" else Case)(
+                heads, tokens, (args.mib << 20) // (16 if tokens >= 512 else 1), copies=args.copies
+            )
             rule, conv = (case.best(graph, args.threads, args.repeats) for graph in (case.rule, case.convolution))
             bandwidth, rate = 1e-9 * case.bytes / rule, 1e-9 * case.operations / rule
             print(

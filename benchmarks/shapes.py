@@ -29,8 +29,8 @@ class Shape:
     value_size: int = 0
     tied: bool = False
     window: int = 0  # that some layers attend to
-    key_heads: int = 0  # of recurrent layers, which are all but every fourth
-    value_heads: int = 0
+    key_heads: int = 0  # of recurrent layers, which are all but every fourth; of Mamba-2: groups
+    value_heads: int = 0  # of Mamba-2 heads of value_size elements
     state_size: int = 0
 
 
@@ -77,6 +77,41 @@ SHAPES = {
         shared=1,
         key_heads=16,
         value_heads=32,
+        state_size=128,
+    ),
+    "nemotron-nano2-9b": Shape(
+        "nemotron_h",
+        56,
+        4480,
+        40,
+        8,
+        15680,
+        131072,
+        10000.0,
+        head_size=128,
+        key_heads=8,
+        value_heads=128,
+        value_size=80,
+        state_size=128,
+    ),
+    "granite4-h-tiny": Shape(
+        "granitehybrid",
+        40,
+        1536,
+        12,
+        4,
+        512,
+        100352,
+        10000.0,
+        head_size=128,
+        experts=64,
+        experts_used=6,
+        ff_exp=512,
+        shared=2,
+        tied=True,
+        key_heads=1,
+        value_heads=48,
+        value_size=64,
         state_size=128,
     ),
     "deepseek-v4-flash": Shape(

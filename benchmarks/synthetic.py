@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks import synthetic_deepseek4
+from benchmarks import synthetic_deepseek4, synthetic_mamba2
 from benchmarks.shapes import SHAPES, Shape
 from ikpy._native import core
 from ikpy.gguf.types import GGUFValueType as VT
@@ -83,7 +83,10 @@ class ModelWriter:
         else:
             integers |= {"attention.key_length": s.head_size, "attention.value_length": s.head_size}
             integers["rope.dimension_count"] = s.n_rope or s.head_size
-        if s.state_size:
+        if a in synthetic_mamba2.ARCHITECTURES:
+            del integers["feed_forward_length"], integers["attention.head_count_kv"]
+            synthetic_mamba2.metadata(w, s)
+        elif s.state_size:
             integers |= {
                 "full_attention_interval": ATTENTION_INTERVAL,
                 "ssm.conv_kernel": CONV_TAPS,
@@ -146,21 +149,41 @@ class ModelWriter:
         for il in range(s.layers):
             prefix = f"blk.{il}."
             self.norm(prefix + "attn_norm.weight", s.embd)
-            self.norm(prefix + ("post_attention" if s.state_size else "ffn") + "_norm.weight", s.embd)
+            if s.arch == "nemotron_h":
+                self._nemotron_h(prefix, synthetic_mamba2.kind(s, il))
+                continue
+            self.norm(prefix + ("post_attention" if self.has_delta_net else "ffn") + "_norm.weight", s.embd)
             if s.arch == "gemma2":
                 self.norm(prefix + "post_attention_norm.weight", s.embd)
                 self.norm(prefix + "post_ffw_norm.weight", s.embd)
             if s.arch == "deepseek4":
                 self.pending += synthetic_deepseek4.layer_tensors(prefix, il, s, self.types["attn"])
-            elif s.state_size and (il + 1) % ATTENTION_INTERVAL:
+            elif s.arch == "granitehybrid" and synthetic_mamba2.kind(s, il) == "M":
+                self.pending += synthetic_mamba2.scan_tensors(prefix, s, self.types["attn"])
+            elif self.has_delta_net and (il + 1) % ATTENTION_INTERVAL:
                 self._delta_net(prefix)
             else:
                 self._latent_attention(prefix) if s.kv_lora_rank else self._attention(prefix)
             self._experts(prefix) if s.experts and il >= s.dense_layers else self._dense(prefix)
 
+    @property
+    def has_delta_net(self) -> bool:
+        """Whether recurrent layers are those of the gated delta rule."""
+        return self.shape.state_size > 0 and self.shape.arch not in synthetic_mamba2.ARCHITECTURES
+
+    def _nemotron_h(self, p: str, kind: str) -> None:
+        s = self.shape
+        if kind == "M":
+            self.pending += synthetic_mamba2.scan_tensors(p, s, self.types["attn"])
+        elif kind == "*":
+            self._attention(p)
+        else:
+            self.matrix(p + "ffn_up.weight", (s.embd, s.ff), "base")
+            self.matrix(p + "ffn_down.weight", (s.ff, s.embd), "base")
+
     def _attention(self, p: str) -> None:
         s = self.shape
-        gated = 2 if s.state_size else 1
+        gated = 2 if self.has_delta_net else 1
         self.matrix(p + "attn_q.weight", (s.embd, gated * s.heads * s.head_size), "attn")
         self.matrix(p + "attn_k.weight", (s.embd, s.heads_kv * s.head_size), "attn")
         self.matrix(p + "attn_v.weight", (s.embd, s.heads_kv * s.head_size), "attn")
@@ -211,7 +234,7 @@ class ModelWriter:
             self.matrix(p + "ffn_gate_shexp.weight", (s.embd, width), "attn")
             self.matrix(p + "ffn_up_shexp.weight", (s.embd, width), "attn")
             self.matrix(p + "ffn_down_shexp.weight", (width, s.embd), "attn")
-            if s.state_size:
+            if self.has_delta_net:
                 self.norm(p + "ffn_gate_inp_shexp.weight", s.embd)
 
     def declare(self) -> None:
@@ -241,9 +264,9 @@ class ModelWriter:
             table = (np.arange(shape[1], dtype=np.int32)[:, None] * 7 + np.arange(shape[0], dtype=np.int32) * 31) % n
             yield table.view(np.uint8).reshape(-1)
             return
-        if len(shape) == 1:
+        if len(shape) == 1 or name.endswith(("ssm_a", "ssm_d", "ssm_norm.weight")):
             value = -0.1 if name.endswith("ssm_a") else 1.0  # states decay
-            yield np.full(shape[0], value, np.float32).view(np.uint8)
+            yield np.full(shape, value, np.float32).view(np.uint8).reshape(-1)
             return
         if name.endswith(("ffn_gate_inp.weight", "ssm_conv1d.weight")):
             rows = np.random.default_rng(11).standard_normal((shape[1], shape[0])) * 0.05

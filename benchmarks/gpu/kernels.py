@@ -3,12 +3,12 @@
     python -m benchmarks.gpu.kernels [--rows REGEX] [--out FILE.json] [--small]
 
 Rows are printed as they are measured. What FILE.json has is not measured again: a row that hangs, or that the GPU does
-not survive (status 3), is left out when the command is given again. Of a type: GB/s of one token's product, which reads
-the weights once (share of the speed of a copy), and TFLOP/s of 512 tokens in int8 and on bf16 tensor cores. Of
-attention: one token over 32768 cells in GB/s of cache, 2048 tokens in TFLOP/s. Of the delta rule: one token in GB/s of
-states, read and written, and microseconds of 512 tokens. Of sparse attention: microseconds of the choice of 2048 of
-32768 cells for one token and for 64. Products of PyTorch, where it is installed, say what the tensor cores reach. All
-weights are random bytes.
+not survive (status 3), is left out when the command is given again. Of a type: GB/s of one token's product, which
+reads the weights once (share of the speed of a copy), and TFLOP/s of 512 tokens in int8 and on bf16 tensor cores. Of
+attention: one token over 32768 cells in GB/s of cache, 2048 tokens in TFLOP/s. Of the delta rule and the selective
+scan: one token in GB/s of states, read and written, and microseconds of 512 tokens. Of sparse attention: microseconds
+of the choice of 2048 of 32768 cells for one token and for 64. Products of PyTorch, where it is installed, say what the
+tensor cores reach. All weights are random bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ATTENTION = {
     "mla 16 x 192/128": (16, 16, 192, 128),
 }
 CACHE_TYPES = ("f16", "bf16", "q8_0")
-DELTA_RULE, CHOICE = "delta rule", "choice of cells"
+DELTA_RULE, SCAN, CHOICE = "delta rule", "selective scan", "choice of cells"
 
 
 class Sizes:
@@ -225,6 +225,30 @@ class Bench:
             node = Node("gated_delta_rule", out, src, [1, 0], [1e-6, size**-0.5])
             return memory.milliseconds(node, self._target), state.buffer.nbytes
 
+    def scan(self) -> dict[str, Any]:
+        """128 heads of 64 with states of 128 rows in 8 groups, as of Nemotron-H 8B, of one sequence."""
+        milliseconds, nbytes = self._scan(1)
+        rate = 2 * nbytes / milliseconds / 1e6
+        return {
+            "name": SCAN,
+            "one token GB/s": rate,
+            **self._share(rate),
+            "prompt us": 1e3 * self._scan(self.sizes.tokens)[0],
+        }
+
+    def _scan(self, n_tokens: int) -> tuple[float, int]:
+        size, heads, rows, groups = 64, 128, 128, 8
+        with Memory(self.device) as memory:
+            zeros = np.zeros(POOL_BYTES, np.uint8)
+            out, x = (memory.value(F32, (size, heads, n_tokens), self._floats) for _ in range(2))
+            b, c = (memory.value(F32, (rows, groups, n_tokens), self._floats) for _ in range(2))
+            # Steps of 0: numbers stay numbers however often this runs.
+            steps = memory.value(F32, (heads, n_tokens), zeros)
+            a, d = (memory.value(F32, (1, heads), self._floats) for _ in range(2))
+            state = memory.value(F32, (size, rows, heads, 1), self._floats)
+            src: list[Value | None] = [x, steps, a, b, c, d, state, memory.value(I32, (n_tokens,), zeros)]
+            return memory.milliseconds(Node("ssm_scan", out, src), self._target), state.buffer.nbytes
+
     def choice(self) -> dict[str, Any]:
         """64 heads of 128, as of DeepSeek V3.2, over f16 keys."""
         return {"name": CHOICE, "one token us": 1e3 * self._choice(1), "64 tokens us": 1e3 * self._choice(64)}
@@ -274,6 +298,7 @@ def measurements(bench: Bench, *, library: bool) -> Iterator[tuple[str, Callable
     for name in [*families, *sorted(launch.weight_types() - set(families))]:
         yield name, lambda name=name: bench.weight(name)  # type: ignore[misc]
     yield DELTA_RULE, bench.delta_rule
+    yield SCAN, bench.scan
     yield CHOICE, bench.choice
     for shape in ATTENTION:
         for cache in CACHE_TYPES:

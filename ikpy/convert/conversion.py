@@ -40,6 +40,7 @@ _ALWAYS_F32 = (
     "attn_sinks.weight",
     *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
     "ssm_a",
+    "ssm_d",
     "shortconv.conv.weight",
     # DeepSeek V4: what mixes the residual streams, and the positions within a group of compressed tokens.
     "hc_attn_fn.weight",
@@ -247,8 +248,18 @@ class Conversion:
             kind = "f32"
         array = self.weights.load(part.source, kind)
         array = array if part.view is None else part.view(array)
+        first = 0
         for rows in pieces(array, _PIECE_ELEMENTS):
-            yield encode(rows, kind, tensor.type, tensor.output.change, part.source)
+            change = tensor.output.change
+            if tensor.output.row_factors is not None:
+                change = scaled_rows(tensor.output.row_factors[first : first + len(rows)])
+            yield encode(rows, kind, tensor.type, change, part.source)
+            first += len(rows)
+
+
+def scaled_rows(factors: np.ndarray) -> Change:
+    """Rows times a factor each."""
+    return lambda values: values * factors[:, None]
 
 
 def encode(rows: np.ndarray, kind: str, target: str, change: Change | None, name: str) -> np.ndarray:

@@ -17,6 +17,7 @@ _BESIDE = {
     "exp_probs_b.bias": "ffn_gate_inp.weight",
     "ffn_down_exps.scale": "ffn_down_exps.weight",
     "layer_output_scale.weight": "attn_norm.weight",
+    "ssm_norm.weight": "ssm_in.weight",
 }
 
 

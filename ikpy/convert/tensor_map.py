@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ikpy.convert.families.base import BARE, Change, Family, Targets, View
+from ikpy.convert.families.base import Change, Family, Targets, View
 from ikpy.convert.weights import MXFP4_BLOCK, MXFP4_BYTES, Weights
 from ikpy.errors import FileFormatError, UnsupportedError
 
@@ -20,7 +20,7 @@ _OTHER_PARTS = re.compile(
     r"|rotary_emb\.inv_freq$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
-_LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.(.+)")
+_LAYER = re.compile(r"(?:(?:model|backbone)\.)?layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?<=experts\.)(\d+)(?=\.)")
 _PROBED = 64
 _SUFFIX = re.compile(r"\.(weight|bias)$")
@@ -37,13 +37,15 @@ class Part:
 
 @dataclass
 class OutputTensor:
-    """A GGUF tensor: parts, change of the values, kind of the sources, shape slowest dimension first."""
+    """A GGUF tensor: parts, change of the values, kind of the sources, shape slowest dimension first; factors of the
+    rows of a matrix."""
 
     name: str
     change: Change | None
     kind: str
     parts: list[Part] = field(default_factory=list)
     shape: tuple[int, ...] = ()
+    row_factors: np.ndarray | None = None
 
 
 @dataclass
@@ -110,7 +112,7 @@ class _Mapper:
         for target in _names(targets):
             full = (
                 target
-                if target.endswith((".bias", ".scale")) or target in BARE
+                if target.endswith((".bias", ".scale")) or target in self.family.bare
                 else f"{target}.{suffix[1] if suffix else 'weight'}"
             )
             view = self.family.view(target, module)
@@ -169,6 +171,7 @@ class _Mapper:
         self._add_tied_output()
         for output in self.outputs.values():
             self._arrange(output)
+            self._take_row_factors(output)
         self._check_layers()
         self.map.outputs = sorted(self.outputs.values(), key=self._place)
         return self.map
@@ -241,6 +244,15 @@ class _Mapper:
             output.parts.sort(key=lambda part: part.expert or 0)
             shape = (len(numbers), *shape)
         output.shape = shape
+
+    def _take_row_factors(self, output: OutputTensor) -> None:
+        if not output.name.startswith("blk."):
+            return
+        factors = self.family.row_factors(output.name.split(".", 2)[2].removesuffix(".weight"))
+        if factors is not None:
+            # Other numbers of rows do not load, which is said by then.
+            output.row_factors = factors if len(factors) == output.shape[0] else None
+            output.kind = "f32" if output.kind == "q4_0" else output.kind
 
     def _part_shape(self, part: Part) -> tuple[int, ...]:
         """Shape after the view, found without reading: views are applied to an array without memory."""

@@ -182,22 +182,32 @@ class Graph(HyperConnectionOps, ProductOps):
     # recurrent layers
 
     def causal_conv(
-        self, x: Value, weight: Value, state: Value, slots: Value, *, silu: bool, kept: KeptStates | None = None
+        self,
+        x: Value,
+        weight: Value,
+        state: Value,
+        slots: Value,
+        *,
+        silu: bool,
+        bias: Value | None = None,
+        kept: KeptStates | None = None,
     ) -> Value:
         """Causal convolution along the tokens of each sequence, one filter per channel, as f32 [C, T].
 
-        y[c, t] = sum_j weight[j, c] * input[c, t - n + 1 + j], then SiLU if asked for. x f32 [C, T]; weight f32 [n, C],
-        n up to MAX_CONV_TAPS; state f32 [n - 1, C, n_slots], the inputs before the batch, oldest first, is brought up
-        to date; slots i32 [T]: the state of every token. Tokens of a slot come in the order of their positions, those
-        of several slots in any. Kernels do not check slots: whoever fills them in, as with the cells of kv_store, keeps
-        them within 0 .. n_slots - 1. kept: states behind some of the tokens are copied.
+        y[c, t] = sum_j weight[j, c] * input[c, t - n + 1 + j] + bias[c], then SiLU if asked for. x f32 [C, T]; weight
+        f32 [n, C], n up to MAX_CONV_TAPS; bias f32 [C]; state f32 [n - 1, C, n_slots], the inputs before the batch,
+        oldest first, is brought up to date; slots i32 [T]: the state of every token. Tokens of a slot come in the order
+        of their positions, those of several slots in any. Kernels do not check slots: whoever fills them in, as with
+        the cells of kv_store, keeps them within 0 .. n_slots - 1. kept: states behind some of the tokens are copied.
         """
         taps, channels = weight.shape[:2]
         if taps > MAX_CONV_TAPS:
             raise UnsupportedError(f"tensor '{weight.name}' has {taps} taps; at most {MAX_CONV_TAPS} are supported")
         if x.shape[:2] != (channels, slots.shape[0]) or state.shape[:2] != (taps - 1, channels):
             raise ValueError(f"convolution of {x.shape} with {weight.shape}, state {state.shape}, slots {slots.shape}")
-        src = [x, weight, state, slots]
+        if bias is not None and bias.shape[0] != channels:
+            raise ValueError(f"convolution of {channels} channels with a bias {bias.shape}")
+        src: list[Value | None] = [x, weight, state, slots, bias]
         writes = _updated_states(src, state, slots, kept, 2)
         return self._emit("causal_conv", self.new(*x.shape[:2]), src, ip=[int(silu)], writes=writes)
 
@@ -230,13 +240,45 @@ class Graph(HyperConnectionOps, ProductOps):
             raise ValueError(f"delta rule of q {q.shape}, k {k.shape}, v {v.shape}, slots {slots.shape}")
         if state.shape[:3] != (dv, dk, heads) or beta.shape[:3] != per_head or g.shape[:3] not in (per_head, per_row):
             raise ValueError(f"delta rule of k {k.shape}, decay {g.shape}, beta {beta.shape}, state {state.shape}")
-        src = [q, k, v, g, beta, state, slots]
+        src: list[Value | None] = [q, k, v, g, beta, state, slots]
         ip, fp = [int(interleaved), int(g.shape[:3] == per_row)], [l2_eps, scale]
         writes = _updated_states(src, state, slots, kept, 3)
         return self._emit("gated_delta_rule", self.new(dv, heads, n_tokens), src, ip=ip, fp=fp, writes=writes)
 
+    def ssm_scan(
+        self,
+        x: Value,
+        dt: Value,
+        a: Value,
+        b: Value,
+        c: Value,
+        d: Value,
+        state: Value,
+        slots: Value,
+        *,
+        kept: KeptStates | None = None,
+    ) -> Value:
+        """Selective scan of Mamba-2 (arXiv:2405.21060) as f32 [P, H, T].
 
-def _updated_states(src: list[Value], state: Value, slots: Value, kept: KeptStates | None, dims: int) -> list[Value]:
+        Of every token: S <- exp(dt A) S + B (dt x)^T; y = S^T C + D x. x f32 [P, H, T]; dt f32 [H, T], behind bias and
+        softplus; a and d f32 [1, H]; b and c f32 [N, G, T], of which head h reads group h // (H / G). x, b and c may be
+        views whose dimension 0 is contiguous. state f32 [P, N, H, n_slots], the columns of S contiguous, is brought up
+        to date; slots and kept as in causal_conv.
+        """
+        (size, heads, n_tokens), (rows, groups) = x.shape[:3], b.shape[:2]
+        per_head = [value.shape[:2] for value in (a, d)]
+        if heads % groups or b.shape != c.shape or b.shape[2] != n_tokens or slots.shape[0] != n_tokens:
+            raise ValueError(f"scan of x {x.shape}, B {b.shape}, C {c.shape}, slots {slots.shape}")
+        if state.shape[:3] != (size, rows, heads) or dt.shape[:2] != (heads, n_tokens) or per_head != [(1, heads)] * 2:
+            raise ValueError(f"scan of x {x.shape}, dt {dt.shape}, A and D {per_head}, state {state.shape}")
+        src: list[Value | None] = [x, dt, a, b, c, d, state, slots]
+        writes = _updated_states(src, state, slots, kept, 3)
+        return self._emit("ssm_scan", self.new(size, heads, n_tokens), src, writes=writes)
+
+
+def _updated_states(
+    src: list[Value | None], state: Value, slots: Value, kept: KeptStates | None, dims: int
+) -> list[Value]:
     """What an op of a recurrent layer writes, states of so many dimensions each; adds what it keeps to its sources.
     Each is an output of its own, as those that are listed among the sources count as not read."""
     if kept is None:

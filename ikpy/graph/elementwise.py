@@ -33,7 +33,8 @@ FLOAT_SOURCES = {
     "mul_mat_id": (3,),
     "mul_mat_id_up_gate": (4, 5),
     "moe_route": (1,),
-    "causal_conv": (1,),
+    "causal_conv": (1, 4),
+    "ssm_scan": (2, 5),
     "hyper_weights": (1, 2),
     "compress_cells": (0, 1, 2),
 }

@@ -70,7 +70,7 @@ class BitNetB158(Transformer):
         return _scaled(b, super().attention_output(b, attn, normed), attn.out_scale)
 
     def ffn(self, b: BatchGraph, ffn: DenseFFN | Experts, x: Value) -> Value:
-        assert isinstance(ffn, SubNormFFN)
+        assert isinstance(ffn, SubNormFFN) and ffn.gate is not None
         g = b.graph
         if _is_one(ffn.gate_scale):
             hidden = g.mul_mat_up_gate(ffn.up, ffn.gate, x, self.activation)

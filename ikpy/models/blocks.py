@@ -15,7 +15,8 @@ MIB = 1 << 20
 
 @dataclass
 class Experts:
-    """Expert tensors of a layer; biases and the shared expert (with a sigmoid gate or without) are optional.
+    """Expert tensors of a layer; biases and the shared expert (with a sigmoid gate or without) are optional. Without
+    gate the activation applies to up.
 
     output_scales: factors [1, E] of the experts' outputs. limit, input_limit: as of DenseFFN. by_token: i32
     [n_used, n_vocab], the experts of every token where it chooses them.
@@ -23,7 +24,7 @@ class Experts:
 
     gate_inp: Value
     up: Value
-    gate: Value
+    gate: Value | None
     down: Value
     gate_inp_bias: Value | None = None
     selection_bias: Value | None = None
@@ -40,12 +41,12 @@ class Experts:
 
 @dataclass
 class DenseFFN:
-    """Weights of a gated feed-forward network; biases are optional.
+    """Weights of a feed-forward network, of act(gate) * up or, without gate, of act(up); biases are optional.
 
     limit: bound of act(gate) from above and of up from both sides; input_limit: of gate itself and of up; 0: none.
     """
 
-    gate: Value
+    gate: Value | None
     up: Value
     down: Value
     gate_bias: Value | None = None
@@ -147,8 +148,11 @@ def attend_cached(
 
 
 def dense_ffn(b: BatchGraph, ffn: DenseFFN, x: Value, activation: str = "silu") -> Value:
-    """down(act(gate x) * (up x)) for x [D, T]."""
+    """down(act(gate x) * (up x)) for x [D, T], or down(act(up x)) without gate."""
     g = b.graph
+    if ffn.gate is None:
+        hidden = g.unary(g.mul_mat(ffn.up, x, ffn.up_bias), activation)
+        return g.mul_mat(ffn.down, hidden, ffn.down_bias)
     if ffn.limit or ffn.input_limit:
         gate, up = g.mul_mat(ffn.gate, x, ffn.gate_bias), g.mul_mat(ffn.up, x, ffn.up_bias)
         return g.mul_mat(ffn.down, limited_gated(b, gate, up, activation, ffn), ffn.down_bias)
@@ -222,8 +226,12 @@ def shared_expert(b: BatchGraph, experts: Experts, x: Value, activation: str) ->
 def expert_hidden(
     b: BatchGraph, experts: Experts, x: Value, ids: Value, groups: Value, activation: str, *, per_slot: bool = False
 ) -> Value:
-    """act(gate x) * (up x) of the chosen experts, [F, K, T]; x [D, T], or [D, K, T] if per_slot."""
+    """act(gate x) * (up x) of the chosen experts, [F, K, T], or act(up x) without gate; x [D, T], or [D, K, T] if
+    per_slot.
+    """
     g = b.graph
+    if experts.gate is None:
+        return g.unary(g.mul_mat_id(experts.up, x, ids, groups, experts.up_bias, per_slot=per_slot), activation)
     limited = experts.limit or experts.input_limit
     if experts.up.type_id == experts.gate.type_id and not per_slot and not limited:
         return g.mul_mat_id_up_gate(

@@ -16,14 +16,15 @@ def take_dense(
     *,
     suffix: str = "",
     bias: Presence = "none",
+    gated: bool = True,
 ) -> DenseFFN:
-    """`prefix.ffn_{gate,up,down}suffix` of width n_ff."""
+    """`prefix.ffn_{gate,up,down}suffix` of width n_ff; the gate only if gated."""
     name = f"{prefix}.ffn_%s{suffix}"
     return DenseFFN(
-        gate=weights.take(f"{name % 'gate'}.weight", (n_embd, n_ff)),
+        gate=weights.take(f"{name % 'gate'}.weight", (n_embd, n_ff)) if gated else None,
         up=weights.take(f"{name % 'up'}.weight", (n_embd, n_ff)),
         down=weights.take(f"{name % 'down'}.weight", (n_ff, n_embd)),
-        gate_bias=weights.take_if(bias, f"{name % 'gate'}.bias", (n_ff,)),
+        gate_bias=weights.take_if(bias, f"{name % 'gate'}.bias", (n_ff,)) if gated else None,
         up_bias=weights.take_if(bias, f"{name % 'up'}.bias", (n_ff,)),
         down_bias=weights.take_if(bias, f"{name % 'down'}.bias", (n_embd,)),
     )
@@ -50,27 +51,33 @@ def take_experts(
     n_ff_shared: int = 0,
     selection_bias: Presence = "none",
     bias: Presence = "none",
+    gated: bool = True,
+    n_latent: int = 0,
 ) -> Experts:
     """Router, experts of width n_ff and, if n_ff_shared is not 0, the shared expert.
 
-    The experts are 3-D tensors, with gate and up fused or apart, or the legacy tensor per expert.
+    The experts are 3-D tensors, with gate and up fused or apart, or the legacy tensor per expert; if not gated, up and
+    down alone. n_latent: elements that routed experts read and write where these are not the model's.
     """
     router = weights.take(f"{prefix}.ffn_gate_inp.weight", (n_embd, n_expert))
     legacy = weights.has(f"{prefix}.ffn_gate.0.weight")
     take = _join_legacy if legacy else _take_3d
-    gate, up = _take_gate_up(weights, prefix, n_embd, n_expert, n_ff) if not legacy else (None, None)
+    n_in = n_latent or n_embd
+    gate, up = _take_gate_up(weights, prefix, n_in, n_expert, n_ff) if gated and not legacy else (None, None)
+    if gated and gate is None:
+        gate = take(weights, f"{prefix}.ffn_gate", n_expert, (n_in, n_ff))
     experts = Experts(
         gate_inp=router,
-        gate=gate or take(weights, f"{prefix}.ffn_gate", n_expert, (n_embd, n_ff)),
-        up=up or take(weights, f"{prefix}.ffn_up", n_expert, (n_embd, n_ff)),
-        down=take(weights, f"{prefix}.ffn_down", n_expert, (n_ff, n_embd)),
+        gate=gate,
+        up=up or take(weights, f"{prefix}.ffn_up", n_expert, (n_in, n_ff)),
+        down=take(weights, f"{prefix}.ffn_down", n_expert, (n_ff, n_in)),
         gate_inp_bias=weights.take_if(bias, f"{prefix}.ffn_gate_inp.bias", (n_expert,)),
         selection_bias=weights.take_if(selection_bias, f"{prefix}.exp_probs_b.bias", (n_expert,)),
     )
     if bias != "none":
         _take_biases(weights, prefix, experts, bias)
     if n_ff_shared:
-        experts.shared = take_dense(weights, prefix, n_embd, n_ff_shared, suffix="_shexp")
+        experts.shared = take_dense(weights, prefix, n_embd, n_ff_shared, suffix="_shexp", gated=gated)
     return experts
 
 
@@ -91,7 +98,7 @@ def _take_gate_up(
 
 
 def _take_biases(weights: WeightSource, prefix: str, experts: Experts, presence: Presence) -> None:
-    n_embd, n_ff, n_expert = experts.gate.shape[:3]
+    n_embd, n_ff, n_expert = experts.up.shape[:3]
     experts.down_bias = weights.take_if(presence, f"{prefix}.ffn_down_exps.bias", (n_embd, n_expert))
     fused = weights.take(f"{prefix}.ffn_gate_up_exps.bias", (2 * n_ff, n_expert), required=False)
     if fused is not None:

@@ -167,22 +167,24 @@ def _check(keys: Keys, hp: HParams, may_lack_heads: bool) -> None:
     if hp.n_expert > 0 and hp.n_expert_used == 0:
         raise FileFormatError(f"{where}: model has expert layers but no expert layers are used")
     for il, (heads, kv) in enumerate(zip(hp.n_head, hp.n_head_kv, strict=True)):
-        is_idle = may_lack_heads and kv == 0 < heads
+        is_idle = may_lack_heads and kv == 0
         if not is_idle and (heads <= 0 or kv <= 0 or heads % kv):
             raise FileFormatError(f"{where}: layer {il} has {heads} heads and {kv} KV heads")
     full = HeadSizes(hp.n_embd_head_k, hp.n_embd_head_v, hp.n_rot)
+    if hp.n_embd <= 0:
+        raise FileFormatError(f"{where}: impossible dimensions: embedding {hp.n_embd}")
     for suffix, sizes in (("", full), ("_swa", hp.window_heads)):
-        _check_heads(where, hp.n_embd, sizes, suffix)
+        if any(hp.n_head_kv):
+            _check_heads(where, sizes, suffix)
     for base in (hp.rope_freq_base, hp.rope_freq_base if hp.window_freq_base is None else hp.window_freq_base):
         if not (0 < base < math.inf and 0 < hp.rope_freq_scale < math.inf):
             raise FileFormatError(f"{where}: impossible RoPE parameters: base {base:g}, scale {hp.rope_freq_scale:g}")
 
 
-def _check_heads(where: str, n_embd: int, sizes: HeadSizes, suffix: str) -> None:
-    if n_embd <= 0 or sizes.k <= 0 or sizes.v <= 0 or sizes.rotated <= 0 or sizes.rotated % 2:
+def _check_heads(where: str, sizes: HeadSizes, suffix: str) -> None:
+    if sizes.k <= 0 or sizes.v <= 0 or sizes.rotated <= 0 or sizes.rotated % 2:
         raise FileFormatError(
-            f"{where}: impossible dimensions: embedding {n_embd}, head{suffix} {sizes.k}/{sizes.v}, "
-            f"rope{suffix} {sizes.rotated}"
+            f"{where}: impossible dimensions: head{suffix} {sizes.k}/{sizes.v}, rope{suffix} {sizes.rotated}"
         )
     if sizes.rotated > sizes.k:
         raise FileFormatError(

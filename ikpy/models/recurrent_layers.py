@@ -1,6 +1,8 @@
-"""Decoders some of whose layers have states instead of caches."""
+"""Decoders some of whose layers have states instead of caches, or beside them."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from ikpy.models.base import Decoder
 from ikpy.models.batch import CacheSpec, GraphParams, StateSpec
@@ -9,8 +11,11 @@ from ikpy.models.batch import CacheSpec, GraphParams, StateSpec
 class RecurrentLayers(Decoder):
     """By default the layers without KV heads are recurrent (see `may_lack_heads`)."""
 
+    keeps_caches: ClassVar[bool] = False
+    """Whether recurrent layers attend as well."""
+
     def has_state(self, layer: int) -> bool:
-        """Whether a layer has a state instead of a cache."""
+        """Whether a layer has a state."""
         return self.hp.n_head_kv[layer] == 0
 
     def layer_states(self) -> list[StateSpec]:
@@ -21,7 +26,7 @@ class RecurrentLayers(Decoder):
         return self.layer_states() if self.has_state(layer) else []
 
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
-        return [] if self.has_state(layer) else super().cache_specs(layer, params)
+        return [] if self.has_state(layer) and not self.keeps_caches else super().cache_specs(layer, params)
 
     def divisible_heads(self, layer: int) -> int:
         return 0 if self.has_state(layer) else super().divisible_heads(layer)

@@ -70,6 +70,9 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "afmoe": {32: "26B.A3B", 56: "6B.A1B", 60: "400B.A13B"},
     "seed_oss": {64: "36B"},
     "smollm3": {36: "3B"},
+    "falcon-h1": {24: "1.5B", 32: "3B", 36: "0.5B", 44: "7B", 66: "1B", 72: "34B"},
+    "nemotron_h": {42: "4B", 52: "8B", 56: "9B", 62: "12B", 98: "47B", 118: "56B"},
+    "nemotron_h_moe": {52: "31B.A3.5B", 88: "120B.A12B"},
     "granitemoe": {32: "3B", 40: "3B"},
     "minicpm": {40: "2B"},
     "bitnet": {26: "3B"},
@@ -157,6 +160,17 @@ def _lfm2(shape: _Shape) -> str:
     return {30: "2.6B"}.get(shape.layers, UNKNOWN)
 
 
+def _granite_hybrid(shape: _Shape) -> str:
+    if shape.embedding == 1536:
+        return "7B.A1B" if shape.experts else "1B"
+    return {768: "350M", 2048: "3B", 4096: "32B.A9B"}.get(shape.embedding, UNKNOWN)
+
+
+def _mamba2(shape: _Shape) -> str:
+    sizes = {768: "0.1B", 1024: "0.3B", 1536: "0.7B", 2048: "1.3B", 2560: "2.7B", 4096: "7B"}
+    return sizes.get(shape.embedding, UNKNOWN)
+
+
 def _bert(shape: _Shape) -> str:
     if shape.layers == 12:
         return {384: "33M", 768: "109M"}.get(shape.embedding, UNKNOWN)
@@ -172,7 +186,9 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "qwen3vl": _qwen3vl,
     "qwen35": _qwen35,
     "hunyuan-dense": _hunyuan_dense,
+    "granitehybrid": _granite_hybrid,
     "lfm2": _lfm2,
+    "mamba2": _mamba2,
     "bloom": _bloom,
     "bert": _bert,
 }

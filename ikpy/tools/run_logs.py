@@ -106,7 +106,7 @@ def state_lines(states: RecurrentStates | None, buffers: Mapping[str, int]) -> l
     if states is None:
         return []
     total = states.nbytes / MIB
-    recurrences = sum(v.buffer.nbytes for (_, name), v in states.tensors.items() if name == "delta") / MIB
+    recurrences = sum(v.buffer.nbytes for (_, name), v in states.tensors.items() if name in ("delta", "ssm")) / MIB
     n, n_layers = states.n_sequences, len({layer for layer, _ in states.tensors})
     where = [
         f"llama_memory_recurrent: {name:>10} RS buffer size = {size / MIB:8.2f} MiB" for name, size in buffers.items()

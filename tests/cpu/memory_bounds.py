@@ -213,12 +213,17 @@ def recurrent_ops(n: int, place: Place) -> None:
     slots = np.array([1, 0, 1], np.int32)
     for taps in (1, 4, 16):
         x, weight, state = (np.ones(shape, np.float32) for shape in ((3, n), (n, taps), (2, n, taps - 1)))
-        _op("causal_conv", place, x, [x, weight, state, slots], [1])
+        _op("causal_conv", place, x, [x, weight, state, slots, np.ones(n, np.float32)], [1])
     for rows, columns in ((n, 40), (40, n)):
         shapes = ((3, 1, rows), (3, 1, rows), (3, 2, columns), (3, 2), (3, 2), (2, 2, rows, columns))
         q, k, v, g, beta, state = (np.zeros(shape, np.float32) for shape in shapes)
         for per_row, decay in enumerate((g, np.zeros((3, 2, rows), np.float32))):
             _op("gated_delta_rule", place, v, [q, k, v, decay, beta, state, slots], [0, per_row], [1e-6, 1.0])
+        per_head, steps = np.zeros((2, 1), np.float32), np.zeros((3, 2), np.float32)
+        _op("ssm_scan", place, v, [v, steps, per_head, q, k, per_head, state, slots])
+        many = np.zeros(40, np.int32)
+        v, q, steps = (np.zeros((40, *a.shape[1:]), np.float32) for a in (v, q, steps))
+        _op("ssm_scan", place, v, [v, steps, per_head, q, q, per_head, state, many])
 
 
 def hyper_connections(d: int, place: Place) -> None:

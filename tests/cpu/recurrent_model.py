@@ -10,7 +10,14 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
-from tests.cpu import test_arch_kimi_linear, test_arch_lfm2
+from tests.cpu import (
+    test_arch_falcon_h1,
+    test_arch_granite_hybrid,
+    test_arch_kimi_linear,
+    test_arch_lfm2,
+    test_arch_mamba2,
+    test_arch_nemotron_h,
+)
 from tests.cpu.reference_models import N_VOCAB, RandomModel
 from tests.cpu.test_arch_qwen3next import add_separate, new_model
 
@@ -34,7 +41,35 @@ def lfm2(seed: int) -> RandomModel:
     return test_arch_lfm2.new_model(seed, experts=False)
 
 
-MODELS = {"qwen35": qwen35, "kimi-linear": kimi_linear, "lfm2": lfm2}
+def nemotron_h(seed: int) -> RandomModel:
+    """Mamba-2; layers that are networks alone."""
+    return test_arch_nemotron_h.new_model(seed, "M-M*-M")
+
+
+def granite_hybrid(seed: int) -> RandomModel:
+    """Mamba-2 and a network in every layer."""
+    return test_arch_granite_hybrid.new_model(seed, attends=(1, 3), experts=True, rotated=False)
+
+
+def falcon_h1(seed: int) -> RandomModel:
+    """Mamba-2 and attention in every layer."""
+    return test_arch_falcon_h1.new_model(seed)
+
+
+def mamba2(seed: int) -> RandomModel:
+    """States alone: no layer has a cache."""
+    return test_arch_mamba2.new_model(seed)
+
+
+MODELS = {
+    "qwen35": qwen35,
+    "kimi-linear": kimi_linear,
+    "lfm2": lfm2,
+    "nemotron_h": nemotron_h,
+    "granitehybrid": granite_hybrid,
+    "falcon-h1": falcon_h1,
+    "mamba2": mamba2,
+}
 
 
 def write_model(folder: Path, words: list[str] | None = None, seed: int = 61, arch: str = "qwen35") -> Path:

@@ -107,7 +107,9 @@ class RandomModel:
                     out.add_array(f"{self.arch}.{key}", VALUE_TYPES[type(value[0])], value)
                 else:
                     out.add(f"{self.arch}.{key}", VALUE_TYPES[type(value)], value)
-            names = {n: n if n.endswith((".bias", ".scale", ".ssm_a")) else f"{n}.weight" for n in self.weights}
+            names = {
+                n: n if n.endswith((".bias", ".scale", ".ssm_a", ".ssm_d")) else f"{n}.weight" for n in self.weights
+            }
             for name, w in self.weights.items():
                 out.add_tensor(names[name], w.shape[::-1], self.encoded.get(name, (F32, w))[0])
             for name, w in self.weights.items():
@@ -213,7 +215,7 @@ class Evaluation:
         self.w = {name: w.astype(np.float64) for name, w in model.weights.items()}
         self.n_layer = self.keys["block_count"]
         self.eps = self.keys.get("attention.layer_norm_rms_epsilon") or self.keys["attention.layer_norm_epsilon"]
-        self.head = self.keys["attention.key_length"]
+        self.head = self.keys.get("attention.key_length", 0)
 
     def heads(self, name: str, h: np.ndarray) -> np.ndarray:
         """A projection of h with its bias, split into heads [T, n, head]."""

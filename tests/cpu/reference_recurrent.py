@@ -6,15 +6,22 @@ import numpy as np
 
 
 def causal_conv(
-    x: np.ndarray, weight: np.ndarray, state: np.ndarray, slots: np.ndarray, *, silu: bool
+    x: np.ndarray,
+    weight: np.ndarray,
+    state: np.ndarray,
+    slots: np.ndarray,
+    *,
+    silu: bool,
+    bias: np.ndarray | float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Results [T, C] and the states after them. x [T, C], weight [C, n], state [slots, C, n - 1]."""
+    """Results [T, C] and the states after them. x [T, C], weight [C, n], state [slots, C, n - 1], bias [C]."""
     x, weight, state = (a.astype(np.float64) for a in (x, weight, state))
     y = np.zeros(x.shape)
     for t, slot in enumerate(slots):
         inputs = np.concatenate([state[slot], x[t][:, None]], axis=1)
         y[t] = (weight * inputs).sum(axis=1)
         state[slot] = inputs[:, 1:]
+    y += bias
     return y / (1 + np.exp(-y)) if silu else y, state
 
 
@@ -47,4 +54,30 @@ def gated_delta_rule(
             s *= np.exp(g[t, h])[..., None]
             s += np.outer(k[t, kh], beta[t, h] * (v[t, h] - s.T @ k[t, kh]))
             out[t, h] = scale * s.T @ q[t, kh]
+    return out, state
+
+
+def ssm_scan(
+    x: np.ndarray,
+    dt: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray,
+    d: np.ndarray,
+    state: np.ndarray,
+    slots: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Results [T, H, P] and the states after them (arXiv:2405.21060, equations 1 and 2 with a scalar A per head).
+
+    x [T, H, P]; dt [T, H], behind softplus; a, d [H, 1]; b, c [T, G, N]; state [slots, H, N, P].
+    """
+    x, dt, a, b, c, d, state = (v.astype(np.float64) for v in (x, dt, a, b, c, d, state))
+    per_group = x.shape[1] // b.shape[1]
+    out = np.zeros(x.shape)
+    for t, slot in enumerate(slots):
+        for h in range(x.shape[1]):
+            s, group = state[slot, h], h // per_group
+            s *= np.exp(dt[t, h] * a[h])
+            s += np.outer(b[t, group], dt[t, h] * x[t, h])
+            out[t, h] = s.T @ c[t, group] + d[h] * x[t, h]
     return out, state

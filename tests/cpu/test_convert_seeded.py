@@ -13,12 +13,14 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.gguf.reader import GGUFFile
+from tests.cpu import mamba2_checkpoints
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.checkpoints import convert
 from tests.cpu.seeded_checkpoints import Tiny
 from tests.cpu.test_convert import types
 
 TOLERANCE = 5e-4
+CHECKPOINTS = (*tiny.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS)
 
 
 def converted(kind: Tiny, folder: Path, outtype: str = "f32", **config: Any) -> GGUFFile:
@@ -33,7 +35,7 @@ def logits_of(file: GGUFFile) -> np.ndarray:
     return context.decode(Batch.single(tiny.tokens(), 0, logits="all"))
 
 
-@pytest.mark.parametrize("kind", tiny.CHECKPOINTS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", CHECKPOINTS, ids=lambda kind: kind.name)
 def test_logits(kind: Tiny, tmp_path: Path) -> None:
     golden = np.load(kind.golden)
     expected = golden["logits"]
@@ -42,11 +44,11 @@ def test_logits(kind: Tiny, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("outtype", ["bf16", "q8_0"])
-@pytest.mark.parametrize("kind", tiny.CHECKPOINTS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", CHECKPOINTS, ids=lambda kind: kind.name)
 def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
     """What is small and multiplied through all tokens stays f32."""
     found = types(converted(kind, tmp_path, outtype))
-    small = ("norm.weight", ".bias", "ffn_gate_inp.weight", "ssm_a", "conv.weight")
+    small = ("norm.weight", ".bias", "ffn_gate_inp.weight", "ssm_a", "ssm_d", "ffn_norm", "conv.weight")
     for name, kind_of in found.items():
         is_small = name.endswith(small) or "conv1d" in name
         assert kind_of == ("f32" if is_small else outtype), name

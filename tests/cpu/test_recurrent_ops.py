@@ -73,6 +73,7 @@ def conv(
     slots: np.ndarray,
     *,
     silu: bool,
+    bias: np.ndarray | None = None,
     n_threads: int = 1,
     copies: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
@@ -85,8 +86,8 @@ def conv(
     if copies is not None:
         past = external(copies[0].ctypes.data, copies[0], F32, (taps - 1, channels, len(copies[0])))
         kept = KeptStates(past, value_of(copies[1]))
-    x_value, w, past_value, slots_value = values
-    return run(lambda g: g.causal_conv(x_value, w, past_value, slots_value, silu=silu, kept=kept), n_threads)[0, 0]
+    options: dict[str, Any] = {"bias": None if bias is None else value_of(bias), "kept": kept}
+    return run(lambda g: g.causal_conv(*values, silu=silu, **options), n_threads)[0, 0]
 
 
 @pytest.mark.parametrize("n_threads", [1, 3])
@@ -109,6 +110,20 @@ def test_convolution(taps: int, silu: bool, n_threads: int) -> None:
         np.testing.assert_array_equal(state, after.astype(np.float32), err_msg=what)
         unused = [i for i in range(n_slots) if i not in slots]
         np.testing.assert_array_equal(state[unused], before[unused], err_msg=what)
+
+
+@pytest.mark.parametrize("silu", [False, True])
+def test_bias_of_a_convolution(silu: bool) -> None:
+    """Added before SiLU; past inputs lack it."""
+    rng = np.random.default_rng(14)
+    for n_tokens in (1, 20):
+        x, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((n_tokens, 100), (100, 4)))
+        bias, state = rng.standard_normal(100).astype(np.float32), rng.standard_normal((3, 100, 3)).astype(np.float32)
+        slots = mixed_slots(rng, n_tokens, 3)
+        expected, after = ref.causal_conv(x, weight, state, slots, silu=silu, bias=bias)
+        found = conv(x, weight, state, slots, silu=silu, bias=bias, n_threads=2)
+        assert_close(f"{n_tokens} tokens", found, expected, ("token", "channel"), 4e-6)
+        np.testing.assert_array_equal(state, after.astype(np.float32))
 
 
 def test_convolution_in_parts_is_that_of_the_whole() -> None:

@@ -26,8 +26,10 @@ from tests.cpu.shaped_models import Dims, gemma3, llama
 from tests.cpu.test_adapters import make_pairs, write_adapter
 from tests.cpu.test_arch_afmoe import afmoe
 from tests.cpu.test_arch_gemma4 import gemma4
+from tests.cpu.test_arch_granite_hybrid import granite_hybrid_moe
 from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
 from tests.cpu.test_arch_mimo2 import mimo2
+from tests.cpu.test_arch_nemotron_h import nemotron_h
 from tests.cpu.test_arch_olmo import olmo2
 from tests.cpu.test_arch_qwen3next import qwen3next_grouped, qwen35moe
 from tests.cpu.test_arch_qwen_vl import qwen3vlmoe
@@ -54,6 +56,8 @@ BUILT: list[Callable[[], Any]] = [
     gemma4,
     lfm2,
     lfm2moe,
+    nemotron_h,
+    granite_hybrid_moe,
     llama4_two_experts,
     mimo2,
     mistral3,

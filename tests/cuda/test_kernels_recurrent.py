@@ -30,7 +30,8 @@ def test_convolution(rng: np.random.Generator, taps: int, n_tokens: int) -> None
         x = p.array(normal(rng, n_tokens, channels + 5)).slice0(3, channels)
         weight, past = p.array(normal(rng, channels, taps)), p.array(normal(rng, 3, channels, taps - 1))
         slots = p.array(mixed_slots(rng, n_tokens, 3))
-        y = p.graph.causal_conv(x, weight, past, slots, silu=silu)
+        bias = p.array(normal(rng, channels)) if silu else None
+        y = p.graph.causal_conv(x, weight, past, slots, silu=silu, bias=bias)
         p.compare(*([y, past] if taps > 1 else [y]), bound=1e-6)
 
 
@@ -107,6 +108,32 @@ def test_no_decay_and_full_decay(rng: np.random.Generator) -> None:
     rule.compare(3e-6)
 
 
+def scan(rng: np.random.Generator, n_tokens: int, size: int, rows: int, *, keep: bool) -> None:
+    """Heads of one token are part of a wider row, as behind the convolution; four heads in two groups."""
+    heads, groups, n_slots = 4, 2, 3
+    p = Program()
+    inner, n = heads * size, groups * rows
+    mixed = p.array(normal(rng, n_tokens, inner + 2 * n))
+
+    def part(start: int, size: int, n: int) -> Value:
+        return mixed.view((size, n, n_tokens), (4 * size, mixed.strides[1]), 4 * start)
+
+    x, b, c = part(0, size, heads), part(inner, rows, groups), part(inner + n, rows, groups)
+    dt = p.array(rng.exponential(0.5, (n_tokens, heads)).astype(np.float32))
+    a, d = p.array(-2.0 * rng.random((heads, 1), np.float32)), p.array(normal(rng, heads, 1))
+    state, slots = p.array(normal(rng, n_slots, heads, rows, size)), p.array(mixed_slots(rng, n_tokens, n_slots))
+    copies, behind = p.array(normal(rng, n_tokens, heads, rows, size)), p.array(some_kept(rng, n_tokens))
+    kept = KeptStates(copies, behind) if keep else None
+    y = p.graph.ssm_scan(x, dt, a, b, c, d, state, slots, kept=kept)
+    p.compare(y, state, *([copies] if keep else []), bound=3e-6)
+
+
+@pytest.mark.parametrize(("n_tokens", "keep"), [(1, False), (8, True), (9, False), (30, True)])
+@pytest.mark.parametrize(("size", "rows"), [(16, 16), (33, 32), (20, 50), (64, 64), (64, 128), (40, 200), (80, 256)])
+def test_scan(rng: np.random.Generator, size: int, rows: int, n_tokens: int, keep: bool) -> None:
+    scan(rng, n_tokens, size, rows, keep=keep)
+
+
 def test_states_that_no_kernel_takes() -> None:
     def known(type_id: int, *shape: int) -> Value:
         return external(64, None, type_id, shape)
@@ -118,4 +145,7 @@ def test_states_that_no_kernel_takes() -> None:
     graph.gated_delta_rule(
         keys, keys, values, per_head, per_head, state, slots, l2_eps=0.0, scale=1.0, interleaved=True
     )
+    assert "300 rows" in (launch.supports(graph.nodes[-1]) or "")
+    per_head = known(F32, 1, heads)
+    graph.ssm_scan(values, known(F32, heads, 3), per_head, keys, keys, per_head, state, slots)
     assert "300 rows" in (launch.supports(graph.nodes[-1]) or "")

@@ -85,6 +85,7 @@ CASES: dict[str, Callable[[], None]] = {
     "latent attention": lambda: attention.test_latent_attention("f16", 16, 1),
     "convolution": lambda: recurrent.test_convolution(rng(), 4, 9),
     "delta rule": lambda: recurrent.test_delta_rule(rng(), 128, 40, 9, True),
+    "selective scan": lambda: recurrent.scan(rng(), 9, 40, 128, keep=True),
     "choice of cells": lambda: indexer.test_choice(3, 16),
     "attention to chosen cells": lambda: indexer.test_attention_to_chosen_latents("q8_0", 1),
     "experts": lambda: weights.test_experts("q4_K", 3),

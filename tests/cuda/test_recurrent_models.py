@@ -18,19 +18,38 @@ from ikpy.engine.session import put_state, take_state
 from ikpy.graph.placement import PlacementParams
 from ikpy.tools.run_logs import state_lines
 from tests.cpu.definition_checks import TOKENS
+from tests.cpu.test_arch_falcon_h1 import falcon_h1
+from tests.cpu.test_arch_granite_hybrid import granite_hybrid, granite_hybrid_moe
 from tests.cpu.test_arch_kimi_linear import kimi_linear
 from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
+from tests.cpu.test_arch_mamba2 import mamba2
+from tests.cpu.test_arch_nemotron_h import nemotron_h, nemotron_h_latent, nemotron_h_moe
 from tests.cpu.test_arch_qwen3next import qwen3next, qwen3next_grouped, qwen35moe
 from tests.cuda.test_placement_matrix import worst
 
 TOLERANCE = 3e-3  # other formats of activations and other orders of sums than the CPU's
 KEPT = 9  # more tokens than the kernel for few takes
 ON_CPU = PlacementParams(n_gpu_layers=0)
-MODELS = [qwen35moe, qwen3next, qwen3next_grouped, kimi_linear, lfm2, lfm2moe]
+MODELS = [
+    qwen35moe,
+    qwen3next,
+    qwen3next_grouped,
+    kimi_linear,
+    lfm2,
+    lfm2moe,
+    nemotron_h,
+    nemotron_h_moe,
+    nemotron_h_latent,
+    granite_hybrid,
+    granite_hybrid_moe,
+    falcon_h1,
+    mamba2,
+]
 PLACES = {
     "whole": PlacementParams(split_mode="none"),
     "first layers on the CPU": PlacementParams(n_gpu_layers=3, split_mode="none"),
     "two devices": PlacementParams(tensor_split=(1.0, 1.0)),
+    "heads and networks divided": PlacementParams(split_mode="graph", tensor_split=(1.0, 1.0)),
     "experts on the CPU": PlacementParams(rules=(("exps", "CPU"),)),
     "states on the CPU": PlacementParams(kv_offload=False),
 }
@@ -50,7 +69,7 @@ def states_of(context: Context) -> dict[str, int]:
     return context.devices.state_bytes()
 
 
-@pytest.fixture(scope="module", params=[qwen35moe, kimi_linear, lfm2moe], ids=lambda f: f.__name__)
+@pytest.fixture(scope="module", params=[qwen35moe, kimi_linear, lfm2moe, nemotron_h_moe], ids=lambda f: f.__name__)
 def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     return request.param()[0].write(tmp_path_factory.mktemp("model") / "model.gguf")
 
@@ -157,7 +176,7 @@ def test_every_node_gives_what_the_cpu_gives(path: Path, cuda_devices: int) -> N
     context = new_context(path, PLACES["whole"])
     errors = list(context.compare_devices())
     assert context.kv.recurrent is not None
-    kinds = {"conv": "causal_conv", "delta": "gated_delta_rule"}
+    kinds = {"conv": "causal_conv", "delta": "gated_delta_rule", "ssm": "ssm_scan"}
     expected = {kinds[name.partition("_")[0]] for _, name in context.kv.recurrent.tensors}
     assert expected <= {each.kind for each in errors}
     assert [each for each in errors if each.error > TOLERANCE] == []

@@ -16,6 +16,7 @@ constexpr int64_t kMaxTaps = 16;
 struct Convolution {
     const Tensor &x, &weight, &state, &dst;
     const TokenRuns& runs;
+    const float* bias;  // null: none
     const KeptStates kept;
     bool silu;
 
@@ -46,6 +47,8 @@ struct Convolution {
             for (int64_t c = 0; c < n; ++c) y[c] = factors[0][c] * inputs[0][c];
             for (int64_t j = 1; j < taps; ++j)
                 for (int64_t c = 0; c < n; ++c) y[c] += factors[j][c] * inputs[j][c];
+            if (bias)
+                for (int64_t c = 0; c < n; ++c) y[c] += bias[channel + c];
             if (silu)
                 for (int64_t c = 0; c < n; ++c) y[c] = ikpy::silu(y[c]);
             if (kept.behind(t) >= 0) write(*kept.states, kept.behind(t), channel, n, inputs + 1);
@@ -67,16 +70,17 @@ size_t causal_conv_scratch_bytes(const Op& op, const Tensor* ts) {
     return TokenRuns::nbytes(ts[op.src[2]].ne[2], ts[op.src[3]].ne[0]);
 }
 
-// src: inputs [C, T], taps [n, C], past inputs [n-1, C, slots], slots [T], and perhaps kept past inputs and
-// their slots [T]; ip[0]: SiLU of the result. y[c, t] = sum_j taps[j, c] * input[c, t - n + 1 + j] over the
-// tokens of the slot, where inputs before the batch are the slot's past ones; the last n-1 become its past
-// ones. Threads share the channels.
+// src: inputs [C, T], taps [n, C], past inputs [n-1, C, slots], slots [T], and perhaps a bias [C], kept past
+// inputs and their slots [T]; ip[0]: SiLU of the result. y[c, t] = sum_j taps[j, c] * input[c, t - n + 1 + j]
+// + bias[c] over the tokens of the slot, where inputs before the batch are the slot's past ones; the last n-1
+// become its past ones. Threads share the channels.
 void op_causal_conv(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     const Tensor& slots = ts[op.src[3]];
     const TokenRuns runs(row<const int32_t>(slots, 0), ts[op.src[2]].ne[2], slots.ne[0], ctx.scratch);
-    const KeptStates kept(op, ts, 4);
+    const float* const bias = op.src[4] < 0 ? nullptr : row<const float>(ts[op.src[4]], 0);
+    const KeptStates kept(op, ts, 5);
     const Convolution conv{ts[op.src[0]], ts[op.src[1]], ts[op.src[2]], ts[op.dst],
-                           runs,          kept,          op.ip[0] != 0};
+                           runs,          bias,          kept,          op.ip[0] != 0};
     int64_t begin, end;
     split_range(ts[op.dst].ne[0], ctx.ith, ctx.nth, 16, &begin, &end);
     for (int64_t c = begin; c < end; c += kBlock) conv.channels(c, std::min(kBlock, end - c));

@@ -7,6 +7,7 @@
 #include "ikpy/ops.hpp"
 #include "ikpy/vecmath.hpp"
 #include "kernels/item_ranges.hpp"
+#include "kernels/state_copies.hpp"
 #include "kernels/token_runs.hpp"
 
 namespace ikpy {
@@ -178,26 +179,13 @@ void meet_tiles(const Sources& s, int32_t slot, int64_t head, int64_t first, int
     }
 }
 
-// n floats to memory that is not read soon: whole lines go past the caches and are not fetched first.
-inline void copy_away(const float* from, int64_t n, float* to) {
-#if defined(__AVX__)
-    if ((reinterpret_cast<uintptr_t>(to) | static_cast<uintptr_t>(4 * n)) % 64 == 0) {
-        for (int64_t i = 0; i < n; i += 8) _mm256_stream_ps(to + i, _mm256_loadu_ps(from + i));
-        return;
-    }
-#endif
-    std::copy_n(from, n, to);
-}
-
 // Copies the columns of blocks [first, last) of a head's state to a kept slot.
 void keep_blocks(const Sources& s, int32_t slot, int32_t to, int64_t head, int64_t first, int64_t last) {
     const int64_t begin = first * kColumns, n = std::min(last * kColumns, s.v.ne[0]) - begin;
     for (int64_t i = 0; i < s.k.ne[0]; ++i)
         copy_away(row<const float>(s.state, i, head, slot) + begin, n,
                   row<float>(*s.kept.states, i, head, to) + begin);
-#if defined(__AVX__)
-    _mm_sfence();
-#endif
+    finish_copies();
 }
 
 // Blocks of columns [first, last) of a head for all tokens of a slot. A token behind which the state is kept

@@ -41,6 +41,7 @@ size_t thread_bytes(const Op& op, const Tensor* tensors) {
     if (op.kind == kOpKvShift) return kv_shift_scratch_bytes(op, tensors);
     if (op.kind == kOpCausalConv) return causal_conv_scratch_bytes(op, tensors);
     if (op.kind == kOpGatedDeltaRule) return gated_delta_rule_scratch_bytes(op, tensors);
+    if (op.kind == kOpSsmScan) return ssm_scan_scratch_bytes(op, tensors);
     if (op.kind == kOpChooseCells) return choose_cells_scratch_bytes(op, tensors);
     if (op.kind == kOpCompressCells) return compress_cells_scratch_bytes(op, tensors);
     return 0;

@@ -23,6 +23,7 @@ FAMILIES = {
     "ernie4_5_moe": "ernie:Ernie45Moe",
     "exaone_moe": "windowed_moe:ExaoneMoe",
     "exaone4": "olmo:Exaone4",
+    "falcon_h1": "falcon_h1:FalconH1",
     "gemma": "gemma:Gemma",
     "gemma2": "gemma:Gemma2",
     "gemma3_text": "gemma:Gemma3",
@@ -34,6 +35,7 @@ FAMILIES = {
     "gpt_oss": "gpt_oss:GptOss",
     "granite": "granite:Granite",
     "granitemoe": "granite:GraniteMoe",
+    "granitemoehybrid": "granite_hybrid:GraniteHybrid",
     "hunyuan_v1_dense": "moe:HunyuanDense",
     "hunyuan_v1_moe": "moe:HunyuanMoe",
     "kimi_k2": "deepseek:DeepSeekV3",
@@ -42,11 +44,13 @@ FAMILIES = {
     "lfm2_moe": "lfm2:Lfm2Moe",
     "llama": "llama:Llama",
     "llama4_text": "llama4:Llama4",
+    "mamba2": "mamba2:Mamba2",
     "minimax_m2": "moe:MiniMaxM2",
     "ministral3": "llama:Ministral3",
     "mistral": "llama:Llama",
     "mistral4": "mistral4:Mistral4",
     "mixtral": "llama:Mixtral",
+    "nemotron_h": "nemotron_h:NemotronH",
     "olmo2": "olmo:Olmo2",
     "olmo3": "olmo:Olmo3",
     "olmoe": "olmo:Olmoe",
@@ -80,6 +84,7 @@ def family(config: Config) -> Family:
             f"{config.path}: unknown model architecture: '{model_type}' {name} (known model types: {known})"
         )
     module, class_name = target.split(":")
-    made: Family = getattr(import_module(f"{_FOLDER}.{module}"), class_name)(config)
+    kind: type[Family] = getattr(import_module(f"{_FOLDER}.{module}"), class_name)
+    made = kind.chosen(config)(config)
     made.check()
     return made

@@ -19,8 +19,8 @@ Keys = dict[str, KeyValue]
 Targets = str | tuple[str, ...]
 Modules = Mapping[str, Targets]
 
-BARE = frozenset({"ssm_a"})
-"""GGUF tensors whose names have no suffix."""
+BARE = frozenset({"ssm_a", "ssm_d"})
+"""GGUF tensors whose names have no suffix in any family."""
 
 # Modules of a layer -> GGUF names, without ".weight" and ".bias"; {e} is the number of an expert.
 ATTENTION: dict[str, Targets] = {
@@ -83,6 +83,7 @@ class Family:
 
     arch: ClassVar[str]
     modules: ClassVar[Modules] = {**ATTENTION, **DENSE}
+    bare: ClassVar[frozenset[str]] = BARE  # tensors whose names have no suffix
     biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that may have one
     needed_biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that must have one
     tables: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that hold integers
@@ -113,6 +114,11 @@ class Family:
         config.values = {**self.defaults, **config.values}
         self.n_head = config.integer("num_attention_heads")
         self.n_head_kv = config.integer("num_key_value_heads", default=self.n_head)
+
+    @classmethod
+    def chosen(cls, config: Config) -> type[Family]:
+        """The class of a configuration, for model types that have several."""
+        return cls
 
     @property
     def n_expert(self) -> int:
@@ -167,6 +173,10 @@ class Family:
         """What becomes of every value of a tensor, None if they stay."""
         offset = np.float32(self.norm_offset)
         return (lambda values: values + offset) if offset and target.endswith("norm") else None
+
+    def row_factors(self, target: str) -> np.ndarray | None:
+        """Factors f32 of the rows of a matrix of a layer, None for ones."""
+        return None
 
     def extra_tensors(self) -> dict[str, np.ndarray]:
         """Further f32 tensors by GGUF name, made from the configuration."""

@@ -1,5 +1,5 @@
 // Ops of recurrent layers, whose states belong to slots: causal convolution and gated delta rule.
-#include "common.cuh"
+#include "recurrent.cuh"
 
 using namespace ikpy::cuda;
 
@@ -22,24 +22,19 @@ __device__ __forceinline__ int latest_tokens(const int* slots, int slot, int end
     return min(n, most);
 }
 
-// Copies of the states behind tokens, in slots of their own; slots: null if there are none, -1 for tokens
-// without a copy.
-struct Kept {
-    View states;
-    const int* slots;
-
-    __device__ __forceinline__ int behind(int token) const { return slots ? slots[token] : -1; }
-};
-
-__device__ __forceinline__ float result_of(float y, int silu) { return silu ? unary_value(kSilu, y) : y; }
+// bias: null if there is none.
+__device__ __forceinline__ float result_of(float y, const float* bias, int channel, int silu) {
+    if (bias) y += bias[channel];
+    return silu ? unary_value(kSilu, y) : y;
+}
 
 }  // namespace
 
-// y[c, t] = sum_j taps[j, c] * input[c, t - n + 1 + j] over the tokens of t's slot, where inputs before the
-// batch are the slot's past ones [n - 1, C, slots], oldest first, which are brought up to date. A thread per
-// channel takes one token after the other: for few of them.
-IKPY_KERNEL causal_conv_few(View dst, View x, View taps, View past, const int* slots, int silu,
-                            View kept_past, const int* kept_slots) {
+// y[c, t] = sum_j taps[j, c] * input[c, t - n + 1 + j] + bias[c] over the tokens of t's slot, where inputs
+// before the batch are the slot's past ones [n - 1, C, slots], oldest first, which are brought up to date. A
+// thread per channel takes one token after the other: for few of them.
+IKPY_KERNEL causal_conv_few(View dst, View x, View taps, View past, const int* slots, const float* bias,
+                            int silu, View kept_past, const int* kept_slots) {
     const Kept kept{kept_past, kept_slots};
     const int c = blockIdx.x * blockDim.x + threadIdx.x, n_past = taps.ne[0] - 1;
     if (c >= dst.ne[0]) return;
@@ -52,7 +47,7 @@ IKPY_KERNEL causal_conv_few(View dst, View x, View taps, View past, const int* s
             y += w[j] * inputs[j];
             inputs[j] = j + 1 < n_past ? inputs[j + 1] : newest;
         }
-        dst.row<float>(t)[c] = result_of(y + w[n_past] * newest, silu);
+        dst.row<float>(t)[c] = result_of(y + w[n_past] * newest, bias, c, silu);
         if (kept.behind(t) < 0) continue;
         float* copy = kept.states.row<float>(c, kept.behind(t));
         for (int j = 0; j < n_past; ++j) copy[j] = inputs[j];
@@ -61,8 +56,8 @@ IKPY_KERNEL causal_conv_few(View dst, View x, View taps, View past, const int* s
 IKPY_EXPORT(causal_conv_few);
 
 // The same for any number of tokens, without the update of past inputs. Grid (blocks of channels, tokens).
-IKPY_KERNEL causal_conv(View dst, View x, View taps, View past, const int* slots, int silu, View kept_past,
-                        const int* kept_slots) {
+IKPY_KERNEL causal_conv(View dst, View x, View taps, View past, const int* slots, const float* bias, int silu,
+                        View kept_past, const int* kept_slots) {
     __shared__ int before[kMaxTaps], n_before;
     const Kept kept{kept_past, kept_slots};
     const int t = blockIdx.y, n_past = taps.ne[0] - 1;
@@ -78,7 +73,7 @@ IKPY_KERNEL causal_conv(View dst, View x, View taps, View past, const int* slots
     float y = 0;
     for (int j = 0; j < n_past - n_before; ++j) y += w[j] * older[j];
     for (int i = n_before; i > 0; --i) y += w[n_past - i] * x.row<const float>(before[i - 1])[c];
-    dst.row<float>(t)[c] = result_of(y + w[n_past] * x.row<const float>(t)[c], silu);
+    dst.row<float>(t)[c] = result_of(y + w[n_past] * x.row<const float>(t)[c], bias, c, silu);
     if (kept.behind(t) < 0 || n_past == 0) return;
     float* copy = kept.states.row<float>(c, kept.behind(t));
     for (int j = 1; j < n_past - n_before; ++j) copy[j - 1] = older[j];
@@ -121,9 +116,6 @@ struct DeltaRule {
     }
 };
 
-constexpr int kTokens = 8;  // prepared at a time
-constexpr int kWarps = 4;   // of a block
-
 // What all columns of a head need of some tokens. Rows behind dk are zero.
 template <int kRows, int kColumns>
 struct __align__(16) PreparedTokens {
@@ -132,24 +124,6 @@ struct __align__(16) PreparedTokens {
     float beta[kTokens], decay[kTokens], key_query[kTokens];
     int token[kTokens], n;
 };
-
-// The next tokens of a slot from `at` on, which moves behind them; by one warp.
-template <class Prepared>
-__device__ __forceinline__ void take_tokens(const DeltaRule& d, int slot, int& at, Prepared& p) {
-    const int n_tokens = d.v.ne[2];
-    int n = 0;
-    while (at < n_tokens && n < kTokens) {
-        const int t = at + lane_id();
-        const bool own = t < n_tokens && d.slots[t] == slot;
-        const unsigned holders = __ballot_sync(kAllLanes, own);
-        const int place = n + __popc(holders & ((1u << lane_id()) - 1));
-        if (own && place < kTokens) p.token[place] = t;
-        const unsigned left = __ballot_sync(kAllLanes, own && place >= kTokens);
-        at += left ? __ffs(static_cast<int>(left)) - 1 : 32;
-        n += __popc(holders & ~left);
-    }
-    if (lane_id() == 0) p.n = n;
-}
 
 // Keys and queries of token number i with their length and scale, their product, and the values of the
 // block's columns from `first` on; by one warp.
@@ -185,84 +159,6 @@ __device__ __forceinline__ void prepare_token(const DeltaRule& d, int head, int 
     }
 }
 
-// One column of a head's state, divided among kParts lanes, which are 32 / kParts apart: every one of them
-// holds four rows of every 4 * kParts.
-template <int kRows, int kParts>
-class Column {
-  public:
-    // state: the column's first element; rows are `stride` floats apart, and there are n of them.
-    __device__ __forceinline__ Column(float* state, int stride, int n)
-        : part_(lane_id() / (32 / kParts)),
-          state_(state + 4 * part_ * stride),
-          stride_(stride),
-          n_(n - 4 * part_) {
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i) rows_[i] = row(i) < n_ ? state_[row(i) * stride_] : 0.0f;
-    }
-
-    __device__ __forceinline__ void store() const { store_at(state_); }
-
-    // To another state whose rows are as far apart.
-    __device__ __forceinline__ void store_to(float* state) const { store_at(state + 4 * part_ * stride_); }
-
-    __device__ __forceinline__ bool is_first_part() const { return part_ == 0; }
-
-    // S <- decay S
-    __device__ __forceinline__ void decay(float decay) {
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i) rows_[i] *= decay;
-    }
-    __device__ __forceinline__ void decay(const float* decays) {
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i) rows_[i] *= decays[row(i) + 4 * part_];
-    }
-
-    // S^T x. Four chains, as one would wait for its own sums.
-    __device__ __forceinline__ float product(const float* x) const {
-        float sums[4] = {};
-#pragma unroll
-        for (int i = 0; i < kOwn; i += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(x + row(i) + 4 * part_);
-            sums[0] += rows_[i] * four.x;
-            sums[1] += rows_[i + 1] * four.y;
-            sums[2] += rows_[i + 2] * four.z;
-            sums[3] += rows_[i + 3] * four.w;
-        }
-        float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-#pragma unroll
-        for (int m = 16; m >= 32 / kParts; m >>= 1) sum += __shfl_xor_sync(kAllLanes, sum, m);
-        return sum;
-    }
-
-    // S <- S + x change
-    __device__ __forceinline__ void add(const float* x, float change) {
-#pragma unroll
-        for (int i = 0; i < kOwn; i += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(x + row(i) + 4 * part_);
-            rows_[i] += four.x * change;
-            rows_[i + 1] += four.y * change;
-            rows_[i + 2] += four.z * change;
-            rows_[i + 3] += four.w * change;
-        }
-    }
-
-  private:
-    static constexpr int kOwn = kRows / kParts;
-    // Row number i of a part, counted from the part's first row.
-    __device__ static constexpr int row(int i) { return i / 4 * 4 * kParts + i % 4; }
-
-    __device__ __forceinline__ void store_at(float* first) const {
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i)
-            if (row(i) < n_) first[row(i) * stride_] = rows_[i];
-    }
-
-    float rows_[kOwn];
-    int part_;
-    float* state_;
-    int stride_, n_;
-};
-
 // Of every token: S <- exp(g) S; change = beta (v - S^T k); o = scale (S^T q + (k.q) change); S <- S + k
 // change^T.
 template <int kRows, int kParts>
@@ -272,7 +168,7 @@ __device__ __forceinline__ void delta_rule(const DeltaRule& d) {
     const int head = blockIdx.y, slot = blockIdx.z, first = blockIdx.x * kColumns;
     const int own = warp_id() * kPerWarp + lane_id() % kPerWarp, column = first + own, dv = d.v.ne[0];
     int at = 0;
-    if (warp_id() == 0) take_tokens(d, slot, at, p);
+    if (warp_id() == 0) take_tokens(d.slots, d.v.ne[2], slot, at, p);
     __syncthreads();
     if (p.n == 0) return;
     Column<kRows, kParts> state(d.state.row<float>(0, head, slot) + column,
@@ -294,7 +190,7 @@ __device__ __forceinline__ void delta_rule(const DeltaRule& d) {
             if (keep >= 0) state.store_to(d.kept.states.row<float>(0, head, keep) + column);
         }
         __syncthreads();
-        if (warp_id() == 0) take_tokens(d, slot, at, p);
+        if (warp_id() == 0) take_tokens(d.slots, d.v.ne[2], slot, at, p);
         __syncthreads();
     }
     state.store();

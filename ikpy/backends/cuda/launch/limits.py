@@ -51,6 +51,7 @@ _BLOCK_THREADS = {
     "moe_route": 32,
     "rope": 128,
     "rows_": 256,
+    "ssm_scan": 128,
     "unary_f32": 256,
     "wgmma_": 256,
 }

@@ -8,20 +8,22 @@ from ikpy.graph.ir import Node
 # Tokens that a thread takes one after the other; more are a launch of their own for each, and one for the past.
 _FEW_TOKENS = 8
 _CHANNELS = 128
-# Columns of a head's state per block, by the largest size of keys that a kernel takes (kernels/recurrent.cu).
+# Columns of a head's state per block, by the most rows that a kernel takes (kernels/recurrent.cu, ssm_scan.cu).
 _COLUMNS = {32: 32, 64: 32, 128: 16, 256: 16}
-_MAX_KEYS = max(_COLUMNS)
+_MAX_ROWS = max(_COLUMNS)
+# Where the states stand among the sources; the slots of the tokens follow.
+_STATES = {"causal_conv": 2, "gated_delta_rule": 5, "ssm_scan": 6}
 
 
 def unsupported(op: Node) -> str | None:
     """Why an op of a recurrent layer cannot run on a device, or None."""
-    is_rule = op.kind == "gated_delta_rule"
-    state, slots = op.src[5:7] if is_rule else op.src[2:4]
+    place, has_heads = _STATES[op.kind], op.kind != "causal_conv"
+    state, slots = op.src[place : place + 2]
     assert slots is not None and state is not None
-    dk, heads = (state.shape[1], state.shape[2]) if is_rule else (0, 0)
-    if dk > _MAX_KEYS:
-        return f"states of {dk} rows have no CUDA kernel (at most {_MAX_KEYS})"
-    n_slots = state.shape[3] if is_rule else state.shape[2]
+    rows, heads = (state.shape[1], state.shape[2]) if has_heads else (0, 0)
+    if rows > _MAX_ROWS:
+        return f"states of {rows} rows have no CUDA kernel (at most {_MAX_ROWS})"
+    n_slots = state.shape[3] if has_heads else state.shape[2]
     most = max(slots.shape[0], n_slots, heads)
     return f"{most} tokens, slots or heads at once are above {MAX_GRID_YZ}" if most > MAX_GRID_YZ else None
 
@@ -30,7 +32,7 @@ def unsupported(op: Node) -> str | None:
 def _causal_conv(c: OpContext) -> list[Launch]:
     n_tokens = c.source(0).shape[1]
     blocks = ceil_div(c.op.dst.shape[0], _CHANNELS)
-    args = [c.dst, c.view(0), c.view(1), c.view(2), c.at(3), i32(c.op.ip[0]), c.view(4), c.at(5)]
+    args = [c.dst, c.view(0), c.view(1), c.view(2), c.at(3), c.at(4), i32(c.op.ip[0]), c.view(5), c.at(6)]
     if n_tokens <= _FEW_TOKENS:
         return [Launch("causal_conv_few", (blocks, 1, 1), (_CHANNELS, 1, 1), 0, args)]
     past = [c.view(2), c.view(0), c.at(3)]
@@ -46,5 +48,18 @@ def _gated_delta_rule(c: OpContext) -> list[Launch]:
     views = [c.dst, *(c.view(i) for i in range(6)), c.at(6)]
     options = [f32(c.op.fp[0]), f32(c.op.fp[1]), i32(c.op.ip[0]), i32(c.op.ip[1])]
     args = [*views, *options, c.view(7), c.at(8)]
-    size, columns = next(item for item in _COLUMNS.items() if dk <= item[0])
+    size, columns = _kernel_for(dk)
     return [Launch(f"gated_delta_rule_{size}", (ceil_div(dv, columns), heads, n_slots), (128, 1, 1), 0, args)]
+
+
+@lowers("ssm_scan")
+def _ssm_scan(c: OpContext) -> list[Launch]:
+    size, rows, heads, n_slots = c.source(6).shape
+    args = [c.dst, *(c.view(i) for i in range(7)), c.at(7), c.view(8), c.at(9)]
+    most, columns = _kernel_for(rows)
+    return [Launch(f"ssm_scan_{most}", (ceil_div(size, columns), heads, n_slots), (128, 1, 1), 0, args)]
+
+
+def _kernel_for(rows: int) -> tuple[int, int]:
+    """Most rows and columns per block of the smallest kernel that takes states of so many rows."""
+    return next(item for item in _COLUMNS.items() if rows <= item[0])

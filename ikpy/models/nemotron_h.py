@@ -1,0 +1,167 @@
+"""nemotron_h and nemotron_h_moe: Nemotron-H, Nemotron Nano 2, Nemotron 3. Every layer is one of Mamba-2, attention
+without positions, or a network by squared ReLU, dense or with experts (arXiv:2504.03624).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ikpy.errors import FileFormatError, UsageError
+from ikpy.graph.ir import Value
+from ikpy.models.base import Architecture
+from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
+from ikpy.models.blocks import DenseFFN, Experts, moe_ffn, shared_expert
+from ikpy.models.feed_forward import take_dense, take_experts
+from ikpy.models.hparams import HParams
+from ikpy.models.keys import Keys
+from ikpy.models.mamba2_layers import Mamba2, Mamba2Layers
+from ikpy.models.prediction import PredictionLayers
+from ikpy.models.routing import Routing, gating_func
+from ikpy.models.transformer import Attention, Transformer
+from ikpy.models.weights import Presence, WeightSource
+
+SIGMOID = 2
+
+
+@dataclass
+class LatentExperts(Experts):
+    """Routed experts that read and write latents; the router and the shared expert do not."""
+
+    latent_down: Value | None = None
+    latent_up: Value | None = None
+
+
+@dataclass
+class Block:
+    """The norm and the one network of a layer."""
+
+    norm: Value
+    net: Mamba2 | Attention | DenseFFN | Experts
+
+
+class NemotronH(Mamba2Layers, PredictionLayers, Transformer):
+    """Layers with a network have feed_forward_length, the others KV heads if they attend; the rest is recurrent."""
+
+    may_lack_heads = True
+    has_rope = False
+    rotates_whole_head = False
+    activation = "relu_squared"
+    out_bias: ClassVar[Presence] = "optional"
+    ffn_bias: ClassVar[Presence] = "optional"
+
+    def read_hparams(self, keys: Keys) -> HParams:
+        hp = super().read_hparams(keys)
+        self.read_mamba2(keys)
+        self.take_off_prediction_layers(keys, hp)
+        return hp
+
+    def has_state(self, layer: int) -> bool:
+        return self.hp.n_head_kv[layer] == 0 and self.hp.n_ff[layer] == 0
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer attends."""
+        return self.hp.n_head_kv[layer] > 0 and self.hp.n_ff[layer] == 0
+
+    def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
+        return super().cache_specs(layer, params) if self.attends(layer) else []
+
+    def divisible_heads(self, layer: int) -> int:
+        return super().divisible_heads(layer) if self.attends(layer) else 0
+
+    def prediction_head(self, weights: WeightSource) -> Architecture:
+        raise UsageError(f"{weights.gguf.path}: prediction layers of {self.hp.arch} models are not run")
+
+    # tensors
+
+    def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Block:  # type: ignore[override]
+        norm = weights.take(f"{prefix}.attn_norm.weight", (self.hp.n_embd,))
+        if self.has_state(il):
+            return Block(norm, self.load_mamba2(weights, prefix))
+        if self.attends(il):
+            return Block(norm, self.load_attention(weights, il, prefix))
+        return Block(norm, self.load_ffn(weights, il, prefix))
+
+    def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
+        return take_dense(weights, prefix, self.hp.n_embd, self.hp.n_ff[il], bias=self.ffn_bias, gated=False)
+
+    # graph
+
+    def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
+        block: Block = self.layers[il]  # type: ignore[assignment]
+        rows: tuple[Value, ...] = (x,)
+        if isinstance(block.net, Mamba2):
+            rows = (x, self.scan(b, il, block.net, self.norm(b, x, block.norm)))
+        elif isinstance(block.net, Attention):
+            rows = (x, self.attention(b, il, block.net, self.norm(b, x, block.norm)))
+        kept = b.keep_outputs(il, self.hp.n_layer, *rows)
+        if b.keeps_states and kept[0] is not x:
+            # Apart from the output rows: those must round as they do in a context that keeps no states.
+            b.unreduced = self.behind_mixing(b, block, *rows)
+        return self.behind_mixing(b, block, *kept)
+
+    def behind_mixing(self, b: BatchGraph, block: Block, x: Value, *mixed: Value) -> Value:
+        """The rest of a layer on the rows x [D, n] of the residual stream, which does not look at other tokens.
+
+        mixed: what a scan or attention gave for these rows.
+        """
+        if isinstance(block.net, DenseFFN | Experts):
+            branch = self.ffn(b, block.net, self.norm(b, x, block.norm))
+        else:
+            branch = b.graph.mul_mat(block.net.out, mixed[0], block.net.out_bias)
+        return self.add_branch(b, x, branch, None)
+
+
+class NemotronHMoe(NemotronH):
+    """Routed experts by sigmoid, chosen with a bias, and a shared one of its own width; latent experts of Nemotron 3
+    Super.
+    """
+
+    def read_hparams(self, keys: Keys) -> HParams:
+        hp = super().read_hparams(keys)
+        if not hp.n_expert:
+            raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.expert_count is 0")
+        hp.n_ff_exp = keys.u32("expert_feed_forward_length")
+        hp.n_ff_shared = keys.u32("expert_shared_feed_forward_length")
+        self.n_latent = keys.u32("moe_latent_size", 0)
+        hp.routing = Routing(
+            hp.n_expert_used,
+            gating_func(keys, keys.u32("expert_gating_func", 0) or SIGMOID),
+            normalize=keys.boolean("expert_weights_norm", True),
+            scale=keys.f32("expert_weights_scale", 0.0) or 1.0,
+            epsilon=1e-20,
+        )
+        return hp
+
+    def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
+        hp, d, n_latent = self.hp, self.hp.n_embd, self.n_latent
+        experts = take_experts(
+            weights,
+            prefix,
+            d,
+            hp.n_expert,
+            hp.n_ff_exp,
+            n_ff_shared=hp.n_ff_shared,
+            selection_bias="optional",
+            gated=False,
+            n_latent=n_latent,
+        )
+        if not n_latent:
+            return experts
+        return LatentExperts(
+            **vars(experts),
+            latent_down=weights.take(f"{prefix}.ffn_latent_down.weight", (d, n_latent)),
+            latent_up=weights.take(f"{prefix}.ffn_latent_up.weight", (n_latent, d)),
+        )
+
+    def ffn(self, b: BatchGraph, ffn: DenseFFN | Experts, x: Value) -> Value:
+        if not isinstance(ffn, LatentExperts):
+            return super().ffn(b, ffn, x)
+        assert ffn.latent_down is not None and ffn.latent_up is not None
+        g = b.graph
+        logits = g.mul_mat(ffn.gate_inp, x, ffn.gate_inp_bias)
+        latents = g.mul_mat(ffn.latent_down, x)
+        routed = moe_ffn(b, replace(ffn, shared=None), self.hp.routing, latents, self.activation, logits)
+        out = g.mul_mat(ffn.latent_up, routed)
+        shared = shared_expert(b, ffn, x, self.activation)
+        return out if shared is None else g.add(out, shared)

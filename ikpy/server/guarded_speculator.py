@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ikpy.engine.session import SequenceState
     from ikpy.server.log import ServerLog
 
 P = ParamSpec("P")
@@ -47,6 +48,16 @@ class GuardedSpeculator(Speculator):
 
     def shift(self, keep: int, drop: int) -> None:
         self._try(super().shift, keep, drop)
+
+    def take_states(self) -> tuple[SequenceState | None, ...]:
+        return self._try(super().take_states) or (None,) * len(self.drafters)
+
+    def put_states(self, states: Sequence[SequenceState | None]) -> None:
+        self._try(super().put_states, states)
+
+    @property
+    def state_nbytes(self) -> int:
+        return self._try(lambda: sum(drafter.state_nbytes for drafter in self.drafters)) or 0
 
     def _try(self, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
         """What a call gives; None if it fails, or one has failed before."""

@@ -457,11 +457,13 @@ def test_types_without_byte_permutes() -> None:
 def test_types_whose_kernels_depend_on_the_maker_of_the_cpu(maker: str) -> None:
     """Points and trellis values are found in tables by gathers, permutations, or computed; rows meet more tokens."""
     rows = ["Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ3_K", "IQ4_K", "IQ2_KS", "IQ5_KS", "IQ4_XS"]
-    names = [n for n in FAST_TYPES if n.startswith(("IQ2_X", "IQ2_S", "IQ3_X", "IQ3_S")) or n.endswith("KT")] + rows
+    points = [n for n in FAST_TYPES if n.startswith(("IQ1_S", "IQ1_M", "IQ2_X", "IQ2_S", "IQ3_X", "IQ3_S"))]
+    names = points + [n for n in FAST_TYPES if n.endswith("KT")] + rows
     code = (
         "from ikpy._native import core; from tests.cpu import test_matmul as t\n"
         f"assert core.cpu_maker() == {maker!r}\n"
         f"for name in {names}: t.test_product_is_exact_for_all_token_counts(name)\n"
+        f"for name in {points}: t.test_long_rows_and_many_tokens(name)  # up to four blocks at a time\n"
         f"for name in {rows[:3]}: t.test_rows_that_end_inside_a_chunk(name, 1120)"
     )
     run_with(code, IKPY_MAKER=maker)

@@ -85,6 +85,7 @@ def read(text: str, output: OutputFormat, size: int, *, cut: bool) -> ChatMessag
     reader, message = output.reader(), ChatMessage()
     deltas = [delta for at in range(0, len(text), size) for delta in reader.feed(text[at : at + size])]
     for delta in [*deltas, *reader.finish(cut=cut)]:
+        assert delta.text or delta.name is not None
         message.add(delta)
     return message
 
@@ -113,6 +114,13 @@ def test_no_part_of_a_call_is_text(format_: ToolFormat, call: str) -> None:
         assert content.removeprefix("Hi.").strip() in allowed, text
         assert all(name == "write" for name, _ in calls), text
         assert [arguments for _, arguments in calls[:-1]] == whole[: max(0, len(calls) - 1)]
+
+
+def test_a_list_that_the_model_does_not_close_holds_its_calls() -> None:
+    text = f"[TOOL_CALLS][{OBJECT}, {OBJECT}"
+    for size in (1, 7, len(text)):
+        message = read(text, output_of(MISTRAL), size, cut=False)
+        assert (message.content, [c["arguments"] for c in message.calls]) == ("", [ARGUMENTS] * 2)
 
 
 @pytest.mark.parametrize(("format_", "call"), CALLS, ids=lambda value: getattr(value, "name", ""))

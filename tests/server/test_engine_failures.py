@@ -14,6 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from ikpy.engine.sampling import Sampler, SamplingParams
+from ikpy.engine.session import take_state
 from ikpy.gguf.reader import GGUFFile
 from ikpy.server import slot_files
 from ikpy.server.build import Server
@@ -136,6 +137,35 @@ def test_answers_go_on_without_a_drafter_that_fails(method: str, monkeypatch: py
     assert isinstance(answers[0], Finished) and isinstance(answers[1], Finished), answers
     assert answers[0].text == answers[1].text
     assert errors(log) == [("drafting failed, the answer goes on without", "ValueError('no guess')")]
+
+
+@pytest.mark.parametrize("method", ["take_state", "put_state", "state_nbytes"])
+def test_texts_are_saved_and_restored_without_a_drafter_that_fails(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("no state")
+
+    server = start_server("llama-server -m MODEL -t 1 -c 512 -np 1 --spec-type ngram-map-k:size_n=2")
+    log = io.StringIO()
+    server.engine.log.style, server.engine.log._out = "json", log
+    assert server.engine.slots[0].speculator is not None
+    drafter = type(server.engine.slots[0].speculator.drafters[0])
+    if method == "put_state":
+        state = take_state(server.engine.context, 0, [1, 2, 3])
+        monkeypatch.setattr(drafter, "take_state", lambda _: state)
+    monkeypatch.setattr(drafter, method, property(fail) if method == "state_nbytes" else fail)
+    first, second = list(range(5, 80)), list(range(200, 280))
+    answers = []
+    for prompt in (first, second, first):
+        events = ask(server, prompt, 10)
+        assert ended(events)
+        answers.append(events[-1])
+    server.engine.stop(10)
+    again, *_, last = answers
+    assert isinstance(again, Finished) and isinstance(last, Finished), answers
+    assert again.text == last.text and last.n_cached >= len(first) - 1
+    assert set(errors(log)) == {("drafting failed, the answer goes on without", "ValueError('no state')")}
 
 
 def test_an_engine_that_cannot_go_on_says_so(

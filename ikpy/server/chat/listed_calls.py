@@ -68,7 +68,8 @@ class ListedCalls(CallReader):
                 break
             yield CallPart(call[1], call[0], call[2])
             at, n_calls = end, n_calls + 1
-        yield CallPart(raw=text[at:] if n_calls else self._opening + self._text)
+        if rest := text[at:] if n_calls else self._opening + self._text:
+            yield CallPart(raw=rest)
 
 
 def begins_call(text: str) -> bool:

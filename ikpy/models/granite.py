@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ikpy.errors import FileFormatError
 from ikpy.models.hparams import HParams
-from ikpy.models.keys import Keys
+from ikpy.models.keys import REQUIRED, Keys
 from ikpy.models.llama import Llama
 
 
@@ -13,15 +15,19 @@ class Granite(Llama):
     rope.scaling.finetuned is false.
     """
 
+    needs_scales: ClassVar[bool] = True
+    """Whether files must say all scales."""
+
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
-        divisor = keys.f32("logit_scale")
+        one, none = (REQUIRED, REQUIRED) if self.needs_scales else (1.0, 0.0)
+        divisor = keys.f32("logit_scale", one)
         if not divisor:
             raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.logit_scale is 0, and logits are divided by it")
         hp.logit_scale = 1.0 / divisor
-        hp.residual_scale = keys.f32("residual_scale")
-        hp.embedding_scale = keys.f32("embedding_scale")
-        self.score_scale = keys.f32("attention.scale")
+        hp.residual_scale = keys.f32("residual_scale", one)
+        hp.embedding_scale = keys.f32("embedding_scale", one)
+        self.score_scale = keys.f32("attention.scale", none)
         self.knows_positions = keys.boolean("rope.scaling.finetuned", True)
         hp.n_ff_shared = keys.u32("expert_shared_feed_forward_length", 0)
         return hp
@@ -30,4 +36,4 @@ class Granite(Llama):
         return self.knows_positions
 
     def attention_scale(self, layer: int) -> float:
-        return self.score_scale
+        return self.score_scale or super().attention_scale(layer)

@@ -13,9 +13,10 @@ from ikpy.models.weights import WeightSource
 
 
 class GraniteHybrid(Mamba2Layers, Granite):
-    """Layers without KV heads are recurrent."""
+    """Layers without KV heads are recurrent. A scale that a file lacks is 1, that of the scores the usual one."""
 
     may_lack_heads = True
+    needs_scales = False
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,19 @@ def test_definition(make: Make, tmp_path: Path) -> None:
     model, truth = make()
     path = checks.check_definition(model, truth, tmp_path, BOUND)
     checks.check_quantized_cache(path, truth, 0.05)
+
+
+@pytest.mark.parametrize("score_scale", [None, 0.0])
+def test_scales_that_a_file_does_not_say(score_scale: float | None, tmp_path: Path) -> None:
+    """As llama.cpp has it: no factors, and scores by the size of the heads."""
+    model = new_model(98, attends=(1,), experts=False, rotated=False)
+    usual = {"logit_scale": 1.0, "residual_scale": 1.0, "embedding_scale": 1.0, "attention.scale": 1 / math.sqrt(HEAD)}
+    logits = []
+    for values in (usual, {} if score_scale is None else {"attention.scale": score_scale}):
+        model.keys = {name: value for name, value in model.keys.items() if name not in usual} | values
+        context = Context(Model.load(model.write(tmp_path / "model.gguf")), ContextParams(n_ctx=64, n_threads=2))
+        logits.append(context.decode(Batch.single(TOKENS, logits="all")))
+    np.testing.assert_array_equal(*logits)
 
 
 def test_what_cannot_be(tmp_path: Path) -> None:

@@ -190,3 +190,16 @@ def test_biases_of_mamba2_are_refused(tmp_path: Path) -> None:
     made.change_tensors(folder, lambda tensors: tensors.update(change))
     with pytest.raises(IkpyError, match=r"architecture mamba2 has no bias"):
         Conversion(folder)
+
+
+@pytest.mark.parametrize("limit", [None, [0.0, float("inf")], [0.0, {"__float__": "Infinity"}], [0, "Infinity"]])
+def test_steps_without_bounds(limit: list[Any] | None, tmp_path: Path) -> None:
+    Conversion(tiny.write(MAMBA2, tmp_path / "checkpoint", time_step_limit=limit))
+
+
+@pytest.mark.parametrize("limit", [[0.001, float("inf")], [0.0, 0.1], [0.0], "x"])
+def test_bounds_of_steps_are_refused(limit: Any, tmp_path: Path) -> None:
+    folder = tiny.write(MAMBA2, tmp_path / "checkpoint", time_step_limit=limit)
+    with pytest.raises(IkpyError, match=r"steps between|values that it cannot have") as error:
+        Conversion(folder)
+    assert "\n" not in str(error.value)

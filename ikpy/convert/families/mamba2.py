@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -63,6 +64,10 @@ class Mamba2(Family):
     def check(self) -> None:
         activation = self.config.get("hidden_act", default="silu")
         self.config.require(f"activation '{activation}'", activation in self.activations)
+        low, high = self.config.get("time_step_limit", default=(0.0, math.inf))
+        # transformers 5 writes numbers that JSON lacks as objects.
+        high = high.get("__float__") if isinstance(high, dict) else high
+        self.config.require(f"steps between {low} and {high}", float(low) <= 0 and float(high) == math.inf)
 
     def keys(self) -> Keys:
         config = self.config

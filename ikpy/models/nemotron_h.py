@@ -70,6 +70,8 @@ class NemotronH(Mamba2Layers, PredictionLayers, Transformer):
         return super().divisible_heads(layer) if self.attends(layer) else 0
 
     def prediction_head(self, weights: WeightSource) -> Architecture:
+        if not self.n_predict_layers:
+            return super().prediction_head(weights)
         raise UsageError(f"{weights.gguf.path}: prediction layers of {self.hp.arch} models are not run")
 
     # tensors

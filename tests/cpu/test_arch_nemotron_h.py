@@ -210,9 +210,13 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_prediction_layers_are_not_run(tmp_path: Path) -> None:
-    model = Model.load(nemotron_h_latent()[0].write(tmp_path / "model.gguf"))
-    with pytest.raises(IkpyError, match="prediction layers of nemotron_h_moe models are not run"):
+@pytest.mark.parametrize(("n_predict", "message"), [
+    (0, "the model has no layers that predict further tokens"),
+    (1, "prediction layers of nemotron_h models are not run"),
+])  # fmt: skip
+def test_prediction_layers_are_not_run(n_predict: int, message: str, tmp_path: Path) -> None:
+    model = Model.load(new_model(99, "M-*", n_predict=n_predict).write(tmp_path / "model.gguf"))
+    with pytest.raises(IkpyError, match=message):
         model.prediction_head()
 
 

@@ -66,7 +66,7 @@ class Mamba2(Family):
         self.config.require(f"activation '{activation}'", activation in self.activations)
         low, high = self.config.get("time_step_limit", default=(0.0, math.inf))
         # transformers 5 writes numbers that JSON lacks as objects.
-        high = high.get("__float__") if isinstance(high, dict) else high
+        high = high.get("__float__", 0.0) if isinstance(high, dict) else high
         self.config.require(f"steps between {low} and {high}", float(low) <= 0 and float(high) == math.inf)
 
     def keys(self) -> Keys:

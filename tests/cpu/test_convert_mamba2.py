@@ -165,6 +165,9 @@ def test_falcon_h1_as_llama_cpp_has_it(tmp_path: Path) -> None:
         ("a norm before the gate", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}),
         (r"mlp_multipliers \[1.0\]", {"mlp_multipliers": [1.0]}),
         ("tensor 'blk.0.ssm_in.weight' has wrong shape", {"mamba_n_groups": 4}),
+        ("'mamba_d_ssm' is 2147483648", {"mamba_d_ssm": 1 << 31}),
+        ("'mamba_d_state' is ", {"mamba_n_groups": 1 << 31}),
+        ("'mamba_n_heads' is ", {"mamba_n_heads": 1 << 31}),
     ],
 )
 def test_what_no_file_of_falcon_h1_can_say(what: str, config: dict[str, Any], tmp_path: Path) -> None:

@@ -95,9 +95,8 @@ class FalconH1(Family):
     def row_factors(self, target: str) -> np.ndarray | None:
         if target != "ssm_in":
             return None
-        n, heads = (
-            self.n_groups * self.config.integer("mamba_d_state", default=256),
-            self.config.integer("mamba_n_heads"),
-        )
-        factors = np.repeat(self.numbers("ssm_multipliers", 5), (self.inner, self.inner, n, n, heads))
-        return (factors * self.config.number("ssm_in_multiplier", default=1.0)).astype(np.float32)
+        config = self.config
+        n = config.bounded("mamba_d_state", self.n_groups * config.integer("mamba_d_state", default=256))
+        inner, heads = config.bounded("mamba_d_ssm", self.inner), config.count("mamba_n_heads")
+        factors = np.repeat(self.numbers("ssm_multipliers", 5), (inner, inner, n, n, heads))
+        return (factors * config.number("ssm_in_multiplier", default=1.0)).astype(np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,8 +30,11 @@ class Keys:
         return self._scalar(f"{self.arch}.{name}", VT.UINT32, default)
 
     def f32(self, name: str, default: Any = REQUIRED) -> Any:
-        """Float `A.name`."""
-        return self._scalar(f"{self.arch}.{name}", VT.FLOAT32, default)
+        """Float `A.name`. FileFormatError if it is undefined or infinite, as all logits would be."""
+        value = self._scalar(f"{self.arch}.{name}", VT.FLOAT32, default)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise FileFormatError(f"{self.gguf.path}: {self.arch}.{name} is {value}")
+        return value
 
     def boolean(self, name: str, default: Any = REQUIRED) -> Any:
         """Bool `A.name`."""

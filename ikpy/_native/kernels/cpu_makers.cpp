@@ -31,6 +31,8 @@ bool has_avx_vnni() {
 #endif
 }
 
+bool is_for_zen5() { return is_for_amd() && has_avx_vnni(); }
+
 constexpr PrefetchDistances kIntel = {3072, 1024, 1024, 2048}, kZen = {8192, 2048, 2048, 8192},
                             kZen5 = {8192, 256, 2048, 8192};
 
@@ -45,12 +47,12 @@ bool is_for_amd() {
 }
 
 const PrefetchDistances& prefetch_distances() {
-    static const PrefetchDistances& distances = !is_for_amd() ? kIntel : has_avx_vnni() ? kZen5 : kZen;
+    static const PrefetchDistances& distances = is_for_zen5() ? kZen5 : is_for_amd() ? kZen : kIntel;
     return distances;
 }
 
 int64_t attention_step_bytes() {
-    static const int64_t bytes = is_for_amd() && has_avx_vnni() ? 128 << 10 : 32 << 10;
+    static const int64_t bytes = is_for_zen5() ? 128 << 10 : 32 << 10;
     return bytes;
 }
 

@@ -195,9 +195,7 @@ struct ValueProducts {
         const __m512i ones = kept(_mm512_set1_epi8(1)), zero = _mm512_setzero_si512();
         for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
         for_blocks<T>(p, n_chunks, [&](const T& w, int64_t c) IKPY_VBMI_LAMBDA {
-            __m512i sum[NT];
-#pragma GCC unroll 16
-            for (int t = 0; t < NT; ++t) sum[t] = T::kSigned ? zero : _mm512_load_si512(x[t][c].start);
+            ValueSums<T, NT, Chunk> sums(x, c);
 #pragma GCC unroll 4
             for (int m = 0; m < 4; ++m) {
                 const int first = 4 * m % kValues;
@@ -207,22 +205,9 @@ struct ValueProducts {
                 for (int i = 2; i >= 0; --i)
                     codes =
                         _mm512_dpbusd_epi32(_mm512_slli_epi32(codes, 8), by.state(seeds, first + i), ones);
-                __mmask64 negative = 0;
-                if constexpr (T::kSigned) {
-                    codes = _mm512_abs_epi8(_mm512_sub_epi8(codes, _mm512_set1_epi8(126)));
-                    negative = w.negative(m);
-                }
-#pragma GCC unroll 16
-                for (int t = 0; t < NT; ++t) {
-                    __m512i v = _mm512_load_si512(x[t][c].x[m]);
-                    if (T::kSigned) v = _mm512_mask_sub_epi8(v, negative, zero, v);
-                    sum[t] = _mm512_dpbusd_epi32(sum[t], codes, v);
-                }
+                sums.add(w, m, codes, 126);
             }
-#pragma GCC unroll 16
-            for (int t = 0; t < NT; ++t)
-                total[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[t]),
-                                           _mm512_mul_ps(w.scale, _mm512_load_ps(x[t][c].scale)), total[t]);
+            sums.add_to(total, w.scale);
         });
     }
 };

@@ -155,34 +155,54 @@ struct TableIQ3_KT {
     }
 };
 
+// Sums of the products of values with NT tokens, in lanes that share the scales of a chunk. Values of a type
+// T are codes above the start of the sums, or magnitudes if kSigned.
+template <class T, int NT, class Chunk>
+struct ValueSums {
+    const Chunk* x[NT];
+    __m512i sum[NT];
+
+    IKPY_VBMI_INLINE ValueSums(const Chunk* const* tokens, int64_t c) {
+#pragma GCC unroll 16
+        for (int t = 0; t < NT; ++t) {
+            x[t] = tokens[t] + c;
+            sum[t] = T::kSigned ? _mm512_setzero_si512() : _mm512_load_si512(x[t]->start);
+        }
+    }
+    // Of vector m of the activations; zero: of a signed value, as a code.
+    IKPY_VBMI_INLINE void add(const T& w, int m, __m512i codes, char zero) {
+        __mmask64 negative = 0;
+        if constexpr (T::kSigned) {
+            codes = _mm512_abs_epi8(_mm512_sub_epi8(codes, _mm512_set1_epi8(zero)));
+            negative = w.negative(m);
+        }
+#pragma GCC unroll 16
+        for (int t = 0; t < NT; ++t) {
+            __m512i v = _mm512_load_si512(x[t]->x[m]);
+            if (T::kSigned) v = _mm512_mask_sub_epi8(v, negative, _mm512_setzero_si512(), v);
+            sum[t] = _mm512_dpbusd_epi32(sum[t], codes, v);
+        }
+    }
+    IKPY_VBMI_INLINE void add_to(__m512* total, __m512 scale) const {
+#pragma GCC unroll 16
+        for (int t = 0; t < NT; ++t)
+            total[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[t]),
+                                       _mm512_mul_ps(scale, _mm512_load_ps(x[t]->scale)), total[t]);
+    }
+};
+
 // Products of a row with NT tokens, in the lanes of total[t].
 template <class T, int NT>
 IKPY_VBMI_INLINE void lookup_row(const uint8_t* p, int64_t n_chunks, const QuadChunk* const* x,
                                  const ValueTable& table, __m512* total) {
-    const __m512i zero = _mm512_setzero_si512();
     for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
     for (int64_t c = 0; c < n_chunks; ++c, p += T::Unpack::kBlockBytes) {
         prefetch_weights<T::Unpack::kBlockBytes>(p);
         const T w(p);
-        __m512i sum[NT];
-        for (int t = 0; t < NT; ++t) sum[t] = T::kSigned ? zero : _mm512_load_si512(x[t][c].start);
+        ValueSums<T, NT, QuadChunk> sums(x, c);
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) {
-            __m512i codes = w.codes(table, j);
-            __mmask64 negative = 0;
-            if constexpr (T::kSigned) {
-                codes = _mm512_abs_epi8(_mm512_xor_si512(codes, _mm512_set1_epi8(-128)));
-                negative = w.negative(j);
-            }
-            for (int t = 0; t < NT; ++t) {
-                __m512i v = _mm512_load_si512(x[t][c].x[j]);
-                if (T::kSigned) v = _mm512_mask_sub_epi8(v, negative, zero, v);
-                sum[t] = _mm512_dpbusd_epi32(sum[t], codes, v);
-            }
-        }
-        for (int t = 0; t < NT; ++t)
-            total[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[t]),
-                                       _mm512_mul_ps(w.scale, _mm512_load_ps(x[t][c].scale)), total[t]);
+        for (int j = 0; j < 4; ++j) sums.add(w, j, w.codes(table, j), -128);
+        sums.add_to(total, w.scale);
     }
 }
 

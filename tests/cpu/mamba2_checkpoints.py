@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cpu.seeded_checkpoints import FF, FF_EXPERT, HEAD, HEADS, KV, N_EXPERT, USED, D, Shapes, Tiny, V, gated
+from tests.cpu.seeded_checkpoints import FF, FF_EXPERT, HEAD, HEADS, KV, N_EXPERT, USED, D, Shapes, Tiny, V, gated, head
 
 M_HEADS, M_SIZE, M_GROUPS, M_STATE, M_TAPS = 8, 16, 2, 32, 4
 LATENT, FF_SHARED = 32, 64
@@ -53,13 +53,7 @@ def nemotron_h_shapes(pattern: str, *, latent: int = 0) -> Shapes:
 
 
 _NEMOTRON_H: dict[str, Any] = {
-    "architectures": ["NemotronHForCausalLM"],
-    "model_type": "nemotron_h",
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 1,
-    "vocab_size": V,
-    "hidden_size": D,
+    **head("NemotronH", "nemotron_h"),
     "intermediate_size": FF,
     "num_attention_heads": HEADS,
     "num_key_value_heads": KV,
@@ -133,13 +127,7 @@ def granite_hybrid_shapes(kinds: list[str], *, experts: bool) -> Shapes:
 def granite_hybrid(name: str, kinds: list[str], *, experts: bool, rotated: bool) -> Tiny:
     """A kind of Granite 4.0."""
     config = {
-        "architectures": ["GraniteMoeHybridForCausalLM"],
-        "model_type": "granitemoehybrid",
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 1,
-        "vocab_size": V,
-        "hidden_size": D,
+        **head("GraniteMoeHybrid", "granitemoehybrid"),
         "hidden_act": "silu",
         "intermediate_size": FF_EXPERT,
         "shared_intermediate_size": FF_SHARED,
@@ -200,13 +188,7 @@ def falcon_h1_shapes() -> Shapes:
 FALCON_H1 = Tiny(
     "falcon-h1",
     {
-        "architectures": ["FalconH1ForCausalLM"],
-        "model_type": "falcon_h1",
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 1,
-        "vocab_size": V,
-        "hidden_size": D,
+        **head("FalconH1", "falcon_h1"),
         "hidden_act": "silu",
         "intermediate_size": FF,
         "num_hidden_layers": 2,
@@ -258,13 +240,7 @@ def mamba2_alone_shapes() -> Shapes:
 MAMBA2 = Tiny(
     "mamba2",
     {
-        "architectures": ["Mamba2ForCausalLM"],
-        "model_type": "mamba2",
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 1,
-        "vocab_size": V,
-        "hidden_size": D,
+        **head("Mamba2", "mamba2"),
         "hidden_act": "silu",
         "num_hidden_layers": 2,
         "num_heads": M_HEADS,

@@ -25,6 +25,19 @@ Shapes = dict[str, tuple[int, ...]]
 OUTER: Shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,), "lm_head.weight": (V, D)}
 
 
+def head(name: str, model_type: str) -> dict[str, Any]:
+    """How config.json of every checkpoint begins."""
+    return {
+        "architectures": [f"{name}ForCausalLM"],
+        "model_type": model_type,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 1,
+        "vocab_size": V,
+        "hidden_size": D,
+    }
+
+
 @dataclass(frozen=True)
 class Tiny:
     """A kind of checkpoint: its config.json and the shapes of its tensors."""
@@ -82,13 +95,7 @@ def gated(prefix: str, n: int, names: tuple[str, str, str]) -> Shapes:
 KIMI_LINEAR = Tiny(
     "kimi-linear",
     {
-        "architectures": ["KimiLinearForCausalLM"],
-        "model_type": "kimi_linear",
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 1,
-        "vocab_size": V,
-        "hidden_size": D,
+        **head("KimiLinear", "kimi_linear"),
         "head_dim": 16,
         "hidden_act": "silu",
         "intermediate_size": FF,
@@ -245,13 +252,7 @@ def mistral4_shapes() -> Shapes:
 MISTRAL4 = Tiny(
     "mistral4",
     {
-        "architectures": ["Mistral4ForCausalLM"],
-        "model_type": "mistral4",
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 1,
-        "vocab_size": V,
-        "hidden_size": D,
+        **head("Mistral4", "mistral4"),
         "hidden_act": "silu",
         "intermediate_size": FF,
         "moe_intermediate_size": FF_EXPERT,

@@ -17,6 +17,7 @@ ARCHITECTURES = {
     "bitnet-25": "ikpy.models.bitnet:BitNetB158",
     "bitnet-b1.58": "ikpy.models.bitnet:BitNetB158",
     "cohere2": "ikpy.models.cohere2:Cohere2",
+    "cohere2moe": "ikpy.models.cohere2moe:Cohere2Moe",
     "command-r": "ikpy.models.command_r:CommandR",
     "deepseek": "ikpy.models.deepseek:DeepSeek",
     "deepseek2": "ikpy.models.deepseek2:DeepSeek2",

@@ -11,6 +11,7 @@ class Cohere2(CommandR):
     """Only window layers know positions."""
 
     window_rope_of_file = True
+    may_norm_heads = False
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)

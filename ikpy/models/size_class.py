@@ -31,7 +31,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "phi3": {24: "1B", 32: "3B", 40: "14B"},
     "command-r": {40: "35B"},
     "cohere2": {32: "8B"},
-    "cohere2_moe": {49: "30B"},
+    "cohere2moe": {49: "30B.A3B"},
     "glm4": {40: "9B", 61: "32B"},
     "glm4moe": {47: "106B.A12B", 93: "355B.A32B"},
     "chatglm": {28: "6B", 40: "9B"},

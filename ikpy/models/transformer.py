@@ -71,7 +71,8 @@ class Transformer(Decoder):
     fused_ffn: ClassVar[bool] = False
     activation: ClassVar[str] = "silu"
     rotates_whole_head: ClassVar[bool] = True
-    layer_norm: ClassVar[bool] = False
+    layer_norm: bool = False
+    """Whether norms take the mean off; files say their epsilon under another key."""
     has_window: Sequence[bool] = ()
     """Layers that attend to hp.n_swa tokens, in architectures whose files say so."""
 

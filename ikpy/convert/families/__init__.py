@@ -14,6 +14,7 @@ FAMILIES = {
     "bailing_moe_v2": "moe:BailingMoe2",
     "cohere": "cohere:CommandR",
     "cohere2": "cohere:Cohere2",
+    "cohere2_moe": "cohere:Cohere2Moe",
     "deepseek_v2": "deepseek:DeepSeekV2",
     "deepseek_v3": "deepseek:DeepSeekV3",
     "dots1": "moe:Dots1",

@@ -1,0 +1,83 @@
+"""Tiny checkpoints of Command A+ and others, made as those of seeded_checkpoints.py."""
+
+from __future__ import annotations
+
+from tests.cpu.seeded_checkpoints import FF, FF_EXPERT, HEAD, HEADS, KV, N_EXPERT, USED, D, Shapes, Tiny, V, gated, head
+
+OUTER: Shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
+OUTPUT: Shapes = {"lm_head.weight": (V, D)}
+NAMES = ("gate_proj", "up_proj", "down_proj")
+WINDOW = 16
+
+
+def attention(prefix: str) -> Shapes:
+    """Projections of q, k, v and of the output."""
+    p = f"{prefix}.self_attn"
+    shapes: Shapes = {f"{p}.{x}_proj.weight": (n * HEAD, D) for x, n in (("q", HEADS), ("k", KV), ("v", KV))}
+    return shapes | {f"{p}.o_proj.weight": (D, HEADS * HEAD)}
+
+
+# Command A+
+
+N_SHARED = 2
+COHERE_KINDS = ["full", "sliding", "sliding", "full", "sliding"]
+"""Attention of the layers, the first of which is dense."""
+
+
+def cohere2_moe_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes = dict(OUTER)
+    for il in range(len(COHERE_KINDS)):
+        p = f"model.layers.{il}"
+        shapes |= {f"{p}.input_layernorm.weight": (D,), **attention(p)}
+        if il == 0:
+            shapes |= gated(f"{p}.mlp", FF, NAMES)
+            continue
+        shapes |= {f"{p}.mlp.gate.weight": (N_EXPERT, D)}
+        shapes |= gated(f"{p}.mlp.shared_experts", N_SHARED * FF_EXPERT, NAMES)
+        for e in range(N_EXPERT):
+            shapes |= gated(f"{p}.mlp.experts.{e}", FF_EXPERT, NAMES)
+    return shapes
+
+
+_COHERE2_MOE = {
+    **head("Cohere2Moe", "cohere2_moe"),
+    "head_dim": HEAD,
+    "hidden_act": "silu",
+    "intermediate_size": FF_EXPERT,
+    "layer_types": [f"{kind}_attention" for kind in COHERE_KINDS],
+    "logit_scale": 0.25,
+    "max_position_embeddings": 256,
+    "mlp_layer_types": ["dense"] + ["sparse"] * (len(COHERE_KINDS) - 1),
+    "num_attention_heads": HEADS,
+    "num_experts": N_EXPERT,
+    "num_experts_per_tok": USED,
+    "num_hidden_layers": len(COHERE_KINDS),
+    "num_key_value_heads": KV,
+    "num_shared_experts": N_SHARED,
+    "prefix_dense_intermediate_size": FF,
+    "prefix_dense_sliding_window_pattern": 1,
+    "rope_theta": 10000.0,
+    "shared_expert_combination_strategy": "average",
+    "sliding_window": WINDOW,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+COHERE2_MOE = Tiny(
+    "cohere2-moe",
+    {**_COHERE2_MOE, "expert_selection_fn": "sigmoid", "layer_norm_eps": 1e-5, "norm_topk_prob": True},
+    cohere2_moe_shapes,
+)
+COHERE2_MOE_SOFTMAX = Tiny(
+    "cohere2-moe-softmax",
+    {
+        **_COHERE2_MOE,
+        "expert_selection_fn": "softmax",
+        "logit_scale": 2.0,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    },
+    lambda: {**cohere2_moe_shapes(), **OUTPUT},
+)
+
+CHECKPOINTS = (COHERE2_MOE, COHERE2_MOE_SOFTMAX)

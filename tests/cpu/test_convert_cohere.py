@@ -1,0 +1,75 @@
+"""`ikpy convert` of the checkpoints of cohere_checkpoints.py: what files hold, configurations, errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ikpy.convert import Conversion
+from ikpy.errors import IkpyError
+from tests.cpu import cohere_checkpoints as made
+from tests.cpu import seeded_checkpoints as tiny
+from tests.cpu.test_convert_seeded import converted, logits_of
+
+
+def keys_of(kind: tiny.Tiny, folder: Path, **config: Any) -> dict[str, Any]:
+    """Metadata of the converted checkpoint without the prefix of the architecture."""
+    metadata = converted(kind, folder, **config).metadata
+    return {name.removeprefix(f"{metadata['general.architecture']}."): metadata[name] for name in metadata}
+
+
+# Command A+
+
+
+def test_command_a_plus_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    keys = keys_of(made.COHERE2_MOE, tmp_path)
+    assert keys["general.architecture"] == "cohere2moe"
+    assert [bool(flag) for flag in keys["attention.sliding_window_pattern"]] == [False, True, True, False, True]
+    expected = {
+        "feed_forward_length": tiny.FF,
+        "expert_feed_forward_length": tiny.FF_EXPERT,
+        "expert_shared_feed_forward_length": made.N_SHARED * tiny.FF_EXPERT,
+        "expert_shared_count": made.N_SHARED,
+        "leading_dense_block_count": 1,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "attention.sliding_window": made.WINDOW,
+    }
+    assert {name: keys[name] for name in expected} == expected
+    assert "attention.layer_norm_rms_epsilon" not in keys
+
+
+def test_command_a_plus_without_lists(tmp_path: Path) -> None:
+    """Layers as first_k_dense_replace and two periods say them."""
+    config = {"layer_types": None, "mlp_layer_types": None, "first_k_dense_replace": 1, "sliding_window_pattern": 3}
+    same = converted(made.COHERE2_MOE, tmp_path / "lists")
+    counted = converted(made.COHERE2_MOE, tmp_path / "counts", **config)
+    np.testing.assert_array_equal(logits_of(counted), logits_of(same))
+
+
+REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
+    "sum of experts": (made.COHERE2_MOE, {"shared_expert_combination_strategy": "sum"}, "combination_strategy 'sum'"),
+    "routing": (made.COHERE2_MOE, {"expert_selection_fn": "tanh"}, "expert_selection_fn 'tanh'"),
+    "dense layer without positions": (
+        made.COHERE2_MOE,
+        {"prefix_dense_sliding_window_pattern": 2},
+        "a dense layer without window and without positions",
+    ),
+    "dense layer in the middle": (
+        made.COHERE2_MOE,
+        {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse", "sparse"]},
+        "dense layers among the expert layers",
+    ),
+    "too few kinds": (made.COHERE2_MOE, {"mlp_layer_types": ["dense"]}, "1 kinds of networks"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_file_can_say(case: str, tmp_path: Path) -> None:
+    kind, config, message = REFUSED[case]
+    with pytest.raises(IkpyError, match=message) as caught:
+        Conversion(tiny.write(kind, tmp_path / "checkpoint", **config))
+    assert "\n" not in str(caught.value)

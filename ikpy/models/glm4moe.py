@@ -1,4 +1,4 @@
-"""glm4moe: biased projections, sigmoid routing with a selection bias."""
+"""glm4moe: GLM-4.5 with biased projections, Solar Open without; sigmoid routing with a selection bias."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ikpy.models.routed_moe import RoutedMoe
 class Glm4Moe(RoutedMoe):
     """post_attention_norm is the norm before the feed-forward network here."""
 
-    qkv_bias = "required"
+    qkv_bias = "optional"
     qk_norm = "optional"
     selection_bias = "required"
     ffn_norm_name = "post_attention_norm"

@@ -33,7 +33,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "cohere2": {32: "8B"},
     "cohere2moe": {49: "30B.A3B"},
     "glm4": {40: "9B", 61: "32B"},
-    "glm4moe": {47: "106B.A12B", 93: "355B.A32B"},
+    "glm4moe": {47: "106B.A12B", 48: "102B.A12B", 93: "355B.A32B"},
     "chatglm": {28: "6B", 40: "9B"},
     "mistral3": {26: "3B", 34: "8B", 40: "14B"},
     "falcon": {32: "7B", 60: "40B"},

@@ -80,4 +80,56 @@ COHERE2_MOE_SOFTMAX = Tiny(
     lambda: {**cohere2_moe_shapes(), **OUTPUT},
 )
 
-CHECKPOINTS = (COHERE2_MOE, COHERE2_MOE_SOFTMAX)
+
+# Solar Open
+
+SOLAR_LAYERS = 3
+STRETCHED = 32
+
+
+def norms(prefix: str) -> Shapes:
+    """Norms before the two networks of a layer."""
+    return {f"{prefix}.{name}.weight": (D,) for name in ("input_layernorm", "post_attention_layernorm")}
+
+
+def solar_open_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes = {**OUTER, **OUTPUT}
+    for il in range(SOLAR_LAYERS):
+        p = f"model.layers.{il}"
+        shapes |= {**norms(p), **attention(p)}
+        shapes |= {f"{p}.mlp.gate.weight": (N_EXPERT, D), f"{p}.mlp.gate.e_score_correction_bias": (N_EXPERT,)}
+        shapes |= gated(f"{p}.mlp.shared_experts", FF_EXPERT, NAMES)
+        for e in range(N_EXPERT):
+            shapes |= gated(f"{p}.mlp.experts.{e}", FF_EXPERT, NAMES)
+    return shapes
+
+
+SOLAR_OPEN = Tiny(
+    "solar-open",
+    {
+        **head("SolarOpen", "solar_open"),
+        "first_k_dense_replace": 0,
+        "head_dim": HEAD,
+        "intermediate_size": FF,
+        "max_position_embeddings": 256,
+        "moe_intermediate_size": FF_EXPERT,
+        "n_routed_experts": N_EXPERT,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": HEADS,
+        "num_experts_per_tok": USED,
+        "num_hidden_layers": SOLAR_LAYERS,
+        "num_key_value_heads": KV,
+        "partial_rotary_factor": 1.0,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": STRETCHED},
+        "rope_theta": 1000000,
+        "routed_scaling_factor": 1.5,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    solar_open_shapes,
+)
+
+CHECKPOINTS = (COHERE2_MOE, COHERE2_MOE_SOFTMAX, SOLAR_OPEN)

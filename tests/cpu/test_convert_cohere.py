@@ -10,6 +10,8 @@ import pytest
 
 from ikpy.convert import Conversion
 from ikpy.errors import IkpyError
+from ikpy.models.size_class import size_class
+from tests.cpu import checkpoints
 from tests.cpu import cohere_checkpoints as made
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.test_convert_seeded import converted, logits_of
@@ -50,6 +52,36 @@ def test_command_a_plus_without_lists(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits_of(counted), logits_of(same))
 
 
+# Solar Open
+
+
+def test_solar_open_is_glm4moe(tmp_path: Path) -> None:
+    """Whole heads are rotated, no layer is dense; a configuration of transformers 5 does not name a dense width."""
+    keys = keys_of(made.SOLAR_OPEN, tmp_path)
+    assert keys["general.architecture"] == "glm4moe"
+    assert (keys["rope.dimension_count"], keys["leading_dense_block_count"]) == (tiny.HEAD, 0)
+    folder = tiny.write(made.SOLAR_OPEN, tmp_path / "again")
+    checkpoints.amend(folder, drop=("intermediate_size", "norm_topk_prob", "n_shared_experts", "rope_theta"))
+    again = checkpoints.convert(folder, tmp_path, outtype="f32")
+    np.testing.assert_array_equal(logits_of(again), logits_of(converted(made.SOLAR_OPEN, tmp_path / "first")))
+    assert size_class({"general.architecture": "glm4moe", "glm4moe.block_count": 48}) == "102B.A12B"
+
+
+def test_solar_open_with_biases(tmp_path: Path) -> None:
+    """attention_bias: of q, k and v."""
+    folder = tiny.write(made.SOLAR_OPEN, tmp_path / "checkpoint", attention_bias=True)
+
+    def add(tensors: checkpoints.Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]:
+            values = np.full(tensors[name][1][0], 0.5, np.float32)
+            tensors[name.replace("weight", "bias")] = checkpoints.bf16(values)
+
+    checkpoints.change_tensors(folder, add)
+    file = checkpoints.convert(folder, tmp_path, outtype="f32")
+    assert np.isfinite(logits_of(file)).all() and "blk.2.attn_v.bias" in file.tensors
+    assert not np.array_equal(logits_of(file), logits_of(converted(made.SOLAR_OPEN, tmp_path / "without")))
+
+
 REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
     "sum of experts": (made.COHERE2_MOE, {"shared_expert_combination_strategy": "sum"}, "combination_strategy 'sum'"),
     "routing": (made.COHERE2_MOE, {"expert_selection_fn": "tanh"}, "expert_selection_fn 'tanh'"),
@@ -63,6 +95,7 @@ REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
         {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse", "sparse"]},
         "dense layers among the expert layers",
     ),
+    "dense layer of Solar Open": (made.SOLAR_OPEN, {"first_k_dense_replace": 1}, "first_k_dense_replace 1"),
     "too few kinds": (made.COHERE2_MOE, {"mlp_layer_types": ["dense"]}, "1 kinds of networks"),
 }
 

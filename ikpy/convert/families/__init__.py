@@ -65,6 +65,7 @@ FAMILIES = {
     "qwen3_next": "qwen_next:Qwen3Next",
     "seed_oss": "llama:SeedOss",
     "smollm3": "llama:SmolLM3",
+    "solar_open": "glm:SolarOpen",
 }
 # Classes whose checkpoints carry the model type of an older relative.
 _MODEL_TYPES = {

@@ -1,9 +1,11 @@
-"""GLM-4 and GLM-4.5/4.6 (glm4moe)."""
+"""GLM-4, GLM-4.5/4.6 and Solar Open (glm4moe)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
+from ikpy.convert.config import Config
 from ikpy.convert.families.base import (
     ATTENTION,
     DENSE,
@@ -58,3 +60,36 @@ class Glm4Moe(Family):
 
     def notes(self) -> list[str]:
         return group_note(self.config)
+
+
+class SolarOpen(Glm4Moe):
+    """Experts in every layer, whole heads rotated; biases of q, k and v only if the checkpoint has them."""
+
+    needed_biases: ClassVar[frozenset[str]] = frozenset()
+    rotary_fraction = 1.0
+    defaults: ClassVar[Mapping[str, int | float]] = {
+        "head_dim": 128,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 8,
+        "rope_theta": 1e6,
+    }
+    modules: ClassVar[Modules] = {
+        **ATTENTION,
+        **EXPERTS,
+        **SELECTION_BIAS,
+        **SHARED,
+        "post_attention_layernorm": "post_attention_norm",
+    }
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        # No layer has a dense network, but the key must be there.
+        width = config.integer("intermediate_size", default=config.integer("moe_intermediate_size"))
+        config.values["intermediate_size"] = width
+
+    def check(self) -> None:
+        super().check()
+        n_dense = self.config.integer("first_k_dense_replace", default=0)
+        self.config.require(f"first_k_dense_replace {n_dense}", n_dense == 0)

@@ -49,6 +49,7 @@ ARCHITECTURES = {
     "llama": "ikpy.models.llama:Llama",
     "llama4": "ikpy.models.llama4:Llama4",
     "mamba2": "ikpy.models.mamba2:Mamba2Model",
+    "mellum": "ikpy.models.mellum:Mellum",
     "mimo2": "ikpy.models.mimo2:Mimo2",
     "minimax-m2": "ikpy.models.minimax_m2:MiniMaxM2",
     "mistral3": "ikpy.models.mistral3:Mistral3",

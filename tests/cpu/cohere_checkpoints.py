@@ -132,4 +132,56 @@ SOLAR_OPEN = Tiny(
     solar_open_shapes,
 )
 
-CHECKPOINTS = (COHERE2_MOE, COHERE2_MOE_SOFTMAX, SOLAR_OPEN)
+
+# Mellum 2
+
+MELLUM_KINDS = ["sliding", "full", "sliding"]
+
+
+def mellum_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes = {**OUTER, **OUTPUT}
+    for il in range(len(MELLUM_KINDS)):
+        p = f"model.layers.{il}"
+        shapes |= {**norms(p), **attention(p), f"{p}.mlp.gate.weight": (N_EXPERT, D)}
+        shapes |= {f"{p}.self_attn.{x}_norm.weight": (HEAD,) for x in "qk"}
+        for e in range(N_EXPERT):
+            shapes |= gated(f"{p}.mlp.experts.{e}", FF_EXPERT, NAMES)
+    return shapes
+
+
+MELLUM = Tiny(
+    "mellum",
+    {
+        **head("Mellum", "mellum"),
+        "head_dim": HEAD,
+        "hidden_act": "silu",
+        "intermediate_size": FF,
+        "layer_types": [f"{kind}_attention" for kind in MELLUM_KINDS],
+        "max_position_embeddings": 256,
+        "mlp_layer_types": ["sparse"] * len(MELLUM_KINDS),
+        "moe_intermediate_size": FF_EXPERT,
+        "norm_topk_prob": True,
+        "num_attention_heads": HEADS,
+        "num_experts": N_EXPERT,
+        "num_experts_per_tok": USED,
+        "num_hidden_layers": len(MELLUM_KINDS),
+        "num_key_value_heads": KV,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 500000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": STRETCHED,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        "sliding_window": WINDOW,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    mellum_shapes,
+)
+
+CHECKPOINTS = (COHERE2_MOE, COHERE2_MOE_SOFTMAX, SOLAR_OPEN, MELLUM)

@@ -82,6 +82,23 @@ def test_solar_open_with_biases(tmp_path: Path) -> None:
     assert not np.array_equal(logits_of(file), logits_of(converted(made.SOLAR_OPEN, tmp_path / "without")))
 
 
+# Mellum 2
+
+
+def test_mellum_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    keys = keys_of(made.MELLUM, tmp_path)
+    assert (keys["rope.freq_base"], keys["rope.freq_base_swa"]) == (500000.0, 10000.0)
+    assert [bool(flag) for flag in keys["attention.sliding_window_pattern"]] == [True, False, True]
+    assert (keys["rope.scaling.type"], keys["rope.scaling.factor"]) == ("yarn", 4.0)
+
+
+def test_mellum_without_windows(tmp_path: Path) -> None:
+    keys = keys_of(made.MELLUM, tmp_path, layer_types=None, rope_parameters=None, use_sliding_window=False)
+    assert keys["rope.freq_base"] == 500000.0
+    assert not {"attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"} & set(keys)
+
+
+SCALED = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
     "sum of experts": (made.COHERE2_MOE, {"shared_expert_combination_strategy": "sum"}, "combination_strategy 'sum'"),
     "routing": (made.COHERE2_MOE, {"expert_selection_fn": "tanh"}, "expert_selection_fn 'tanh'"),
@@ -96,6 +113,29 @@ REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
         "dense layers among the expert layers",
     ),
     "dense layer of Solar Open": (made.SOLAR_OPEN, {"first_k_dense_replace": 1}, "first_k_dense_replace 1"),
+    "dense layer of Mellum": (
+        made.MELLUM,
+        {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+        "dense layers among the expert layers",
+    ),
+    "weights of Mellum": (made.MELLUM, {"norm_topk_prob": False}, "norm_topk_prob False"),
+    "windows of Mellum": (
+        made.MELLUM,
+        {"rope_parameters": {"full_attention": SCALED, "sliding_attention": SCALED}},
+        "RoPE scaling 'linear' of the window layers",
+    ),
+    "part of a head of Mellum": (
+        made.MELLUM,
+        {
+            "rope_parameters": {
+                **made.MELLUM.config["rope_parameters"],
+                "full_attention": {"partial_rotary_factor": 0.5},
+            }
+        },
+        "partial_rotary_factor 0.5",
+    ),
+    "windows that are not used": (made.MELLUM, {"use_sliding_window": False}, "use_sliding_window false"),
+    "kinds of Mellum": (made.MELLUM, {"layer_types": ["full_attention"]}, "1 kinds of attention"),
     "too few kinds": (made.COHERE2_MOE, {"mlp_layer_types": ["dense"]}, "1 kinds of networks"),
 }
 

@@ -46,6 +46,7 @@ FAMILIES = {
     "llama": "llama:Llama",
     "llama4_text": "llama4:Llama4",
     "mamba2": "mamba2:Mamba2",
+    "mellum": "qwen:Mellum",
     "minimax_m2": "moe:MiniMaxM2",
     "ministral3": "llama:Ministral3",
     "mistral": "llama:Llama",

@@ -1,9 +1,10 @@
-"""Qwen 2 and 3, dense and with experts."""
+"""Qwen 2 and 3, dense and with experts; Mellum 2."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from ikpy.convert.config import Config
 from ikpy.convert.families.base import (
     ATTENTION,
     DENSE,
@@ -77,3 +78,52 @@ class Qwen3Moe(_QwenMoe):
     arch = "qwen3moe"
     biases = needed_biases = frozenset()
     modules: ClassVar[Modules] = {**ATTENTION, **HEAD_NORMS, **EXPERTS}
+
+
+class Mellum(Qwen3Moe):
+    """Windows in the layers that the configuration lists; RoPE of full layers may be stretched."""
+
+    arch = "mellum"
+    has_windows = True
+    needs_output = True
+    normalizes_by_default = True
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if config.get("rope_parameters", default=None) is None:
+            bases = {"full_attention": 500000.0, "sliding_attention": 10000.0}
+            config.values["rope_parameters"] = {kind: {"rope_theta": base} for kind, base in bases.items()}
+        # Of no meaning beside a list, but some configurations have it.
+        uses_windows = config.values.pop("use_sliding_window", None)
+        config.require("use_sliding_window false", uses_windows is not False or not any(self.has_window))
+
+    @property
+    def has_window(self) -> list[bool]:
+        """Whether each layer attends to a window."""
+        return self.config.sliding_layers() or [False] * self.config.n_layer
+
+    def check(self) -> None:
+        super().check()
+        config = self.config
+        kinds = config.get("mlp_layer_types", default=["sparse"])
+        config.require("dense layers among the expert layers", set(kinds) == {"sparse"})
+        listed = len(self.has_window)
+        config.require(f"{listed} kinds of attention", listed == config.n_layer)
+        for kind, present in (("sliding_attention", True), ("full_attention", False)):
+            if present not in self.has_window:
+                continue
+            rope = config.rope(kind)
+            fraction = float(rope.get("partial_rotary_factor") or 1)
+            config.require(f"partial_rotary_factor {fraction:g}", fraction == 1)
+            scaled = present and rope["rope_type"] != "default"
+            config.require(f"RoPE scaling '{rope['rope_type']}' of the window layers", not scaled)
+
+    def keys(self) -> Keys:
+        keys = super().keys()
+        if not any(self.has_window):
+            return keys
+        return keys | {
+            "attention.sliding_window": self.config.integer("sliding_window"),
+            "attention.sliding_window_pattern": self.has_window,
+            "rope.freq_base_swa": float(self.config.rope("sliding_attention")["rope_theta"]),
+        }

@@ -51,6 +51,7 @@ _ALWAYS_F32 = (
 _SHOWN = 40
 _PIECE_ELEMENTS = 1 << 22
 _QUANTIZATION_VERSION = 2
+_SHORTEST = 1e-7
 
 Progress = Callable[[int, int], None]
 
@@ -248,10 +249,13 @@ class Conversion:
             kind = "f32"
         array = self.weights.load(part.source, kind)
         array = array if part.view is None else part.view(array)
+        lengths = column_lengths(array, kind) if tensor.output.unit_columns else None
         first = 0
         for rows in pieces(array, _PIECE_ELEMENTS):
             change = tensor.output.change
-            if tensor.output.row_factors is not None:
+            if lengths is not None:
+                change = unit_columns(lengths)
+            elif tensor.output.row_factors is not None:
                 change = scaled_rows(tensor.output.row_factors[first : first + len(rows)])
             yield encode(rows, kind, tensor.type, change, part.source)
             first += len(rows)
@@ -260,6 +264,19 @@ class Conversion:
 def scaled_rows(factors: np.ndarray) -> Change:
     """Rows times a factor each."""
     return lambda values: values * factors[:, None]
+
+
+def column_lengths(matrix: np.ndarray, kind: str) -> np.ndarray:
+    """Lengths f32 [ne0] of the columns of a matrix [n, ne0] of a kind, at least _SHORTEST."""
+    squares = np.zeros(matrix.shape[-1])
+    for rows in pieces(matrix, _PIECE_ELEMENTS):
+        squares += np.square(to_float32(rows, kind), dtype=np.float64).sum(axis=0)
+    return np.maximum(np.sqrt(squares), _SHORTEST).astype(np.float32)
+
+
+def unit_columns(lengths: np.ndarray) -> Change:
+    """Columns divided by their lengths."""
+    return lambda values: values / lengths
 
 
 def encode(rows: np.ndarray, kind: str, target: str, change: Change | None, name: str) -> np.ndarray:

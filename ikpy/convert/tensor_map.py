@@ -38,7 +38,7 @@ class Part:
 @dataclass
 class OutputTensor:
     """A GGUF tensor: parts, change of the values, kind of the sources, shape slowest dimension first; factors of the
-    rows of a matrix."""
+    rows of a matrix; whether its columns are divided by their lengths."""
 
     name: str
     change: Change | None
@@ -46,6 +46,7 @@ class OutputTensor:
     parts: list[Part] = field(default_factory=list)
     shape: tuple[int, ...] = ()
     row_factors: np.ndarray | None = None
+    unit_columns: bool = False
 
 
 @dataclass
@@ -171,7 +172,7 @@ class _Mapper:
         self._add_tied_output()
         for output in self.outputs.values():
             self._arrange(output)
-            self._take_row_factors(output)
+            self._take_factors(output)
         self._check_layers()
         self.map.outputs = sorted(self.outputs.values(), key=self._place)
         return self.map
@@ -245,8 +246,11 @@ class _Mapper:
             shape = (len(numbers), *shape)
         output.shape = shape
 
-    def _take_row_factors(self, output: OutputTensor) -> None:
+    def _take_factors(self, output: OutputTensor) -> None:
         if not output.name.startswith("blk."):
+            output.unit_columns = self.family.unit_columns(output.name.removesuffix(".weight"))
+            if output.unit_columns and output.kind == "q4_0":
+                output.kind = "f32"
             return
         factors = self.family.row_factors(output.name.split(".", 2)[2].removesuffix(".weight"))
         if factors is not None:

@@ -184,4 +184,54 @@ MELLUM = Tiny(
     mellum_shapes,
 )
 
+
+# Ling 1, which transformers does not have: no part of CHECKPOINTS
+
+BAILING_LAYERS = 2
+
+
+def bailing_moe_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes: Shapes = {"model.word_embeddings.weight": (V, D), "model.norm.weight": (D,), **OUTPUT}
+    for il in range(BAILING_LAYERS):
+        p = f"model.layers.{il}"
+        shapes |= {**norms(p), f"{p}.mlp.gate.weight": (N_EXPERT, D)}
+        shapes[f"{p}.attention.query_key_value.weight"] = ((HEADS + 2 * KV) * HEAD, D)
+        shapes[f"{p}.attention.dense.weight"] = (D, HEADS * HEAD)
+        shapes |= gated(f"{p}.mlp.shared_experts", N_SHARED * FF_EXPERT, NAMES)
+        for e in range(N_EXPERT):
+            shapes |= gated(f"{p}.mlp.experts.{e}", FF_EXPERT, NAMES)
+    return shapes
+
+
+BAILING_MOE = Tiny(
+    "bailing-moe",
+    {
+        **head("BailingMoe", "bailing_moe"),
+        "first_k_dense_replace": 0,
+        "head_dim": HEAD,
+        "hidden_act": "silu",
+        "intermediate_size": FF,
+        "max_position_embeddings": 256,
+        "moe_intermediate_size": FF_EXPERT,
+        "norm_head": True,
+        "norm_softmax": False,
+        "norm_topk_prob": True,
+        "num_attention_heads": HEADS,
+        "num_experts": N_EXPERT,
+        "num_experts_per_tok": USED,
+        "num_hidden_layers": BAILING_LAYERS,
+        "num_key_value_heads": KV,
+        "num_shared_experts": N_SHARED,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 600000,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_bias": False,
+        "use_qkv_bias": False,
+    },
+    bailing_moe_shapes,
+)
+
 CHECKPOINTS = (COHERE2_MOE, COHERE2_MOE_SOFTMAX, SOLAR_OPEN, MELLUM)

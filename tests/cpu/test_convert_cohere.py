@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ikpy.convert import Conversion
+from ikpy.convert import Conversion, conversion
 from ikpy.errors import IkpyError
 from ikpy.models.size_class import size_class
+from ikpy.quants import dequantize
 from tests.cpu import checkpoints
 from tests.cpu import cohere_checkpoints as made
+from tests.cpu import reference_models as ref
 from tests.cpu import seeded_checkpoints as tiny
+from tests.cpu.definition_checks import chosen
 from tests.cpu.test_convert_seeded import converted, logits_of
 
 
@@ -98,6 +101,75 @@ def test_mellum_without_windows(tmp_path: Path) -> None:
     assert not {"attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"} & set(keys)
 
 
+# Ling 1
+
+
+def bailing_logits(norm_head: bool) -> np.ndarray:
+    """Logits [T, V] of the checkpoint as its repository computes them, in float64."""
+    w = {name: values.astype(np.float64) for name, values in tiny.weights(made.BAILING_MOE).items()}
+    tokens, eps = tiny.tokens(), 1e-6
+    x = w["model.word_embeddings.weight"][tokens]
+    angles = ref.plain_angles(tiny.HEAD, 600000.0, np.arange(len(tokens), dtype=np.float64))
+    for il in range(made.BAILING_LAYERS):
+        layer = {name.removeprefix(f"model.layers.{il}."): values for name, values in w.items()}
+        h = ref.rms_norm(x, layer["input_layernorm.weight"], eps)
+        joined = (h @ layer["attention.query_key_value.weight"].T).reshape(len(h), -1, tiny.HEAD)
+        q, k, v = np.split(joined, (tiny.HEADS, tiny.HEADS + tiny.KV), axis=1)
+        q, k = (ref.rotate(t, angles, neox=True) for t in (q, k))
+        x = x + ref.attend(q, k, v, tiny.HEAD**-0.5) @ layer["attention.dense.weight"].T
+        h = ref.rms_norm(x, layer["post_attention_layernorm.weight"], eps)
+        kept = chosen(ref.softmax(h @ layer["mlp.gate.weight"].T), tiny.USED)
+        x = x + gated(layer, "mlp.shared_experts", h)
+        for e, weights in enumerate((kept / kept.sum(1, keepdims=True)).T):
+            x = x + weights[:, None] * gated(layer, f"mlp.experts.{e}", h)
+    head = w["lm_head.weight"]
+    if norm_head:
+        head = head / np.linalg.norm(head, axis=0)
+    return ref.rms_norm(x, w["model.norm.weight"], eps) @ head.T
+
+
+def gated(layer: ref.Weights, prefix: str, h: np.ndarray) -> np.ndarray:
+    """SwiGLU."""
+    gate, up, down = (layer[f"{prefix}.{name}.weight"] for name in made.NAMES)
+    return (ref.silu(h @ gate.T) * (h @ up.T)) @ down.T
+
+
+@pytest.mark.parametrize("norm_head", [True, False])
+def test_ling(norm_head: bool, tmp_path: Path) -> None:
+    file = converted(made.BAILING_MOE, tmp_path, norm_head=norm_head)
+    truth, logits = bailing_logits(norm_head), logits_of(file)
+    error = np.abs(logits - truth).max(axis=1) / np.abs(truth).max()
+    assert error.max() < 5e-5, f"token {error.argmax()} is off by {error.max():.1e}"
+
+
+def test_ling_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    keys = keys_of(made.BAILING_MOE, tmp_path)
+    expected = {
+        "general.architecture": "bailingmoe",
+        "expert_shared_count": made.N_SHARED,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.0,
+        "leading_dense_block_count": 0,
+        "rope.dimension_count": tiny.HEAD,
+    }
+    assert {name: keys[name] for name in expected} == expected
+
+
+def test_columns_of_other_types_and_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths are those of whole columns, whatever is read at once."""
+    matrix = np.random.default_rng(3).normal(size=(50, 24)).astype(np.float32)
+    matrix[:, 5] = 0
+    whole = conversion.column_lengths(matrix, "f32")
+    monkeypatch.setattr(conversion, "_PIECE_ELEMENTS", 7 * 24)
+    np.testing.assert_allclose(conversion.column_lengths(matrix, "f32"), whole, rtol=1e-6)
+    np.testing.assert_allclose(np.delete(whole, 5), np.delete(np.linalg.norm(matrix, axis=0), 5), rtol=1e-6)
+    assert not conversion.unit_columns(whole)(matrix)[:, 5].any()
+    file = converted(made.BAILING_MOE, tmp_path, "q8_0")
+    output = file.tensors["output.weight"]
+    values = dequantize(file.data(output), output.type_id, output.shape)
+    np.testing.assert_allclose(np.linalg.norm(values, axis=0), 1, rtol=0.01)
+
+
 SCALED = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
     "sum of experts": (made.COHERE2_MOE, {"shared_expert_combination_strategy": "sum"}, "combination_strategy 'sum'"),
@@ -136,6 +208,10 @@ REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
     ),
     "windows that are not used": (made.MELLUM, {"use_sliding_window": False}, "use_sliding_window false"),
     "kinds of Mellum": (made.MELLUM, {"layer_types": ["full_attention"]}, "1 kinds of attention"),
+    "dense layer of Ling": (made.BAILING_MOE, {"first_k_dense_replace": 1}, "first_k_dense_replace 1"),
+    "routing of Ling": (made.BAILING_MOE, {"score_function": "sigmoid"}, "experts chosen by sigmoid"),
+    "another Ling": (made.BAILING_MOE, {"architectures": ["BailingMoeLinearForCausalLM"]}, "BailingMoeLinear"),
+    "scores of Ling": (made.BAILING_MOE, {"norm_softmax": True}, "norm_softmax true"),
     "too few kinds": (made.COHERE2_MOE, {"mlp_layer_types": ["dense"]}, "1 kinds of networks"),
 }
 

@@ -178,6 +178,10 @@ class Family:
         """Factors f32 of the rows of a matrix of a layer, None for ones."""
         return None
 
+    def unit_columns(self, target: str) -> bool:
+        """Whether the columns of a matrix outside layers are divided by their lengths."""
+        return False
+
     def extra_tensors(self) -> dict[str, np.ndarray]:
         """Further f32 tensors by GGUF name, made from the configuration."""
         rope = self.config.rope()

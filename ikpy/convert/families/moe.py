@@ -1,4 +1,4 @@
-"""Mixtures of experts with attention like that of Qwen 3: dots1, Hunyuan MoE, Ling 2.0 (bailingmoe2), MiniMax M2."""
+"""Mixtures of experts: dots1, Hunyuan MoE, Ling 1 (bailingmoe) and 2.0 (bailingmoe2), MiniMax M2."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ikpy.convert.families.base import (
     Family,
     Keys,
     Modules,
+    View,
     feed_forward,
     group_note,
     routing_keys,
@@ -81,17 +82,67 @@ class HunyuanMoe(HunyuanDense):
         }
 
 
+_BAILING_OUTER = {"model.word_embeddings": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+class BailingMoe(Family):
+    """Ling 1: q, k and v in one matrix, experts in every layer; columns of the output matrix may have length 1."""
+
+    arch = "bailingmoe"
+    rotates_pairs = True
+    needs_output = True
+    outer: ClassVar[Mapping[str, str]] = _BAILING_OUTER
+    modules: ClassVar[Modules] = {
+        **EXPERTS,
+        **SHARED,
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "attention.query_key_value": ("attn_q", "attn_k", "attn_v"),
+        "attention.dense": "attn_output",
+    }
+
+    def check(self) -> None:
+        super().check()
+        config = self.config
+        classes = config.get("architectures", default=["BailingMoeForCausalLM"])
+        config.require(f"architectures {classes}", classes == ["BailingMoeForCausalLM"])
+        routing = routing_keys(config, gating=1)
+        n_dense = routing["leading_dense_block_count"]
+        config.require(f"first_k_dense_replace {n_dense}", n_dense == 0)
+        config.require("experts chosen by sigmoid", routing["expert_gating_func"] == 1)
+        for name in ("norm_softmax", "multi_gate"):
+            config.require(f"{name} true", not config.get(name, default=False))
+
+    def keys(self) -> Keys:
+        keys = super().keys() | routing_keys(self.config, gating=1)
+        del keys["expert_gating_func"]
+        return keys
+
+    def view(self, target: str, source: str) -> View | None:
+        pairs = super().view(target, source)
+        if source != "attention.query_key_value":
+            return pairs
+        size = self.config.head_dim
+        ends = {
+            "attn_q": self.n_head,
+            "attn_k": self.n_head + self.n_head_kv,
+            "attn_v": self.n_head + 2 * self.n_head_kv,
+        }
+        stop = ends[target] * size
+        start = stop - size * (self.n_head if target == "attn_q" else self.n_head_kv)
+        return lambda rows: pairs(rows[start:stop]) if pairs else rows[start:stop]
+
+    def unit_columns(self, target: str) -> bool:
+        return target == "output" and bool(self.config.get("norm_head", default=False))
+
+
 class BailingMoe2(Family):
     """Fused q, k and v; routing keys of Ling 2.0."""
 
     arch = "bailingmoe2"
     rotates_part = True
     needs_output = True
-    outer: ClassVar[Mapping[str, str]] = {
-        "model.word_embeddings": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-    }
+    outer: ClassVar[Mapping[str, str]] = _BAILING_OUTER
     modules: ClassVar[Modules] = {
         **DENSE,
         **EXPERTS,

@@ -12,7 +12,7 @@ from ikpy.graph.ir import Value
 from ikpy.models.base import Architecture
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
 from ikpy.models.blocks import DenseFFN, Experts, moe_ffn, shared_expert
-from ikpy.models.feed_forward import take_dense, take_experts
+from ikpy.models.feed_forward import take_experts
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.mamba2_layers import Mamba2, Mamba2Layers
@@ -47,6 +47,7 @@ class NemotronH(Mamba2Layers, PredictionLayers, Transformer):
     has_rope = False
     rotates_whole_head = False
     activation = "relu_squared"
+    gated_ffn = False
     out_bias: ClassVar[Presence] = "optional"
     ffn_bias: ClassVar[Presence] = "optional"
 
@@ -83,9 +84,6 @@ class NemotronH(Mamba2Layers, PredictionLayers, Transformer):
         if self.attends(il):
             return Block(norm, self.load_attention(weights, il, prefix))
         return Block(norm, self.load_ffn(weights, il, prefix))
-
-    def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
-        return take_dense(weights, prefix, self.hp.n_embd, self.hp.n_ff[il], bias=self.ffn_bias, gated=False)
 
     # graph
 

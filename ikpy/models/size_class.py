@@ -69,6 +69,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "exaone4": {30: "1.2B", 64: "32B"},
     "exaone-moe": {48: "236B.A23B", 49: "236B.A23B"},
     "afmoe": {32: "26B.A3B", 56: "6B.A1B", 60: "400B.A13B"},
+    "arcee": {36: "4B"},
     "seed_oss": {64: "36B"},
     "smollm3": {36: "3B"},
     "falcon-h1": {24: "1.5B", 32: "3B", 36: "0.5B", 44: "7B", 66: "1B", 72: "34B"},

@@ -69,6 +69,7 @@ class Transformer(Decoder):
     ffn_norm_name: ClassVar[str] = "ffn_norm"
     fused_qkv: ClassVar[bool] = False
     fused_ffn: ClassVar[bool] = False
+    gated_ffn: ClassVar[bool] = True
     activation: ClassVar[str] = "silu"
     rotates_whole_head: ClassVar[bool] = True
     layer_norm: bool = False
@@ -162,7 +163,7 @@ class Transformer(Decoder):
             )
         if self.fused_ffn:
             return take_fused_dense(weights, prefix, hp.n_embd, hp.n_ff[il])
-        return take_dense(weights, prefix, hp.n_embd, hp.n_ff[il], bias=self.ffn_bias)
+        return take_dense(weights, prefix, hp.n_embd, hp.n_ff[il], bias=self.ffn_bias, gated=self.gated_ffn)
 
     def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
         norm = (self.hp.n_embd,)

@@ -212,6 +212,7 @@ REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
     "routing of Ling": (made.BAILING_MOE, {"score_function": "sigmoid"}, "experts chosen by sigmoid"),
     "another Ling": (made.BAILING_MOE, {"architectures": ["BailingMoeLinearForCausalLM"]}, "BailingMoeLinear"),
     "scores of Ling": (made.BAILING_MOE, {"norm_softmax": True}, "norm_softmax true"),
+    "activation of AFM": (made.ARCEE, {"hidden_act": "silu"}, "activation 'silu'"),
     "too few kinds": (made.COHERE2_MOE, {"mlp_layer_types": ["dense"]}, "1 kinds of networks"),
 }
 

@@ -22,6 +22,7 @@ from tests.cpu.test_arch_cohere2moe import cohere2moe
 from tests.cpu.test_arch_mellum import mellum
 from tests.cpu.test_arch_mimo2 import mimo2
 from tests.cpu.test_arch_step35 import step35
+from tests.cpu.test_arch_ungated import arcee
 from tests.cuda.models import logits_of, zoo
 from tests.cuda.test_placement_matrix import ZOO, tokens_for, worst
 from tests.shared import ROOT
@@ -81,7 +82,7 @@ def test_every_architecture(path: Path, cuda_devices: int) -> None:
     assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
 
 
-@pytest.mark.parametrize("make", [afmoe, cohere2moe, mellum, mimo2, step35], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [afmoe, arcee, cohere2moe, mellum, mimo2, step35], ids=lambda f: f.__name__)
 def test_gates_and_layers_of_two_kinds(make: Callable, tmp_path: Path, cuda_devices: int) -> None:
     """Gated heads, heads of two sizes, bounded SwiGLU; experts and a gate on the CPU."""
     path, tokens = make()[0].write(tmp_path / "model.gguf"), CHECKED_TOKENS[:16]

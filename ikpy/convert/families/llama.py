@@ -1,4 +1,4 @@
-"""LLaMA 1 to 3, Mistral, Mixtral, Ministral 3, SmolLM3, Seed-OSS."""
+"""LLaMA 1 to 3, Mistral, Mixtral, Ministral 3, SmolLM3, Seed-OSS, AFM (arcee)."""
 
 from __future__ import annotations
 
@@ -78,6 +78,17 @@ class SmolLM3(Family):
         self.config.require(
             "layers without RoPE that are not every fourth", [bool(r) for r in rotated] == is_rotated(n_layer)
         )
+
+
+class Arcee(Family):
+    """Squared ReLU without a gate."""
+
+    arch = "arcee"
+    biases = QKV
+    rotates_pairs = True
+    rope_scalings = ("llama3",)
+    activations = ("relu2",)
+    modules: ClassVar[Modules] = {**ATTENTION, "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 
 
 class SeedOss(Family):

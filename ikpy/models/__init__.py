@@ -39,6 +39,7 @@ ARCHITECTURES = {
     "glm-dsa": "ikpy.models.glm_dsa:GlmDsa",
     "gpt-oss": "ikpy.models.gpt_oss:GptOss",
     "granite": "ikpy.models.granite:Granite",
+    "granite_swa": "ikpy.models.granite_swa:GraniteSwa",
     "granitehybrid": "ikpy.models.granite_hybrid:GraniteHybrid",
     "granitemoe": "ikpy.models.granite:Granite",
     "hunyuan-dense": "ikpy.models.hunyuan_dense:HunyuanDense",

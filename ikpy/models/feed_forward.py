@@ -30,14 +30,14 @@ def take_dense(
     )
 
 
-def take_fused_dense(weights: WeightSource, prefix: str, n_embd: int, n_ff: int) -> DenseFFN:
-    """Gate rows, then up rows in one tensor ffn_up [D, 2F] (fused SwiGLU), as views of it."""
-    fused = weights.take(f"{prefix}.ffn_up.weight", (n_embd, 2 * n_ff), parts=(n_ff, n_ff))
+def take_fused_dense(weights: WeightSource, prefix: str, n_embd: int, n_ff: int, *, suffix: str = "") -> DenseFFN:
+    """Gate rows, then up rows in one tensor ffn_up`suffix` [D, 2F] (fused SwiGLU), as views of it."""
+    fused = weights.take(f"{prefix}.ffn_up{suffix}.weight", (n_embd, 2 * n_ff), parts=(n_ff, n_ff))
     gate, up = split_rows(fused, n_ff, n_ff)
     return DenseFFN(
         gate=gate,
         up=up,
-        down=weights.take(f"{prefix}.ffn_down.weight", (n_ff, n_embd)),
+        down=weights.take(f"{prefix}.ffn_down{suffix}.weight", (n_ff, n_embd)),
     )
 
 

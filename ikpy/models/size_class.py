@@ -75,6 +75,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "falcon-h1": {24: "1.5B", 32: "3B", 36: "0.5B", 44: "7B", 66: "1B", 72: "34B"},
     "nemotron_h": {42: "4B", 52: "8B", 56: "9B", 62: "12B", 98: "47B", 118: "56B"},
     "nemotron_h_moe": {52: "31B.A3.5B", 88: "120B.A12B"},
+    "granite_swa": {32: "3B", 40: "3B"},
     "granitemoe": {32: "3B", 40: "3B"},
     "minicpm": {40: "2B"},
     "bitnet": {26: "3B"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.cpu.seeded_checkpoints import FF, FF_EXPERT, HEAD, HEADS, KV, N_EXPERT, USED, D, Shapes, Tiny, V, gated, head
 
 OUTER: Shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
@@ -277,4 +279,68 @@ ARCEE = Tiny(
     arcee_shapes,
 )
 
-CHECKPOINTS = (COHERE2_MOE, COHERE2_MOE_SOFTMAX, SOLAR_OPEN, MELLUM, ARCEE)
+
+# Granite with windows and sinks
+
+GRANITE_KINDS = ["full", "sliding", "sliding", "full"]
+GRANITE_BASES = [0, 20000, 0, 20000]
+"""Bases of RoPE; 0: the layer does not know positions."""
+FF_SHARED = 64
+
+
+def granite_swa_shapes(*, experts: bool) -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes = dict(OUTER)
+    for il in range(len(GRANITE_KINDS)):
+        p = f"model.layers.{il}"
+        shapes |= {**norms(p), **attention(p), f"{p}.self_attn.sinks": (HEADS,)}
+        if not experts:
+            shapes |= gated(f"{p}.mlp", FF, NAMES)
+            continue
+        shapes |= {
+            f"{p}.block_sparse_moe.router.weight": (N_EXPERT, D),
+            f"{p}.block_sparse_moe.experts.gate_up_proj": (N_EXPERT, 2 * FF_EXPERT, D),
+            f"{p}.block_sparse_moe.experts.down_proj": (N_EXPERT, D, FF_EXPERT),
+            f"{p}.shared_mlp.input_linear.weight": (2 * FF_SHARED, D),
+            f"{p}.shared_mlp.output_linear.weight": (D, FF_SHARED),
+        }
+    return shapes
+
+
+_GRANITE_SWA: dict[str, Any] = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "hidden_act": "silu",
+    "layer_rope_theta": GRANITE_BASES,
+    "layer_types": [f"{kind}_attention" for kind in GRANITE_KINDS],
+    "logits_scaling": 2.0,
+    "max_position_embeddings": 256,
+    "num_attention_heads": HEADS,
+    "num_hidden_layers": len(GRANITE_KINDS),
+    "num_key_value_heads": KV,
+    "residual_multiplier": 0.6,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "sliding_window": WINDOW,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+GRANITE_SWA = Tiny(
+    "granite-swa",
+    {**head("GraniteSWA", "granite_swa"), **_GRANITE_SWA, "intermediate_size": FF},
+    lambda: granite_swa_shapes(experts=False),
+)
+GRANITE_MOE_SWA = Tiny(
+    "granite-moe-swa",
+    {
+        **head("GraniteMoeSWA", "granitemoe_swa"),
+        **_GRANITE_SWA,
+        "intermediate_size": FF_EXPERT,
+        "num_experts_per_tok": USED,
+        "num_local_experts": N_EXPERT,
+        "shared_intermediate_size": FF_SHARED,
+    },
+    lambda: granite_swa_shapes(experts=True),
+)
+
+CHECKPOINTS = (COHERE2_MOE, COHERE2_MOE_SOFTMAX, SOLAR_OPEN, MELLUM, ARCEE, GRANITE_SWA, GRANITE_MOE_SWA)

@@ -170,6 +170,25 @@ def test_columns_of_other_types_and_pieces(tmp_path: Path, monkeypatch: pytest.M
     np.testing.assert_allclose(np.linalg.norm(values, axis=0), 1, rtol=0.01)
 
 
+# Granite with windows and sinks
+
+
+def test_granite_swa_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    for kind, width in ((made.GRANITE_SWA, tiny.FF), (made.GRANITE_MOE_SWA, tiny.FF_EXPERT)):
+        keys = keys_of(kind, tmp_path / kind.name)
+        assert (keys["general.architecture"], keys["feed_forward_length"]) == ("granite_swa", width)
+        assert [bool(flag) for flag in keys["attention.sliding_window_pattern"]] == [False, True, True, False]
+        assert [bool(flag) for flag in keys["attention.rope_pattern"]] == [False, True, False, True]
+        assert (keys["rope.freq_base"], keys["logit_scale"]) == (20000.0, 2.0)
+
+
+def test_granite_swa_without_lists(tmp_path: Path) -> None:
+    """The first of four layers has no window, all know positions."""
+    keys = keys_of(made.GRANITE_SWA, tmp_path, layer_types=None, layer_rope_theta=None)
+    assert [bool(flag) for flag in keys["attention.sliding_window_pattern"]] == [False, True, True, True]
+    assert all(keys["attention.rope_pattern"]) and keys["rope.freq_base"] == 10000.0
+
+
 SCALED = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
     "sum of experts": (made.COHERE2_MOE, {"shared_expert_combination_strategy": "sum"}, "combination_strategy 'sum'"),
@@ -213,6 +232,13 @@ REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
     "another Ling": (made.BAILING_MOE, {"architectures": ["BailingMoeLinearForCausalLM"]}, "BailingMoeLinear"),
     "scores of Ling": (made.BAILING_MOE, {"norm_softmax": True}, "norm_softmax true"),
     "activation of AFM": (made.ARCEE, {"hidden_act": "silu"}, "activation 'silu'"),
+    "bases of Granite": (
+        made.GRANITE_SWA,
+        {"layer_rope_theta": [0, 10000, 20000, 0]},
+        r"layer_rope_theta with bases \[10000, 20000\]",
+    ),
+    "too few bases": (made.GRANITE_SWA, {"layer_rope_theta": [0, 10000]}, "2 bases of RoPE"),
+    "too few windows": (made.GRANITE_SWA, {"layer_types": ["full_attention"]}, "sliding_window_pattern has wrong"),
     "too few kinds": (made.COHERE2_MOE, {"mlp_layer_types": ["dense"]}, "1 kinds of networks"),
 }
 

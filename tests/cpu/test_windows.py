@@ -30,6 +30,7 @@ from tests.cpu.reference_models import N_VOCAB, RandomModel
 from tests.cpu.test_arch_afmoe import afmoe
 from tests.cpu.test_arch_cohere2moe import cohere2moe
 from tests.cpu.test_arch_exaone import exaone_moe
+from tests.cpu.test_arch_granite_swa import granite_swa
 from tests.cpu.test_arch_mellum import mellum
 from tests.cpu.test_arch_mimo2 import mimo2
 from tests.cpu.test_arch_step35 import step35
@@ -64,7 +65,18 @@ def run(context: Context, tokens: np.ndarray, start: int = 0, seq_id: int = 0) -
     )
 
 
-ARCHITECTURES = [gpt_oss, gemma2_27b, llama4_two_experts, exaone_moe, afmoe, cohere2moe, mellum, mimo2, step35]
+ARCHITECTURES = [
+    gpt_oss,
+    gemma2_27b,
+    llama4_two_experts,
+    exaone_moe,
+    afmoe,
+    cohere2moe,
+    granite_swa,
+    mellum,
+    mimo2,
+    step35,
+]
 
 
 @pytest.mark.parametrize("make", ARCHITECTURES, ids=lambda f: f.__name__)

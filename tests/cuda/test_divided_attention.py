@@ -28,6 +28,7 @@ from tests.cpu.test_arch_afmoe import afmoe
 from tests.cpu.test_arch_cohere2moe import cohere2moe
 from tests.cpu.test_arch_gemma4 import gemma4
 from tests.cpu.test_arch_granite_hybrid import granite_hybrid_moe
+from tests.cpu.test_arch_granite_swa import granite_swa
 from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
 from tests.cpu.test_arch_mimo2 import mimo2
 from tests.cpu.test_arch_nemotron_h import nemotron_h
@@ -60,6 +61,7 @@ BUILT: list[Callable[[], Any]] = [
     lfm2moe,
     nemotron_h,
     granite_hybrid_moe,
+    granite_swa,
     llama4_two_experts,
     mimo2,
     mistral3,

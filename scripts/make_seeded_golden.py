@@ -1,5 +1,5 @@
-"""Records transformers' float32 logits of the checkpoints of tests/cpu/seeded_checkpoints.py, mamba2_checkpoints.py and
-cohere_checkpoints.py.
+"""Records transformers' float32 logits of the checkpoints of tests/cpu/seeded_checkpoints.py, mamba2_checkpoints.py,
+cohere_checkpoints.py and dense_checkpoints.py.
 
 pip install torch transformers        # 5.24 or newer
 python -m scripts.make_seeded_golden
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.cpu import cohere_checkpoints, mamba2_checkpoints
+from tests.cpu import cohere_checkpoints, dense_checkpoints, mamba2_checkpoints
 from tests.cpu import seeded_checkpoints as made
 
 ROWS = (0, 3, 30, 69)
@@ -23,12 +23,18 @@ N_COLUMNS = 96
 
 def main() -> None:
     """Writes the golden files."""
-    for tiny in (*made.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS, *cohere_checkpoints.CHECKPOINTS):
+    for tiny in (
+        *made.CHECKPOINTS,
+        *mamba2_checkpoints.CHECKPOINTS,
+        *cohere_checkpoints.CHECKPOINTS,
+        *dense_checkpoints.CHECKPOINTS,
+    ):
         with tempfile.TemporaryDirectory() as temporary:
             folder = made.write(tiny, Path(temporary) / "checkpoint")
             config = transformers.AutoConfig.from_pretrained(folder)
             config._attn_implementation = config._experts_implementation = "eager"
-            model_class = getattr(transformers, config.architectures[0])  # not all are known to AutoModelForCausalLM
+            # Neither knows all of them.
+            model_class = getattr(transformers, config.architectures[0], transformers.AutoModelForCausalLM)
             model, info = model_class.from_pretrained(
                 folder, config=config, dtype=torch.float32, output_loading_info=True
             )

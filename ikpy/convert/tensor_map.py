@@ -20,7 +20,7 @@ _OTHER_PARTS = re.compile(
     r"|rotary_emb\.inv_freq$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
-_LAYER = re.compile(r"(?:(?:model|backbone)\.)?layers\.(\d+)\.(.+)")
+_LAYER = re.compile(r"(?:(?:(?:model|backbone)\.)?layers|transformer\.h)\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?<=experts\.)(\d+)(?=\.)")
 _PROBED = 64
 _SUFFIX = re.compile(r"\.(weight|bias)$")
@@ -118,7 +118,9 @@ class _Mapper:
             )
             view = self.family.view(target, module)
             part = Part(name, view, int(expert[1]) if expert else None)
-            self._add(f"blk.{il}.{full}", self.family.change(target), part)
+            is_bias = full == f"{target}.bias"
+            change = self.family.bias_change(target) if is_bias else self.family.change(target)
+            self._add(f"blk.{il}.{full}", change, part)
 
     def _take_outer(self, name: str, path: str) -> None:
         target = self.family.outer.get(_SUFFIX.sub("", path))
@@ -126,7 +128,10 @@ class _Mapper:
         if target is None:
             self.unknown.append(name)
         elif suffix and suffix[1] == "bias":
-            self.strange_biases.append(name)
+            if target in self.family.biases:
+                self._add(f"{target}.bias", self.family.bias_change(target), Part(name, None, None))
+            else:
+                self.strange_biases.append(name)
         elif target == "output" and (self._is_tied or not self.family.has_output):
             self.unused_output = name
         else:

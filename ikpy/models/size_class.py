@@ -66,6 +66,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "mellum": {28: "12B.A2.5B"},
     "mimo2": {48: "310B.A15B"},
     "step35": {45: "196B.A11B", 48: "196B.A11B"},
+    "exaone": {30: "2.4B", 32: "8B", 64: "32B"},
     "exaone4": {30: "1.2B", 64: "32B"},
     "exaone-moe": {48: "236B.A23B", 49: "236B.A23B"},
     "afmoe": {32: "26B.A3B", 56: "6B.A1B", 60: "400B.A13B"},
@@ -174,6 +175,10 @@ def _mamba2(shape: _Shape) -> str:
     return sizes.get(shape.embedding, UNKNOWN)
 
 
+def _nemotron(shape: _Shape) -> str:
+    return {3072: "4B", 4096: "8B", 6144: "15B"}.get(shape.embedding, UNKNOWN)
+
+
 def _bert(shape: _Shape) -> str:
     if shape.layers == 12:
         return {384: "33M", 768: "109M"}.get(shape.embedding, UNKNOWN)
@@ -192,6 +197,7 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "granitehybrid": _granite_hybrid,
     "lfm2": _lfm2,
     "mamba2": _mamba2,
+    "nemotron": _nemotron,
     "bloom": _bloom,
     "bert": _bert,
 }

@@ -237,49 +237,6 @@ BAILING_MOE = Tiny(
 )
 
 
-# AFM
-
-ARCEE_LAYERS = 2
-
-
-def arcee_shapes() -> Shapes:
-    """Names and shapes of all tensors."""
-    shapes = {**OUTER, **OUTPUT}
-    for il in range(ARCEE_LAYERS):
-        p = f"model.layers.{il}"
-        shapes |= {**norms(p), **attention(p)}
-        shapes |= {f"{p}.mlp.up_proj.weight": (FF, D), f"{p}.mlp.down_proj.weight": (D, FF)}
-    return shapes
-
-
-ARCEE = Tiny(
-    "arcee",
-    {
-        **head("Arcee", "arcee"),
-        "head_dim": HEAD,
-        "hidden_act": "relu2",
-        "intermediate_size": FF,
-        "max_position_embeddings": 256,
-        "num_attention_heads": HEADS,
-        "num_hidden_layers": ARCEE_LAYERS,
-        "num_key_value_heads": KV,
-        "rms_norm_eps": 1e-5,
-        "rope_scaling": {
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "factor": 4.0,
-            "mscale": 1.0,
-            "original_max_position_embeddings": STRETCHED,
-            "rope_type": "yarn",
-        },
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    },
-    arcee_shapes,
-)
-
-
 # Granite with windows and sinks
 
 GRANITE_KINDS = ["full", "sliding", "sliding", "full"]
@@ -343,4 +300,4 @@ GRANITE_MOE_SWA = Tiny(
     lambda: granite_swa_shapes(experts=True),
 )
 
-CHECKPOINTS = (COHERE2_MOE, COHERE2_MOE_SOFTMAX, SOLAR_OPEN, MELLUM, ARCEE, GRANITE_SWA, GRANITE_MOE_SWA)
+CHECKPOINTS = (COHERE2_MOE, COHERE2_MOE_SOFTMAX, SOLAR_OPEN, MELLUM, GRANITE_SWA, GRANITE_MOE_SWA)

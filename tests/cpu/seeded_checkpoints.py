@@ -303,7 +303,7 @@ def weights(tiny: Tiny) -> dict[str, np.ndarray]:
     made_weights = {}
     for name, shape in sorted(tiny.shapes().items()):
         values = random.standard_normal(shape)
-        if "norm" in name:
+        if "norm" in name or ".ln_" in name:
             values = 1 + 0.2 * values
         elif name.endswith("A_log"):
             values = np.log(1 + 3 * random.random_sample(shape))

@@ -14,6 +14,7 @@ from ikpy.models.size_class import size_class
 from ikpy.quants import dequantize
 from tests.cpu import checkpoints
 from tests.cpu import cohere_checkpoints as made
+from tests.cpu import dense_checkpoints as dense
 from tests.cpu import reference_models as ref
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.definition_checks import chosen
@@ -189,6 +190,61 @@ def test_granite_swa_without_lists(tmp_path: Path) -> None:
     assert all(keys["attention.rope_pattern"]) and keys["rope.freq_base"] == 10000.0
 
 
+# EXAONE 3, Minitron
+
+
+def test_exaone_in_the_names_of_llama(tmp_path: Path) -> None:
+    """As transformers 5 names modules and values."""
+    official = converted(dense.EXAONE, tmp_path / "official")
+    config = {"num_hidden_layers": dense.EXAONE_LAYERS, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+    folder = tiny.write(dense.EXAONE, tmp_path / "checkpoint", **config)
+    checkpoints.amend(folder, drop=("num_layers", "layer_norm_epsilon", "activation_function"))
+    names = {
+        "transformer.wte": "model.embed_tokens",
+        "transformer.ln_f": "model.norm",
+        "transformer.h": "model.layers",
+        "attn.attention.out_proj": "self_attn.o_proj",
+        "attn.attention": "self_attn",
+        "ln_1": "input_layernorm",
+        "ln_2": "post_attention_layernorm",
+        "c_fc_0": "gate_proj",
+        "c_fc_1": "up_proj",
+        "c_proj": "down_proj",
+    }
+
+    def rename(tensors: checkpoints.Tensors) -> None:
+        for name in list(tensors):
+            new = name
+            for old, other in names.items():
+                new = new.replace(old, other)
+            tensors[new] = tensors.pop(name)
+
+    checkpoints.change_tensors(folder, rename)
+    again = checkpoints.convert(folder, tmp_path, outtype="f32")
+    np.testing.assert_array_equal(logits_of(again), logits_of(official))
+
+
+def test_minitron_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    """Weights of norms are whole, biases as stored."""
+    file = converted(dense.NEMOTRON, tmp_path)
+    stored = tiny.weights(dense.NEMOTRON)
+    for target, module in (
+        ("output_norm", "model.norm"),
+        ("blk.1.ffn_norm", "model.layers.1.post_attention_layernorm"),
+    ):
+        weight, bias = (file.tensors[f"{target}.{part}"] for part in ("weight", "bias"))
+        np.testing.assert_allclose(file.data(weight).view(np.float32), stored[f"{module}.weight"] + 1, rtol=1e-6)
+        np.testing.assert_array_equal(file.data(bias).view(np.float32), stored[f"{module}.bias"])
+    assert file.metadata["nemotron.rope.dimension_count"] == tiny.HEAD // 2
+
+
+def test_minitron_without_a_bias_of_a_norm(tmp_path: Path) -> None:
+    folder = tiny.write(dense.NEMOTRON, tmp_path / "checkpoint")
+    checkpoints.change_tensors(folder, lambda tensors: tensors.pop("model.norm.bias"))
+    with pytest.raises(IkpyError, match=r"architecture nemotron needs output_norm\.bias"):
+        Conversion(folder)
+
+
 SCALED = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
     "sum of experts": (made.COHERE2_MOE, {"shared_expert_combination_strategy": "sum"}, "combination_strategy 'sum'"),
@@ -231,7 +287,7 @@ REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
     "routing of Ling": (made.BAILING_MOE, {"score_function": "sigmoid"}, "experts chosen by sigmoid"),
     "another Ling": (made.BAILING_MOE, {"architectures": ["BailingMoeLinearForCausalLM"]}, "BailingMoeLinear"),
     "scores of Ling": (made.BAILING_MOE, {"norm_softmax": True}, "norm_softmax true"),
-    "activation of AFM": (made.ARCEE, {"hidden_act": "silu"}, "activation 'silu'"),
+    "activation of AFM": (dense.ARCEE, {"hidden_act": "silu"}, "activation 'silu'"),
     "bases of Granite": (
         made.GRANITE_SWA,
         {"layer_rope_theta": [0, 10000, 20000, 0]},
@@ -239,6 +295,8 @@ REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
     ),
     "too few bases": (made.GRANITE_SWA, {"layer_rope_theta": [0, 10000]}, "2 bases of RoPE"),
     "too few windows": (made.GRANITE_SWA, {"layer_types": ["full_attention"]}, "sliding_window_pattern has wrong"),
+    "heads of Minitron": (dense.NEMOTRON, {"kv_channels": 24}, "kv_channels 24 beside heads"),
+    "activation of EXAONE": (dense.EXAONE, {"activation_function": "gelu"}, "activation 'gelu'"),
     "too few kinds": (made.COHERE2_MOE, {"mlp_layer_types": ["dense"]}, "1 kinds of networks"),
 }
 

@@ -84,8 +84,8 @@ class Family:
     arch: ClassVar[str]
     modules: ClassVar[Modules] = {**ATTENTION, **DENSE}
     bare: ClassVar[frozenset[str]] = BARE  # tensors whose names have no suffix
-    biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that may have one
-    needed_biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that must have one
+    biases: ClassVar[frozenset[str]] = frozenset()  # tensors that may have one
+    needed_biases: ClassVar[frozenset[str]] = frozenset()  # tensors that must have one
     tables: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that hold integers
     outer: ClassVar[Mapping[str, str]] = {
         "model.embed_tokens": "token_embd",
@@ -101,6 +101,8 @@ class Family:
     has_windows: ClassVar[bool] = False  # in the layers that `layer_types` says
     own_yarn_magnitude: ClassVar[bool] = False
     activations: ClassVar[tuple[str, ...]] = ("silu", "swish")
+    # Names of configuration values in older revisions -> those that are looked for.
+    aliases: ClassVar[Mapping[str, str]] = {}
     activation_names: ClassVar[tuple[str, ...]] = ("hidden_act", "hidden_activation")  # in the configuration
     rotates_part: ClassVar[bool] = False  # of a head, if the configuration says so
     rotary_fraction: ClassVar[float] = 1.0
@@ -111,7 +113,8 @@ class Family:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        config.values = {**self.defaults, **config.values}
+        named = {new: config.values[old] for old, new in self.aliases.items() if old in config.values}
+        config.values = {**self.defaults, **named, **config.values}
         self.n_head = config.integer("num_attention_heads")
         self.n_head_kv = config.integer("num_key_value_heads", default=self.n_head)
 
@@ -173,6 +176,10 @@ class Family:
         """What becomes of every value of a tensor, None if they stay."""
         offset = np.float32(self.norm_offset)
         return (lambda values: values + offset) if offset and target.endswith("norm") else None
+
+    def bias_change(self, target: str) -> Change | None:
+        """What becomes of the bias of a tensor."""
+        return self.change(target)
 
     def row_factors(self, target: str) -> np.ndarray | None:
         """Factors f32 of the rows of a matrix of a layer, None for ones."""

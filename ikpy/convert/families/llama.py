@@ -1,8 +1,9 @@
-"""LLaMA 1 to 3, Mistral, Mixtral, Ministral 3, SmolLM3, Seed-OSS, AFM (arcee)."""
+"""LLaMA 1 to 3, Mistral, Mixtral, Ministral 3, SmolLM3, Seed-OSS, AFM (arcee), EXAONE 3."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 from ikpy.convert.families.base import (
@@ -89,6 +90,42 @@ class Arcee(Family):
     rope_scalings = ("llama3",)
     activations = ("relu2",)
     modules: ClassVar[Modules] = {**ATTENTION, "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+
+
+class Exaone(Family):
+    """EXAONE 3, 3.5 and Deep: names of GPT-2 in checkpoints, or those of llama."""
+
+    arch = "exaone"
+    rope_scalings = ("llama3",)
+    aliases: ClassVar[Mapping[str, str]] = {
+        "num_layers": "num_hidden_layers",
+        "layer_norm_epsilon": "rms_norm_eps",
+        "activation_function": "hidden_act",
+    }
+    defaults: ClassVar[Mapping[str, int | float]] = {
+        "max_position_embeddings": 4096,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+    }
+    outer: ClassVar[Mapping[str, str]] = {
+        **Family.outer,
+        "transformer.wte": "token_embd",
+        "transformer.ln_f": "output_norm",
+    }
+    modules: ClassVar[Modules] = {
+        **ATTENTION,
+        **DENSE,
+        "ln_1": "attn_norm",
+        "ln_2": "ffn_norm",
+        "attn.attention.q_proj": "attn_q",
+        "attn.attention.k_proj": "attn_k",
+        "attn.attention.v_proj": "attn_v",
+        "attn.attention.out_proj": "attn_output",
+        "mlp.c_fc_0": "ffn_gate",
+        "mlp.c_fc_1": "ffn_up",
+        "mlp.c_proj": "ffn_down",
+    }
 
 
 class SeedOss(Family):

@@ -106,6 +106,7 @@ class Conversion:
         self.family = family(config)
         self.weights = Weights(self.checkpoint)
         mapped = map_tensors(self.weights, self.family)
+        self.layer_values = mapped.layer_values
         self.outtype = self._output_type(mapped.outputs)
         extra = self.family.extra_tensors()
         constants = [
@@ -191,6 +192,7 @@ class Conversion:
         n_vocab = embedding.shape[0]
         values |= {f"{arch}.{key}": value for key, value in self.family.keys().items()}
         values[f"{arch}.vocab_size"] = n_vocab
+        values |= self._layer_values()
         keys = tokenizer_keys(
             self.checkpoint,
             n_vocab,
@@ -200,6 +202,29 @@ class Conversion:
             usual_pre=self.family.usual_pre,
         )
         return values | keys | self._templates()
+
+    def _layer_values(self) -> dict[str, list[float]]:
+        """Keys that list a number per layer, from tensors of the checkpoint."""
+        values = {}
+        for module, (key, default) in self.family.layer_values.items():
+            sources = self.layer_values.get(module)
+            if sources is None and default is not None:
+                values[key] = [default] * self.family.config.n_layer
+                continue
+            missing = [il for il in range(self.family.config.n_layer) if il not in (sources or {})]
+            if missing or not sources:
+                raise FileFormatError(
+                    f"{self.checkpoint.folder}: layer {missing[0]} lacks {module}; the checkpoint is incomplete"
+                )
+            values[key] = [self._number(sources[il]) for il in sorted(sources)]
+        return values
+
+    def _number(self, source: str) -> float:
+        """The value of a tensor that holds one."""
+        numbers = to_float32(self.weights.load(source), self.weights.kind(source)).reshape(-1)
+        if len(numbers) != 1 or not np.isfinite(numbers[0]):
+            raise FileFormatError(f"{self.checkpoint.folder}: tensor '{source}' is not one finite number")
+        return float(numbers[0])
 
     def _templates(self) -> dict[str, Any]:
         path = self.options.chat_template_file

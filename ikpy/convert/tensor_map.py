@@ -51,11 +51,14 @@ class OutputTensor:
 
 @dataclass
 class TensorMap:
-    """GGUF tensors in file order; names of checkpoint tensors that were left out."""
+    """GGUF tensors in file order; names of checkpoint tensors that were left out; those that become values of keys, by
+    their names within a layer and by layer.
+    """
 
     outputs: list[OutputTensor]
     skipped_parts: list[str] = field(default_factory=list)
     skipped_layers: list[str] = field(default_factory=list)
+    layer_values: dict[str, dict[int, str]] = field(default_factory=dict)
 
 
 def map_tensors(weights: Weights, family: Family) -> TensorMap:
@@ -100,6 +103,9 @@ class _Mapper:
             self._take_outer(name, path)
 
     def _take_layer(self, name: str, il: int, path: str) -> None:
+        if path in self.family.layer_values:
+            self.map.layer_values.setdefault(path, {})[il] = name
+            return
         suffix = None if path in self.family.modules else _SUFFIX.search(path)
         module = _SUFFIX.sub("", path) if suffix else path
         expert = _EXPERT.search(module)

@@ -19,6 +19,8 @@ UNARY_KINDS = {
     "gelu_erf": 7,
     "softplus": 8,
 }
+# A further kind of the op, with parameters.
+XIELU = 9
 # Sources that kernels read as f32: norm weights, biases, sinks, frequency factors.
 FLOAT_SOURCES = {
     "rms_norm": (1,),
@@ -110,6 +112,10 @@ class ElementwiseOps:
     def softcap(self, x: Value, cap: float) -> Value:
         """cap * tanh(x / cap)."""
         return self._emit("softcap", self.new(*x.shape), [x], fp=[cap])
+
+    def xielu(self, x: Value, positive: float, negative: float, beta: float, eps: float) -> Value:
+        """beta x + positive x^2 above 0, beta x + negative (e^min(x, eps) - 1 - x) elsewhere."""
+        return self._emit("unary", self.new(*x.shape), [x], ip=[XIELU], fp=[positive, negative, beta, eps])
 
     def block_maxima(self, x: Value, size: int) -> Value:
         """The largest of every `size` elements of rows x [n, T], f32 [n / size rounded up, T]; NaN if one is."""

@@ -10,6 +10,7 @@ from ikpy.models.base import Architecture
 # general.architecture -> module:class
 ARCHITECTURES = {
     "afmoe": "ikpy.models.afmoe:Afmoe",
+    "apertus": "ikpy.models.apertus:Apertus",
     "arcee": "ikpy.models.arcee:Arcee",
     "bailingmoe": "ikpy.models.deepseek:BailingMoe",
     "bailingmoe2": "ikpy.models.bailingmoe2:BailingMoe2",

@@ -51,14 +51,12 @@ class Keys:
 
     def is_list(self, name: str) -> bool:
         """Whether `A.name` is an array of the file."""
-        key = f"{self.arch}.{name}"
-        is_stored = key not in self.overrides and key in self.gguf.metadata
-        return is_stored and self.gguf.value_type(key) is VT.ARRAY
+        return self._is_list(f"{self.arch}.{name}")
 
     def per_layer(self, name: str, n_layer: int, default: Any = REQUIRED) -> list[int]:
         """u32, or array of integers or booleans with one value per layer, as a list of n_layer integers."""
         key = f"{self.arch}.{name}"
-        if self.is_list(name):
+        if self._is_list(key):
             values = np.asarray(self.gguf.metadata[key])
             if values.dtype.kind not in "iub":
                 raise FileFormatError(f"{self.gguf.path}: key {key} must hold integers or booleans")
@@ -73,10 +71,23 @@ class Keys:
             return [int(v) for v in values]
         return [int(self._scalar(key, VT.UINT32, default))] * n_layer
 
-    def floats_per_layer(self, name: str, n_layer: int, default: float) -> list[float]:
+    def floats_per_layer(self, name: str, n_layer: int, default: Any = REQUIRED) -> list[float]:
         """f32, or array of floats with one value per layer, as a list of n_layer numbers."""
-        key = f"{self.arch}.{name}"
-        if not self.is_list(name):
+        return self._floats(f"{self.arch}.{name}", n_layer, default)
+
+    def bare_floats_per_layer(self, key: str, n_layer: int) -> list[float]:
+        """As floats_per_layer, of a key that has no architecture in its name. FileFormatError unless all are finite."""
+        values = self._floats(key, n_layer, REQUIRED)
+        if not all(map(math.isfinite, values)):
+            raise FileFormatError(f"{self.gguf.path}: key {key} holds numbers that are not finite")
+        return values
+
+    def _is_list(self, key: str) -> bool:
+        is_stored = key not in self.overrides and key in self.gguf.metadata
+        return is_stored and self.gguf.value_type(key) is VT.ARRAY
+
+    def _floats(self, key: str, n_layer: int, default: Any) -> list[float]:
+        if not self._is_list(key):
             return [float(self._scalar(key, VT.FLOAT32, default))] * n_layer
         values = np.asarray(self.gguf.metadata[key])
         if values.dtype.kind != "f" or len(values) != n_layer:

@@ -70,6 +70,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "exaone4": {30: "1.2B", 64: "32B"},
     "exaone-moe": {48: "236B.A23B", 49: "236B.A23B"},
     "afmoe": {32: "26B.A3B", 56: "6B.A1B", 60: "400B.A13B"},
+    "apertus": {32: "8B", 80: "70B"},
     "arcee": {36: "4B"},
     "seed_oss": {64: "36B"},
     "smollm3": {36: "3B"},

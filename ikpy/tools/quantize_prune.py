@@ -21,6 +21,9 @@ TRAILING_COUNTS = ("nextn_predict_layers", "attention.shared_kv_layers")
 # Arrays that have nothing to do with blocks, however many elements they have.
 OTHER_ARRAYS = ("rope.dimension_sections", "classifier.output_labels")
 
+# Keys with a value per block that have no architecture in their names.
+BARE_PREFIX = "xielu."
+
 # Blocks whose number decides what they are: kinds come in turns of so many, by architecture or by a key.
 PERIODS = {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gpt-oss": 2, "llama4": 4}
 PERIOD_KEYS = ("attention.sliding_window_pattern", "full_attention_interval", "interleave_moe_layer_step")
@@ -65,7 +68,7 @@ def pruned_values(file: GGUFFile, removed: Collection[int]) -> dict[str, Any]:
                 values[key] = count - sum((n - 1 - block if from_end else block) < count for block in removed)
     stay = [block for block in range(n) if block not in removed]
     for key in file.metadata:
-        if not key.startswith(prefix) or key.removeprefix(prefix) in OTHER_ARRAYS:
+        if not key.startswith((prefix, BARE_PREFIX)) or key.removeprefix(prefix) in OTHER_ARRAYS:
             continue
         value = file.metadata[key]
         if isinstance(value, np.ndarray | StringArray) and len(value) == n:

@@ -1,4 +1,4 @@
-"""Tiny dense checkpoints: AFM, EXAONE 3, Minitron; made as those of seeded_checkpoints.py."""
+"""Tiny dense checkpoints: AFM, EXAONE 3, Minitron, Apertus; made as those of seeded_checkpoints.py."""
 
 from __future__ import annotations
 
@@ -128,4 +128,50 @@ NEMOTRON = Tiny(
     nemotron_shapes,
 )
 
-CHECKPOINTS = (ARCEE, EXAONE, NEMOTRON)
+# Apertus
+
+APERTUS_LAYERS = 2
+
+
+def apertus_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes = {**OUTER, **OUTPUT}
+    for il in range(APERTUS_LAYERS):
+        p = f"model.layers.{il}"
+        shapes |= {f"{p}.{name}.weight": (D,) for name in ("attention_layernorm", "feedforward_layernorm")}
+        shapes |= {**attention(p), **{f"{p}.self_attn.{x}_norm.weight": (HEAD,) for x in "qk"}}
+        shapes |= {f"{p}.mlp.up_proj.weight": (FF, D), f"{p}.mlp.down_proj.weight": (D, FF)}
+        shapes |= {f"{p}.mlp.act_fn.{name}": (1,) for name in ("alpha_p", "alpha_n")}
+        shapes |= {f"{p}.mlp.act_fn.{name}": () for name in ("beta", "eps")}
+    return shapes
+
+
+APERTUS = Tiny(
+    "apertus",
+    {
+        **head("Apertus", "apertus"),
+        "head_dim": HEAD,
+        "hidden_act": "xielu",
+        "intermediate_size": FF,
+        "max_position_embeddings": 256,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": APERTUS_LAYERS,
+        "num_key_value_heads": KV,
+        "post_norm": False,
+        "qk_norm": True,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "factor": 8.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": STRETCHED,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 12000000,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    apertus_shapes,
+)
+
+CHECKPOINTS = (ARCEE, EXAONE, NEMOTRON, APERTUS)

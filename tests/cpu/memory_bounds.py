@@ -21,7 +21,7 @@ from benchmarks import reference_attention as ref
 from benchmarks.matmul_plans import Program
 from benchmarks.random_weights import random_tensor
 from ikpy._native import core
-from ikpy.graph.elementwise import UNARY_KINDS
+from ikpy.graph.elementwise import UNARY_KINDS, XIELU
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name
 
@@ -183,6 +183,7 @@ def other_ops(place: Place) -> None:
                 _op(kind, place, x, [x, other])
         _op("scale", place, x, [x], fp=[2.0, 1.0])
         _op("softcap", place, x, [x], fp=[2.0])
+        _op("unary", place, x, [x], [XIELU], [0.8, 0.6, 0.5, -0.1])
         for number in UNARY_KINDS.values():
             _op("unary", place, x, [x], [number])
             _op("gated_unary", place, x, [x, y], [number], [0.5])

@@ -38,6 +38,8 @@ class RandomModel:
         self.encoded: dict[str, tuple[int, np.ndarray]] = {}
         self.words: list[str] = []
         self.numbered_words = False
+        self.outer_keys: dict[str, Any] = {}
+        """Keys without the architecture in their names."""
 
     def matrix(self, name: str, *shape: int) -> None:
         """Rows of unit variance products: [.., n_out, n_in]."""
@@ -102,11 +104,11 @@ class RandomModel:
                 self._write_words(out)
             elif self.numbered_words:
                 self._write_numbered_words(out)
-            for key, value in self.keys.items():
+            for key, value in {**{f"{self.arch}.{k}": v for k, v in self.keys.items()}, **self.outer_keys}.items():
                 if isinstance(value, list):
-                    out.add_array(f"{self.arch}.{key}", VALUE_TYPES[type(value[0])], value)
+                    out.add_array(key, VALUE_TYPES[type(value[0])], value)
                 else:
-                    out.add(f"{self.arch}.{key}", VALUE_TYPES[type(value)], value)
+                    out.add(key, VALUE_TYPES[type(value)], value)
             names = {
                 n: n if n.endswith((".bias", ".scale", ".ssm_a", ".ssm_d")) else f"{n}.weight" for n in self.weights
             }

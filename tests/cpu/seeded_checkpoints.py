@@ -295,6 +295,8 @@ MISTRAL4 = Tiny(
 
 CHECKPOINTS = (KIMI_LINEAR, LFM2, LFM2_MOE, MISTRAL4)
 IS_F32 = ("A_log", "bias")
+NUMBERS = {"beta": 0.4375, "eps": -0.125}
+"""What tensors without dimensions hold."""
 
 
 def weights(tiny: Tiny) -> dict[str, np.ndarray]:
@@ -302,16 +304,17 @@ def weights(tiny: Tiny) -> dict[str, np.ndarray]:
     random = np.random.RandomState(7)  # its numbers never change
     made_weights = {}
     for name, shape in sorted(tiny.shapes().items()):
-        values = random.standard_normal(shape)
+        values = random.standard_normal(shape) if shape else np.array(NUMBERS[name.rpartition(".")[2]])
         if "norm" in name or ".ln_" in name:
             values = 1 + 0.2 * values
         elif name.endswith("A_log"):
             values = np.log(1 + 3 * random.random_sample(shape))
         elif name.endswith("bias"):
             values = 0.3 * values
-        elif "embed" not in name:
+        elif shape and "embed" not in name:
             values *= 1.5 / math.sqrt(shape[-1])
-        made_weights[name] = values.astype(np.float32) if name.endswith(IS_F32) else bf16_values(values)
+        kept = values.astype(np.float32) if name.endswith(IS_F32) else bf16_values(values)
+        made_weights[name] = kept.reshape(shape)
     return made_weights
 
 

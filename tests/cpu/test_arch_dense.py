@@ -1,4 +1,4 @@
-"""AFM, EXAONE 3 and Minitron: random models against their definition."""
+"""AFM, EXAONE 3, Minitron and Apertus: random models against their definition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ikpy.cli import main
+from ikpy.engine.model import Model
 from ikpy.errors import FileFormatError
+from ikpy.gguf.reader import GGUFFile
 from ikpy.models.size_class import size_class
 from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
@@ -130,7 +133,45 @@ def nemotron_biased() -> tuple[RandomModel, np.ndarray]:
     return nemotron(biases=True)
 
 
-MODELS = [arcee, arcee_biased, exaone, exaone_biased, nemotron, nemotron_biased]
+XIELU = {"alpha_p": [0.3, -1.5, 2.0], "alpha_n": [-0.4, 1.2, 0.1], "beta": [0.5, 0.4, 0.6], "eps": [-1e-6, -0.2, -1e-6]}
+"""As files have them, a number per layer."""
+
+
+def xielu(x: np.ndarray, il: int) -> np.ndarray:
+    """The activation of a layer (arXiv:2411.13010)."""
+    positive, negative, beta, eps = (XIELU[name][il] for name in ("alpha_p", "alpha_n", "beta", "eps"))
+    above = np.logaddexp(0, positive) * x**2
+    below = (beta + np.logaddexp(0, negative)) * (np.expm1(np.minimum(x, eps)) - x)
+    return beta * x + np.where(x > 0, above, below)
+
+
+def apertus() -> tuple[RandomModel, np.ndarray]:
+    """Normed heads, frequency factors, an activation per layer."""
+    m = RandomModel("apertus", 154, **checks.shape(N, D, HEADS, KV, HEAD, F), **RMS)
+    m.outer_keys = {f"xielu.{name}": values for name, values in XIELU.items()}
+    checks.frame(m, D, tied=False)
+    m.norm("rope_freqs", HEAD // 2)
+    for il in range(N):
+        p = f"blk.{il}"
+        for name, size in (("attn_norm", D), ("ffn_norm", D), ("attn_q_norm", HEAD), ("attn_k_norm", HEAD)):
+            m.norm(f"{p}.{name}", size)
+        m.attention(p, D, HEADS, KV, HEAD)
+        m.matrix(f"{p}.ffn_up", F, D)
+        m.matrix(f"{p}.ffn_down", D, F)
+    e = Evaluation(m)
+    x = e.w["token_embd"][TOKENS]
+    angles = ref.plain_angles(HEAD, 10000.0, POS, e.w["rope_freqs"])
+    for il in range(N):
+        w = checks.layer_weights(e, il)
+        q, k, v = e.qkv(il, ref.rms_norm(x, w["attn_norm"], e.eps))
+        q, k = ref.rms_norm(q, w["attn_q_norm"], e.eps), ref.rms_norm(k, w["attn_k_norm"], e.eps)
+        q, k = (ref.rotate(t, angles, neox=True) for t in (q, k))
+        x = x + e.output(il, ref.attend(q, k, v, 1 / math.sqrt(HEAD)))
+        x = x + network(e, il, ref.rms_norm(x, w["ffn_norm"], e.eps), lambda h, il=il: xielu(h, il))
+    return m, ref.rms_norm(x, e.w["output_norm"], e.eps) @ e.w["output"].T
+
+
+MODELS = [apertus, arcee, arcee_biased, exaone, exaone_biased, nemotron, nemotron_biased]
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda f: f.__name__)
@@ -148,6 +189,30 @@ def test_a_gate_has_no_place(tmp_path: Path) -> None:
         checks.check_definition(model, truth, tmp_path)
 
 
+def test_activations_of_fewer_layers(tmp_path: Path) -> None:
+    for key, value, message in (
+        ("xielu.beta", [0.5, 0.5], "key xielu.beta must hold 3 floats"),
+        ("xielu.eps", [0.0, math.inf, 0.0], "key xielu.eps holds numbers that are not finite"),
+        ("xielu.alpha_p", None, "xielu.alpha_p"),
+    ):
+        model, truth = apertus()
+        model.outer_keys[key] = value
+        if value is None:
+            del model.outer_keys[key]
+        with pytest.raises(FileFormatError, match=message):
+            checks.check_definition(model, truth, tmp_path)
+
+
+def test_pruned_layers_take_their_activations_along(tmp_path: Path) -> None:
+    model, _ = apertus()
+    path = model.write(tmp_path / "model.gguf")
+    assert main(["quantize", "--prune-layers", "1", str(path), str(tmp_path / "pruned.gguf"), "F32"]) == 0
+    pruned = GGUFFile.open(tmp_path / "pruned.gguf")
+    for name, values in XIELU.items():
+        np.testing.assert_allclose(pruned.metadata[f"xielu.{name}"], [values[0], values[2]], rtol=1e-6)
+    assert Model.load(tmp_path / "pruned.gguf").hparams.n_layer == 2
+
+
 def test_norms_without_biases(tmp_path: Path) -> None:
     for name in ("output_norm", "blk.1.ffn_norm"):
         model, truth = nemotron()
@@ -157,6 +222,6 @@ def test_norms_without_biases(tmp_path: Path) -> None:
 
 
 def test_size_classes() -> None:
-    for arch, layers, expected in (("arcee", 36, "4B"), ("exaone", 30, "2.4B"), ("exaone", 64, "32B")):
+    for arch, layers, expected in (("arcee", 36, "4B"), ("exaone", 30, "2.4B"), ("apertus", 80, "70B")):
         assert size_class({"general.architecture": arch, f"{arch}.block_count": layers}) == expected
     assert size_class({"general.architecture": "nemotron", "nemotron.embedding_length": 3072}) == "4B"

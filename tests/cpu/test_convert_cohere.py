@@ -190,7 +190,37 @@ def test_granite_swa_without_lists(tmp_path: Path) -> None:
     assert all(keys["attention.rope_pattern"]) and keys["rope.freq_base"] == 10000.0
 
 
-# EXAONE 3, Minitron
+# EXAONE 3, Minitron, Apertus
+
+
+ACTIVATION = "model.layers.1.mlp.act_fn"
+
+
+def test_apertus_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    """Numbers of the activations in keys without the architecture."""
+    metadata, stored = converted(dense.APERTUS, tmp_path).metadata, tiny.weights(dense.APERTUS)
+    for name in ("alpha_p", "alpha_n", "beta", "eps"):
+        expected = [stored[f"model.layers.{il}.mlp.act_fn.{name}"].item() for il in range(dense.APERTUS_LAYERS)]
+        np.testing.assert_array_equal(metadata[f"xielu.{name}"], np.float32(expected))
+
+
+def test_apertus_without_numbers(tmp_path: Path) -> None:
+    """beta and eps may be missing everywhere, but not in one layer; a number is one."""
+    changes: dict[str, tuple[Any, str]] = {
+        "everywhere": (lambda t: [t.pop(n) for n in list(t) if n.endswith(("beta", "eps"))], ""),
+        "in a layer": (lambda t: t.pop(f"{ACTIVATION}.beta"), "layer 1 lacks mlp.act_fn.beta"),
+        "needed": (lambda t: t.pop(f"{ACTIVATION}.alpha_p"), "layer 1 lacks mlp.act_fn.alpha_p"),
+        "two": (lambda t: t.update({f"{ACTIVATION}.beta": ("F32", (2,), bytes(8))}), "is not one finite number"),
+    }
+    for case, (change, message) in changes.items():
+        folder = tiny.write(dense.APERTUS, tmp_path / case)
+        checkpoints.change_tensors(folder, change)
+        if not message:
+            metadata = Conversion(folder).metadata
+            assert (metadata["xielu.beta"], metadata["xielu.eps"]) == ([0.5] * 2, [-1e-6] * 2)
+            continue
+        with pytest.raises(IkpyError, match=message):
+            Conversion(folder)
 
 
 def test_exaone_in_the_names_of_llama(tmp_path: Path) -> None:
@@ -296,6 +326,8 @@ REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
     "too few bases": (made.GRANITE_SWA, {"layer_rope_theta": [0, 10000]}, "2 bases of RoPE"),
     "too few windows": (made.GRANITE_SWA, {"layer_types": ["full_attention"]}, "sliding_window_pattern has wrong"),
     "heads of Minitron": (dense.NEMOTRON, {"kv_channels": 24}, "kv_channels 24 beside heads"),
+    "norms of Apertus": (dense.APERTUS, {"qk_norm": False}, "qk_norm false"),
+    "other norms of Apertus": (dense.APERTUS, {"post_norm": True}, "post_norm true"),
     "activation of EXAONE": (dense.EXAONE, {"activation_function": "gelu"}, "activation 'gelu'"),
     "too few kinds": (made.COHERE2_MOE, {"mlp_layer_types": ["dense"]}, "1 kinds of networks"),
 }

@@ -19,7 +19,7 @@ from ikpy.graph.placement import DeviceParams, PlacementParams
 from tests.cpu.definition_checks import TOKENS as CHECKED_TOKENS
 from tests.cpu.test_arch_afmoe import afmoe
 from tests.cpu.test_arch_cohere2moe import cohere2moe
-from tests.cpu.test_arch_dense import arcee, nemotron
+from tests.cpu.test_arch_dense import apertus, arcee, nemotron
 from tests.cpu.test_arch_granite_swa import granite_swa_moe
 from tests.cpu.test_arch_mellum import mellum
 from tests.cpu.test_arch_mimo2 import mimo2
@@ -84,7 +84,9 @@ def test_every_architecture(path: Path, cuda_devices: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [afmoe, arcee, cohere2moe, granite_swa_moe, mellum, mimo2, nemotron, step35], ids=lambda f: f.__name__
+    "make",
+    [afmoe, apertus, arcee, cohere2moe, granite_swa_moe, mellum, mimo2, nemotron, step35],
+    ids=lambda f: f.__name__,
 )
 def test_gates_and_layers_of_two_kinds(make: Callable, tmp_path: Path, cuda_devices: int) -> None:
     """Gated heads, heads of two sizes, bounded SwiGLU; experts and a gate on the CPU."""

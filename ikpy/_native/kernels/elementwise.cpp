@@ -97,6 +97,22 @@ void op_softcap(const ThreadContext& ctx, const Op& op, const Tensor* ts, const 
     unary(ctx, op, ts, [=](float x) { return cap * std::tanh(x / cap); });
 }
 
+namespace {
+
+// A kind of op_unary that products do not apply: its parameters are fp = positive, negative, beta, eps.
+constexpr int32_t kXielu = 9;
+
+// xIELU (arXiv:2411.13010)
+void xielu(const ThreadContext& ctx, const Op& op, const Tensor* ts) {
+    const float positive = op.fp[0], negative = op.fp[1], beta = op.fp[2], eps = op.fp[3];
+    unary(ctx, op, ts, [=](float x) {
+        const float bent = x > 0 ? positive * x * x : negative * (exp_fast(x < eps ? x : eps) - 1.0f - x);
+        return bent + beta * x;
+    });
+}
+
+}  // namespace
+
 void op_unary(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     switch (op.ip[0]) {
         case kSilu:
@@ -115,6 +131,8 @@ void op_unary(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Ru
             return unary(ctx, op, ts, [](float x) { return gelu_erf(x); });
         case kSoftplus:
             return unary(ctx, op, ts, [](float x) { return softplus(x); });
+        case kXielu:
+            return xielu(ctx, op, ts);
     }
 }
 

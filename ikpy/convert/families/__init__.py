@@ -11,6 +11,7 @@ from ikpy.errors import UnsupportedError
 _FOLDER = "ikpy.convert.families"
 FAMILIES = {
     "afmoe": "windowed_moe:Afmoe",
+    "apertus": "llama:Apertus",
     "arcee": "llama:Arcee",
     "bailing_moe": "moe:BailingMoe",
     "bailing_moe_v2": "moe:BailingMoe2",

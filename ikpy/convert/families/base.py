@@ -87,6 +87,9 @@ class Family:
     biases: ClassVar[frozenset[str]] = frozenset()  # tensors that may have one
     needed_biases: ClassVar[frozenset[str]] = frozenset()  # tensors that must have one
     tables: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that hold integers
+    # Tensors of one number in every layer -> the key (without the architecture) that lists them, and the number where a
+    # checkpoint has none.
+    layer_values: ClassVar[Mapping[str, tuple[str, float | None]]] = {}
     outer: ClassVar[Mapping[str, str]] = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",

@@ -1,4 +1,4 @@
-"""LLaMA 1 to 3, Mistral, Mixtral, Ministral 3, SmolLM3, Seed-OSS, AFM (arcee), EXAONE 3."""
+"""LLaMA 1 to 3, Mistral, Mixtral, Ministral 3, SmolLM3, Seed-OSS, AFM (arcee), Apertus, EXAONE 3."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
+from ikpy.convert.config import Config
 from ikpy.convert.families.base import (
     ATTENTION,
     ATTENTION_AND_DENSE,
     DENSE,
+    HEAD_NORMS,
     MIXTRAL_EXPERTS,
     QKV,
     Family,
@@ -90,6 +92,46 @@ class Arcee(Family):
     rope_scalings = ("llama3",)
     activations = ("relu2",)
     modules: ClassVar[Modules] = {**ATTENTION, "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+
+
+class Apertus(Family):
+    """A norm of every head of q and k; xIELU without a gate, whose parameters are numbers of each layer."""
+
+    arch = "apertus"
+    needs_output = True
+    rope_scalings = ("llama3",)
+    activations = ("xielu",)
+    modules: ClassVar[Modules] = {
+        **ATTENTION,
+        **HEAD_NORMS,
+        "attention_layernorm": "attn_norm",
+        "feedforward_layernorm": "ffn_norm",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+    layer_values: ClassVar[Mapping[str, tuple[str, float | None]]] = {
+        "mlp.act_fn.alpha_p": ("xielu.alpha_p", None),
+        "mlp.act_fn.alpha_n": ("xielu.alpha_n", None),
+        "mlp.act_fn.beta": ("xielu.beta", 0.5),
+        "mlp.act_fn.eps": ("xielu.eps", -1e-6),
+    }
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if config.get("rope_parameters", "rope_scaling", default=None) is None and "rope_theta" not in config.values:
+            config.values["rope_parameters"] = {
+                "rope_type": "llama3",
+                "rope_theta": 12e6,
+                "factor": 8.0,
+                "original_max_position_embeddings": 8192,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            }
+
+    def check(self) -> None:
+        super().check()
+        self.config.require("qk_norm false", bool(self.config.get("qk_norm", default=True)))
+        self.config.require("post_norm true", not self.config.get("post_norm", default=False))
 
 
 class Exaone(Family):

@@ -5,12 +5,13 @@ using namespace ikpy::cuda;
 
 namespace {
 
-enum UnaryOp { kScale = 16, kSoftCap = 17 };
+enum UnaryOp { kXielu = 9, kScale = 16, kSoftCap = 17 };
 enum BinaryOp { kAdd = 16, kMul = 17 };
 
-__device__ __forceinline__ float unary_op(int kind, float x, float a, float b) {
-    if (kind == kScale) return x * a + b;
-    if (kind == kSoftCap) return a * tanhf(x / a);
+__device__ __forceinline__ float unary_op(int kind, float x, const float4& p) {
+    if (kind == kScale) return x * p.x + p.y;
+    if (kind == kSoftCap) return p.x * tanhf(x / p.x);
+    if (kind == kXielu) return p.z * x + (x > 0 ? p.x * x * x : p.y * (expm1f(x < p.w ? x : p.w) - x));
     return unary_value(kind, x);
 }
 
@@ -35,16 +36,18 @@ __device__ __forceinline__ void for_columns(const View& v, int width, const int*
 }  // namespace
 
 // dst = f(src); width: 4 if all rows are 16-byte aligned and their length is a multiple of 4, else 1.
-IKPY_KERNEL unary_f32(View dst, View src, int kind, float a, float b, int width, const int* runtime) {
-    for_columns(dst, width, runtime, [&](RowIndex r, int c) {
-        const float* x = src.row<const float>(r.i1, r.i2, r.i3) + c;
-        float* y = dst.row<float>(r.i1, r.i2, r.i3) + c;
+IKPY_KERNEL unary_f32(View dst, View src, int kind, float a, float b, float c, float d, int width,
+                      const int* runtime) {
+    const float4 p = make_float4(a, b, c, d);
+    for_columns(dst, width, runtime, [&](RowIndex r, int column) {
+        const float* x = src.row<const float>(r.i1, r.i2, r.i3) + column;
+        float* y = dst.row<float>(r.i1, r.i2, r.i3) + column;
         if (width == 4) {
             const float4 v = *reinterpret_cast<const float4*>(x);
-            *reinterpret_cast<float4*>(y) = make_float4(unary_op(kind, v.x, a, b), unary_op(kind, v.y, a, b),
-                                                        unary_op(kind, v.z, a, b), unary_op(kind, v.w, a, b));
+            *reinterpret_cast<float4*>(y) = make_float4(unary_op(kind, v.x, p), unary_op(kind, v.y, p),
+                                                        unary_op(kind, v.z, p), unary_op(kind, v.w, p));
         } else {
-            *y = unary_op(kind, *x, a, b);
+            *y = unary_op(kind, *x, p);
         }
     });
 }

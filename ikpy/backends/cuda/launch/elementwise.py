@@ -24,9 +24,10 @@ from ikpy.backends.cuda.launch.base import (
 from ikpy.graph.ir import F32, Value
 
 
-def _unary(c: OpContext, kind: int, a: float = 0.0, b: float = 0.0) -> list[Launch]:
+def _unary(c: OpContext, kind: int, *parameters: float) -> list[Launch]:
     width = vector_width(c.op.dst, c.source(0))
-    args = [c.dst, c.view(0), i32(kind), f32(a), f32(b), i32(width), c.runtime]
+    values = [*parameters, 0.0, 0.0, 0.0, 0.0][:4]
+    args = [c.dst, c.view(0), i32(kind), *map(f32, values), i32(width), c.runtime]
     return [Launch("unary_f32", flat_grid(c.op.dst, width), (256, 1, 1), 0, args)]
 
 
@@ -46,7 +47,7 @@ _SCALE, _SOFTCAP, _ADD, _MUL = 16, 17, 16, 17
 lowers("add")(lambda c: _binary(c, _ADD))
 lowers("mul")(lambda c: _binary(c, _MUL))
 lowers("gated_unary")(_gated)
-lowers("unary")(lambda c: _unary(c, c.op.ip[0]))
+lowers("unary")(lambda c: _unary(c, c.op.ip[0], *c.op.fp[:4]))
 lowers("scale")(lambda c: _unary(c, _SCALE, *c.op.fp[:2]))
 lowers("softcap")(lambda c: _unary(c, _SOFTCAP, c.op.fp[0]))
 

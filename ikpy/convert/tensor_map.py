@@ -10,6 +10,7 @@ import numpy as np
 
 from ikpy.convert.families.base import Change, Family, Targets, View
 from ikpy.convert.weights import MXFP4_BLOCK, MXFP4_BYTES, Weights
+from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
 
 _TEXT_PART = re.compile(r"^(model\.)?language_model\.(model\.)?")
@@ -199,12 +200,19 @@ class _Mapper:
     def _check_biases(self) -> None:
         """A file with other biases than the architecture knows would not load."""
         folder, arch = self.weights.checkpoint.folder, self.family.arch
-        if self.strange_biases:
-            raise UnsupportedError(f"{folder}: architecture {arch} has no bias for {_listed(self.strange_biases)}")
+        strange = [name for name in self.strange_biases if not self._is_zero_bias(name)]
+        if strange:
+            raise UnsupportedError(f"{folder}: architecture {arch} has no bias for {_listed(strange)}")
         for name in self.outputs:
             module = name.removesuffix(".weight")
             if module.split(".", 2)[-1] in self.family.needed_biases and f"{module}.bias" not in self.outputs:
                 raise UnsupportedError(f"{folder}: architecture {arch} needs {module}.bias, which the checkpoint lacks")
+
+    def _is_zero_bias(self, name: str) -> bool:
+        """Whether a bias that the architecture does not have may be left out."""
+        if not self.family.drops_zero_biases:
+            return False
+        return not to_float32(self.weights.load(name), self.weights.kind(name)).any()
 
     def _place(self, output: OutputTensor) -> tuple[int, int, int, str]:
         """Sort key: embedding, layers in the order of the family's modules, the rest."""

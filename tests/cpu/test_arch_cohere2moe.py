@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ import pytest
 
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
+from ikpy.engine.head_draft import HeadDraft
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
+from ikpy.engine.sampling import Sampler, SamplingParams
+from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import FileFormatError
 from ikpy.models.size_class import size_class
+from ikpy.tools.generation import GrowingSequence
 from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
 from tests.cpu.definition_checks import POS, RMS, TOKENS
@@ -166,6 +171,21 @@ def test_prediction_layer(tmp_path: Path) -> None:
     logits = head.decode(Batch.single(TOKENS, logits="all"), before.astype(np.float32))
     error = np.abs(logits - truth).max(axis=1) / np.abs(truth).max()
     assert error.max() < checks.FLOAT_BOUND, f"token {error.argmax()} is off by {error.max():.1e}"
+
+
+def test_drafts_of_the_prediction_layer(tmp_path: Path) -> None:
+    """Greedy text is that of plain decoding."""
+    loaded = Model.load(new_model(133, n_predict=1).write(tmp_path / "model.gguf"))
+    settings: dict[str, Any] = {"n_ctx": 256, "n_threads": 2, "type_k": "f32", "type_v": "f32"}
+    head = Context(loaded.prediction_head(), ContextParams(**settings, embeddings=True))
+    texts = []
+    for speculator in (None, Speculator([HeadDraft(head, p_min=0.0, n_ctx=256)], SpeculativeParams(n_max=3))):
+        main = Context(loaded, ContextParams(**settings, token_states=speculator is not None, n_ubatch=7))
+        sequence = GrowingSequence(main, speculator=speculator)
+        logits = sequence.feed(TOKENS.tolist())
+        sampler = Sampler(SamplingParams(temperature=0.0), N_VOCAB)
+        texts.append(list(islice(sequence.generate(sampler, logits, frozenset()), 40)))
+    assert texts[0] == texts[1]
 
 
 def test_states_of_all_tokens(tmp_path: Path) -> None:

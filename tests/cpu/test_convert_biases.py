@@ -34,10 +34,10 @@ def weights_of(tensors: made.Tensors, modules: list[str]) -> list[str]:
     return [name for name in tensors if name.endswith(endings)]
 
 
-def zeros_beside(tensors: made.Tensors, name: str) -> made.Tensors:
+def bias_beside(tensors: made.Tensors, name: str, value: float = 0.0) -> made.Tensors:
     """The bias of a weight, if there is none."""
     bias = f"{name.removesuffix('weight')}bias"
-    return {} if bias in tensors else {bias: made.bf16(np.zeros(tensors[name][1][:1], np.float32))}
+    return {} if bias in tensors else {bias: made.bf16(np.full(tensors[name][1][:1], value, np.float32))}
 
 
 @pytest.mark.parametrize("name", made.NAMES)
@@ -47,7 +47,7 @@ def test_biases_that_are_taken_along_are_loaded(name, tmp_path):
 
     def add(tensors: made.Tensors) -> None:
         for weight in weights_of(tensors, modules):
-            tensors.update(zeros_beside(tensors, weight))
+            tensors.update(bias_beside(tensors, weight))
 
     made.change_tensors(folder, add)
     file = convert(folder, tmp_path)
@@ -64,7 +64,7 @@ def test_other_biases_are_refused(name, tmp_path):
         weights = weights_of(tensors, [module])
         if not weights or target in biases:
             continue
-        made.write_tensors(folder / "model.safetensors", tensors | zeros_beside(tensors, weights[0]))
+        made.write_tensors(folder / "model.safetensors", tensors | bias_beside(tensors, weights[0], 1.0))
         bias = f"{weights[0].removesuffix('weight')}bias"
         with pytest.raises(UnsupportedError, match=rf"has no bias for '{bias}'$"):
             Conversion(folder)

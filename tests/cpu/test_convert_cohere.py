@@ -56,6 +56,19 @@ def test_command_a_plus_without_lists(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits_of(counted), logits_of(same))
 
 
+def test_biases_of_zeros(tmp_path: Path) -> None:
+    """Some checkpoints of Cohere have biases that say nothing; others cannot be left out."""
+    for value, message in ((0.0, ""), (0.5, "no bias for 'model.layers.0.input_layernorm.bias'")):
+        folder = tiny.write(made.COHERE2_MOE, tmp_path / str(value))
+        bias = checkpoints.bf16(np.full(tiny.D, value, np.float32))
+        checkpoints.change_tensors(folder, lambda t, bias=bias: t.update({"model.layers.0.input_layernorm.bias": bias}))
+        if not message:
+            assert "blk.0.attn_norm.bias" not in checkpoints.convert(folder, tmp_path).tensors
+            continue
+        with pytest.raises(IkpyError, match=message):
+            Conversion(folder)
+
+
 # Solar Open
 
 

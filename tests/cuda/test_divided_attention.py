@@ -26,6 +26,7 @@ from tests.cpu.shaped_models import Dims, gemma3, llama
 from tests.cpu.test_adapters import make_pairs, write_adapter
 from tests.cpu.test_arch_afmoe import afmoe
 from tests.cpu.test_arch_cohere2moe import cohere2moe
+from tests.cpu.test_arch_dense import apertus
 from tests.cpu.test_arch_gemma4 import gemma4
 from tests.cpu.test_arch_granite_hybrid import granite_hybrid_moe
 from tests.cpu.test_arch_granite_swa import granite_swa
@@ -53,6 +54,7 @@ def graph(*split: float, **rest: Any) -> PlacementParams:
 
 BUILT: list[Callable[[], Any]] = [
     afmoe,
+    apertus,
     cohere2moe,
     command_r_plus,
     gemma2_27b,

@@ -86,6 +86,7 @@ class Family:
     bare: ClassVar[frozenset[str]] = BARE  # tensors whose names have no suffix
     biases: ClassVar[frozenset[str]] = frozenset()  # tensors that may have one
     needed_biases: ClassVar[frozenset[str]] = frozenset()  # tensors that must have one
+    drops_zero_biases: ClassVar[bool] = False  # that the architecture does not have
     tables: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that hold integers
     # Tensors of one number in every layer -> the key (without the architecture) that lists them, and the number where a
     # checkpoint has none.

@@ -34,6 +34,7 @@ class Cohere2(CommandR):
 
     arch = "cohere2"
     has_windows = True
+    drops_zero_biases = True
     modules: ClassVar[Modules] = {**ATTENTION, **DENSE}
 
     def check(self) -> None:
@@ -57,6 +58,7 @@ class Cohere2Moe(CommandR):
     """
 
     arch = "cohere2moe"
+    drops_zero_biases = True
     has_output = True
     has_windows = True
     defaults: ClassVar[Mapping[str, int | float]] = {

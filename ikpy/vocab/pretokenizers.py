@@ -59,7 +59,7 @@ _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
     ("tekken", PreTokenizer("TEKKEN", ignore_merges=True, add_bos=True, clean_spaces=False)),
     ("chameleon", PreTokenizer("CHAMELEON", add_bos=True, clean_spaces=False)),
     ("gpt-4o llama4 kanana2 minimax-m2", PreTokenizer("GPT4O", clean_spaces=False)),
-    ("tiny_aya", PreTokenizer("TINY-AYA", clean_spaces=False)),
+    ("tiny_aya cohere2moe", PreTokenizer("TINY-AYA", clean_spaces=False)),
     ("superbpe", PreTokenizer("SUPERBPE", clean_spaces=False)),
     ("bailingmoe bailingmoe2 llada-moe", PreTokenizer("BAILING", clean_spaces=False)),
     ("seed-coder", PreTokenizer("SEED-CODER", clean_spaces=False)),

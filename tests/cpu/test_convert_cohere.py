@@ -12,6 +12,7 @@ from ikpy.convert import Conversion, conversion
 from ikpy.errors import IkpyError
 from ikpy.models.size_class import size_class
 from ikpy.quants import dequantize
+from ikpy.vocab.pretokenizers import pre_tokenizer
 from tests.cpu import checkpoints
 from tests.cpu import cohere_checkpoints as made
 from tests.cpu import dense_checkpoints as dense
@@ -54,6 +55,11 @@ def test_command_a_plus_without_lists(tmp_path: Path) -> None:
     same = converted(made.COHERE2_MOE, tmp_path / "lists")
     counted = converted(made.COHERE2_MOE, tmp_path / "counts", **config)
     np.testing.assert_array_equal(logits_of(counted), logits_of(same))
+
+
+def test_pre_tokenizer_of_published_files() -> None:
+    """llama.cpp cuts texts of `cohere2moe` as those of `tiny_aya`."""
+    assert pre_tokenizer("cohere2moe") == pre_tokenizer("tiny_aya")
 
 
 def test_biases_of_zeros(tmp_path: Path) -> None:
@@ -329,6 +335,7 @@ REFUSED: dict[str, tuple[tiny.Tiny, dict[str, Any], str]] = {
     "dense layer of Ling": (made.BAILING_MOE, {"first_k_dense_replace": 1}, "first_k_dense_replace 1"),
     "routing of Ling": (made.BAILING_MOE, {"score_function": "sigmoid"}, "experts chosen by sigmoid"),
     "another Ling": (made.BAILING_MOE, {"architectures": ["BailingMoeLinearForCausalLM"]}, "BailingMoeLinear"),
+    "windows of Ling": (made.BAILING_MOE, {"use_sliding_window": True}, "use_sliding_window true"),
     "scores of Ling": (made.BAILING_MOE, {"norm_softmax": True}, "norm_softmax true"),
     "activation of AFM": (dense.ARCEE, {"hidden_act": "silu"}, "activation 'silu'"),
     "bases of Granite": (

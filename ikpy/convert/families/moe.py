@@ -110,7 +110,7 @@ class BailingMoe(Family):
         n_dense = routing["leading_dense_block_count"]
         config.require(f"first_k_dense_replace {n_dense}", n_dense == 0)
         config.require("experts chosen by sigmoid", routing["expert_gating_func"] == 1)
-        for name in ("norm_softmax", "multi_gate"):
+        for name in ("norm_softmax", "multi_gate", "use_sliding_window"):
             config.require(f"{name} true", not config.get(name, default=False))
 
     def keys(self) -> Keys:

@@ -12,7 +12,6 @@ from ikpy.convert import Conversion, conversion
 from ikpy.errors import IkpyError
 from ikpy.models.size_class import size_class
 from ikpy.quants import dequantize
-from ikpy.vocab.pretokenizers import pre_tokenizer
 from tests.cpu import checkpoints
 from tests.cpu import cohere_checkpoints as made
 from tests.cpu import dense_checkpoints as dense
@@ -55,11 +54,6 @@ def test_command_a_plus_without_lists(tmp_path: Path) -> None:
     same = converted(made.COHERE2_MOE, tmp_path / "lists")
     counted = converted(made.COHERE2_MOE, tmp_path / "counts", **config)
     np.testing.assert_array_equal(logits_of(counted), logits_of(same))
-
-
-def test_pre_tokenizer_of_published_files() -> None:
-    """llama.cpp cuts texts of `cohere2moe` as those of `tiny_aya`."""
-    assert pre_tokenizer("cohere2moe") == pre_tokenizer("tiny_aya")
 
 
 def test_biases_of_zeros(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ ARCHITECTURES = {
     "bitnet-b1.58": "ikpy.models.bitnet:BitNetB158",
     "cohere2": "ikpy.models.cohere2:Cohere2",
     "command-r": "ikpy.models.command_r:CommandR",
+    "deci": "ikpy.models.deci:Deci",
     "deepseek": "ikpy.models.deepseek:DeepSeek",
     "deepseek2": "ikpy.models.deepseek2:DeepSeek2",
     "deepseek4": "ikpy.models.deepseek4:DeepSeek4",

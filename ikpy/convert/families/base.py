@@ -190,6 +190,10 @@ class Family:
         """Whether a layer may be without a tensor (with its suffix) that others have."""
         return False
 
+    def is_empty(self, layer: int) -> bool:
+        """Whether a layer has no tensors at all."""
+        return False
+
     def notes(self) -> list[str]:
         """What the user should know about the result."""
         return []

@@ -1,0 +1,81 @@
+"""Tiny checkpoints of models whose layers differ, and of further encoders, made as those of seeded_checkpoints.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.cpu.seeded_checkpoints import OUTER, D, Shapes, Tiny, gated, head
+
+# Llama-Nemotron and DeciLM
+
+DECI_HEADS, DECI_HEAD, UNIT = 4, 16, 256
+# KV heads (0: a matrix, -1: nothing) and width of the network of every layer.
+DECI_LAYERS = ((2, 256), (0, 512), (-1, 256), (-1, 0), (4, 256), (1, 0))
+
+
+def deci_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes = dict(OUTER)
+    for il, (kv, f) in enumerate(DECI_LAYERS):
+        p = f"model.layers.{il}"
+        if kv >= 0:
+            shapes[f"{p}.input_layernorm.weight"] = (D,)
+        if kv == 0:
+            shapes[f"{p}.self_attn.linear_attn.weight"] = (D, D)
+        elif kv > 0:
+            sizes = {"q_proj": (DECI_HEADS * DECI_HEAD, D), "o_proj": (D, DECI_HEADS * DECI_HEAD)}
+            sizes |= {"k_proj": (kv * DECI_HEAD, D), "v_proj": (kv * DECI_HEAD, D)}
+            shapes |= {f"{p}.self_attn.{name}.weight": shape for name, shape in sizes.items()}
+        if f:
+            shapes |= {f"{p}.post_attention_layernorm.weight": (D,)}
+            shapes |= gated(f"{p}.mlp", f, ("gate_proj", "up_proj", "down_proj"))
+    return shapes
+
+
+def deci_block(kv: int, f: int) -> dict[str, Any]:
+    """What the configuration says of a layer; widths are rounded up to whole units."""
+    rest = {"sparsify": None, "num_sink_tokens": None, "unshifted_sink": False, "window_length": None}
+    return {
+        "attention": {
+            "n_heads_in_group": DECI_HEADS // kv if kv > 0 else None,
+            "no_op": kv < 0,
+            "replace_with_linear": kv == 0,
+            **rest,
+        },
+        "ffn": {
+            "ffn_mult": (f - UNIT + 8) * 1.5 / D if f else None,
+            "no_op": not f,
+            "replace_with_linear": False,
+            "sparsify": None,
+        },
+    }
+
+
+DECI_ROPE = {
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 256,
+    "rope_type": "llama3",
+}
+DECI = Tiny(
+    "deci",
+    {
+        **head("DeciLM", "nemotron-nas"),
+        "hidden_act": "silu",
+        "intermediate_size": None,
+        "num_hidden_layers": len(DECI_LAYERS),
+        "num_attention_heads": DECI_HEADS,
+        "num_key_value_heads": None,
+        "block_configs": [deci_block(*layer) for layer in DECI_LAYERS],
+        "max_position_embeddings": 2048,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_scaling": DECI_ROPE,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    deci_shapes,
+)

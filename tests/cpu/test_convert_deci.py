@@ -134,5 +134,5 @@ def test_what_cannot_be_expressed(values: dict[str, Any], message: str, tmp_path
 def test_missing_tensors(tmp_path: Path) -> None:
     folder = tiny.write(DECI, tmp_path / "checkpoint")
     made.change_tensors(folder, lambda tensors: tensors.pop("model.layers.1.self_attn.linear_attn.weight"))
-    with pytest.raises(IkpyError, match="layer 1 lacks blk.1.attn_output.weight"):
+    with pytest.raises(IkpyError, match=r"layer 1 lacks blk\.1\.attn_output\.weight"):
         Conversion(folder)

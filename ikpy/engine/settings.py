@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ikpy.engine.model import Model
 from ikpy.engine.params import PLAIN_CACHE_TYPES, ContextParams
 from ikpy.errors import UsageError
-from ikpy.models.batch import EVERY, GraphParams, Window
+from ikpy.models.batch import EVERY, SYMMETRIC, GraphParams, Window
 from ikpy.models.hparams import HParams
 from ikpy.models.rope import RopeParams
 from ikpy.quants import registry
@@ -47,7 +47,9 @@ def window_cells(model: Model, params: ContextParams, sizes: Sizes) -> dict[Wind
     """
     layers = range(model.hparams.n_layer)
     windows = set() if params.swa_full else {window for il in layers for window in model.arch.windows(il)}
-    wanted = {w: padded(w[1] * params.n_seq_max + sizes.n_ubatch, sizes.pad) for w in windows if w[1] > 0}
+    # Texts whose tokens see later ones are a micro-batch each: no cell can be given up.
+    sizes_of = [window for window in windows if window[1] > 0 and window[0] != SYMMETRIC]
+    wanted = {w: padded(w[1] * params.n_seq_max + sizes.n_ubatch, sizes.pad) for w in sizes_of}
     found = {window: n for window, n in wanted.items() if n < sizes.n_ctx}
     stretches = sorted({model.arch.stretch(il) for il in layers} - {0})
     return found | {(EVERY, n): padded(sizes.n_ctx // n, sizes.pad) or sizes.pad for n in stretches}

@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "exaone4": "ikpy.models.exaone4:Exaone4",
     "falcon-h1": "ikpy.models.falcon_h1:FalconH1",
     "gemma": "ikpy.models.gemma:Gemma",
+    "gemma-embedding": "ikpy.models.gemma_embedding:GemmaEmbedding",
     "gemma2": "ikpy.models.gemma2:Gemma2",
     "gemma3": "ikpy.models.gemma3:Gemma3",
     "gemma4": "ikpy.models.gemma4:Gemma4",

@@ -14,6 +14,7 @@ from ikpy.models.blocks import hadamard_block
 from ikpy.models.classifier import Classifier
 from ikpy.models.hparams import HeadSizes, HParams, read_hparams
 from ikpy.models.keys import Keys
+from ikpy.models.projection import Projection
 from ikpy.models.rope import RopeParams
 from ikpy.models.weights import Presence, WeightSource
 
@@ -74,6 +75,11 @@ class Architecture:
     @property
     def classifier(self) -> Classifier | None:
         """Head that scores a text (pooling "rank"), if the file has one."""
+        return None
+
+    @property
+    def projection(self) -> Projection | None:
+        """Matrices behind pooling, if the file has some."""
         return None
 
     @property

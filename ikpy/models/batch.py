@@ -11,10 +11,11 @@ from ikpy.graph.ir import ALWAYS, F16, Value
 from ikpy.models.rope import RopeParams
 
 Window = tuple[str, int]
-"""Kind ("none", "sliding", "chunked") and size of an attention window; or "every" and a size, of cells that hold what a
-stretch of so many positions was compressed to, under the last of them."""
+"""Kind ("none", "sliding", "chunked", "symmetric": half its size to both sides) and size of an attention window; or
+"every" and a size, of cells that hold what a stretch of so many positions was compressed to, under the last of them."""
 FULL: Window = ("none", 0)
 EVERY = "every"
+SYMMETRIC = "symmetric"
 
 
 @dataclass(frozen=True)

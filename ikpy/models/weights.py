@@ -164,6 +164,8 @@ class WeightSource:
         """An optional tensor of this ggml-order shape decoded to float32, in numpy order; None if it is absent."""
         if self.take(name, shape, required=False) is None:
             return None
+        if self.header_only:
+            return np.broadcast_to(np.float32(0), shape[::-1])
         info = self.gguf.tensors[name]
         return np.array(dequantize(self.gguf.data(info), info.type_id, info.shape), np.float32)
 

@@ -46,9 +46,13 @@ class Tiny:
     config: dict[str, Any]
     shapes: Callable[[], Shapes]
 
+    is_encoder: bool = False
+
     @property
     def golden(self) -> Path:
-        """Rows (i32 [R]) and logits (f32 [R, C]) after these rows, of the first C tokens of the vocabulary."""
+        """Rows (i32 [R]) and logits (f32 [R, C]) after these rows, of the first C tokens of the vocabulary; of encoders
+        the states of these rows.
+        """
         return made.DATA / f"{self.name}.npz"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cpu.seeded_checkpoints import OUTER, D, Shapes, Tiny, gated, head
+from tests.cpu.seeded_checkpoints import FF, OUTER, D, Shapes, Tiny, V, gated, head
 
 # Llama-Nemotron and DeciLM
 
@@ -79,3 +79,55 @@ DECI = Tiny(
     },
     deci_shapes,
 )
+
+# EmbeddingGemma
+
+N_GEMMA, GEMMA_HEADS, GEMMA_HEAD, GEMMA_WINDOW, WIDE = 7, 4, 32, 20, 96
+
+
+def gemma_embedding_shapes() -> Shapes:
+    """Names and shapes of all tensors of the model itself, as published: without a prefix."""
+    shapes: Shapes = {"embed_tokens.weight": (V, D), "norm.weight": (D,)}
+    for il in range(N_GEMMA):
+        p = f"layers.{il}"
+        norms = (
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        )
+        shapes |= {f"{p}.{name}.weight": (D,) for name in norms}
+        sizes = {"q_proj": (GEMMA_HEADS * GEMMA_HEAD, D), "o_proj": (D, GEMMA_HEADS * GEMMA_HEAD)}
+        sizes |= {f"{name}_proj": (GEMMA_HEAD, D) for name in "kv"} | {f"{x}_norm": (GEMMA_HEAD,) for x in "qk"}
+        shapes |= {f"{p}.self_attn.{name}.weight": shape for name, shape in sizes.items()}
+        shapes |= gated(f"{p}.mlp", FF, ("gate_proj", "up_proj", "down_proj"))
+    return shapes
+
+
+GEMMA_EMBEDDING = Tiny(
+    "gemma-embedding",
+    {
+        **head("Gemma3", "gemma3_text"),
+        "architectures": ["Gemma3TextModel"],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "intermediate_size": FF,
+        "num_hidden_layers": N_GEMMA,
+        "num_attention_heads": GEMMA_HEADS,
+        "num_key_value_heads": 1,
+        "head_dim": GEMMA_HEAD,
+        "query_pre_attn_scalar": GEMMA_HEAD,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "sliding_window": GEMMA_WINDOW,
+        "use_bidirectional_attention": True,
+        "attention_bias": False,
+        "torch_dtype": "bfloat16",
+    },
+    gemma_embedding_shapes,
+    is_encoder=True,
+)
+
+CHECKPOINTS = (GEMMA_EMBEDDING,)
+"""Those that transformers has."""

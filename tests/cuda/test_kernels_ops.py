@@ -161,7 +161,7 @@ def test_cache_shift(rng: np.random.Generator, type_name: str, transform: int) -
     p.compare(p.graph.copy(cache, p.graph.new(64, 2, 6)), bound=1e-4 if type_name in ("f16", "q8_0", "bf16") else 1e-2)
 
 
-@pytest.mark.parametrize("window", ["none", "sliding", "chunked"])
+@pytest.mark.parametrize("window", ["none", "sliding", "chunked", "symmetric"])
 @pytest.mark.parametrize(("causal", "own"), [(True, False), (False, False), (True, True)])
 def test_mask(rng: np.random.Generator, window: str, causal: bool, own: bool) -> None:
     p = Program()

@@ -203,7 +203,7 @@ class Conversion:
     def _templates(self) -> dict[str, Any]:
         path = self.options.chat_template_file
         keys = given_template(path) if path else checkpoint_templates(self.checkpoint)
-        if not keys:
+        if not keys and self.family.writes_texts:
             self.notes.append("the checkpoint has no chat template: conversations will be written as ChatML")
         return keys
 

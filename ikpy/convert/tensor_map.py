@@ -120,16 +120,19 @@ class _Mapper:
             self._add(f"blk.{il}.{full}", self.family.change(target), part)
 
     def _take_outer(self, name: str, path: str) -> None:
-        target = self.family.outer.get(_SUFFIX.sub("", path))
-        suffix = _SUFFIX.search(path)
-        if target is None:
+        module, suffix = _SUFFIX.sub("", path), _SUFFIX.search(path)
+        target = self.family.outer.get(module)
+        if module in self.family.unused:
+            self.map.skipped_parts.append(name)
+        elif target is None:
             self.unknown.append(name)
-        elif suffix and suffix[1] == "bias":
+        elif suffix and suffix[1] == "bias" and target not in self.family.biases:
             self.strange_biases.append(name)
         elif target == "output" and (self._is_tied or not self.family.has_output):
             self.unused_output = name
         else:
-            self._add(f"{target}.weight", self.family.change(target), Part(name, None, None))
+            full = f"{target}.{suffix[1] if suffix else 'weight'}"
+            self._add(full, self.family.change(target), Part(name, None, None))
 
     @property
     def _is_tied(self) -> bool | None:

@@ -27,7 +27,7 @@ def pool(
     if pooling == "rank":
         if classifier is None:
             raise UsageError("pooling 'rank' needs a model with a classification head (tensors cls, cls.output)")
-        return classifier(states[0])
+        return classifier(states)
     if pooling not in POOLINGS:
         raise UsageError(f"pooling '{pooling}' is not one of {', '.join(POOLINGS)}")
     if pooling == "mean":

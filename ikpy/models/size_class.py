@@ -76,6 +76,10 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "nemotron_h_moe": {52: "31B.A3.5B", 88: "120B.A12B"},
     "granitemoe": {32: "3B", 40: "3B"},
     "minicpm": {40: "2B"},
+    "modern-bert": {12: "47M", 22: "149M", 28: "395M"},
+    "nomic-bert": {12: "137M"},
+    "nomic-bert-moe": {12: "475M"},
+    "jina-bert-v3": {24: "558M"},
     "bitnet": {26: "3B"},
     "bitnet-25": {30: "2B"},
 }

@@ -82,6 +82,8 @@ class RandomModel:
         out.add("tokenizer.ggml.model", GGUFValueType.STRING, "bert")
         out.add_array("tokenizer.ggml.tokens", GGUFValueType.STRING, tokens)
         out.add_array("tokenizer.ggml.token_type", GGUFValueType.INT32, [3] * 4 + [1] * (len(tokens) - 4))
+        n_types = len(self.weights["token_types"]) if "token_types" in self.weights else 1
+        out.add("tokenizer.ggml.token_type_count", GGUFValueType.UINT32, n_types)
         for name, value in (("padding", 0), ("unknown", 1), ("cls", 2), ("bos", 2), ("seperator", 3), ("eos", 3)):
             out.add(f"tokenizer.ggml.{name}_token_id", GGUFValueType.UINT32, value)
 

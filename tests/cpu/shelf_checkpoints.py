@@ -129,5 +129,64 @@ GEMMA_EMBEDDING = Tiny(
     is_encoder=True,
 )
 
-CHECKPOINTS = (GEMMA_EMBEDDING,)
-"""Those that transformers has."""
+# ModernBERT
+
+N_MODERN, MODERN_HEADS, MODERN_WINDOW = 5, 2, 20
+
+
+def modern_bert_shapes(prefix: str = "") -> Shapes:
+    """Names and shapes of all tensors of the model itself."""
+    shapes: Shapes = {
+        "embeddings.tok_embeddings.weight": (V, D),
+        "embeddings.norm.weight": (D,),
+        "final_norm.weight": (D,),
+    }
+    for il in range(N_MODERN):
+        p = f"layers.{il}"
+        norms = ("attn_norm", "mlp_norm") if il else ("mlp_norm",)
+        shapes |= {f"{p}.{name}.weight": (D,) for name in norms}
+        shapes |= {f"{p}.attn.Wqkv.weight": (3 * D, D), f"{p}.attn.Wo.weight": (D, D)}
+        shapes |= {f"{p}.mlp.Wi.weight": (2 * FF, D), f"{p}.mlp.Wo.weight": (D, FF)}
+    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
+
+
+_MODERN_BERT: dict[str, Any] = {
+    **head("ModernBert", "modernbert"),
+    "hidden_activation": "gelu",
+    "intermediate_size": FF,
+    "num_hidden_layers": N_MODERN,
+    "num_attention_heads": MODERN_HEADS,
+    "max_position_embeddings": 256,
+    "norm_eps": 1e-5,
+    "global_rope_theta": 160000.0,
+    "local_rope_theta": 10000.0,
+    "global_attn_every_n_layers": 3,
+    "local_attention": MODERN_WINDOW,
+    "norm_bias": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "torch_dtype": "bfloat16",
+}
+MODERN_BERT = Tiny(
+    "modern-bert", {**_MODERN_BERT, "architectures": ["ModernBertModel"]}, modern_bert_shapes, is_encoder=True
+)
+RANKER_HEAD: Shapes = {
+    "head.dense.weight": (D, D),
+    "head.norm.weight": (D,),
+    "classifier.weight": (1, D),
+    "classifier.bias": (1,),
+}
+MODERN_BERT_RANKER = Tiny(
+    "modern-bert-ranker",
+    {
+        **_MODERN_BERT,
+        "architectures": ["ModernBertForSequenceClassification"],
+        "classifier_pooling": "mean",
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+    },
+    lambda: modern_bert_shapes("model.") | RANKER_HEAD,
+)
+
+CHECKPOINTS = (GEMMA_EMBEDDING, MODERN_BERT)
+"""Those whose logits or states transformers records."""

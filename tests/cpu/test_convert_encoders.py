@@ -18,11 +18,19 @@ from ikpy.engine.params import ContextParams
 from ikpy.errors import IkpyError
 from ikpy.gguf.reader import GGUFFile
 from tests.cpu import checkpoints as made
+from tests.cpu import reference_models as ref
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu import shelf_checkpoints as shelf
 from tests.cpu.seeded_checkpoints import Tiny
-from tests.cpu.shelf_checkpoints import GEMMA_EMBEDDING, WIDE
+from tests.cpu.shelf_checkpoints import (
+    GEMMA_EMBEDDING,
+    MODERN_BERT,
+    MODERN_BERT_RANKER,
+    MODERN_WINDOW,
+    WIDE,
+)
 from tests.cpu.test_convert_seeded import TOLERANCE, converted
+from tests.cpu.test_encoders import gelu
 
 ENCODERS = tuple(kind for kind in shelf.CHECKPOINTS if kind.is_encoder)
 
@@ -143,4 +151,84 @@ def test_what_cannot_be_expressed(
         stored = {"linear.weight": ("F32", (3, 2), np.ones(6, "<f4").tobytes())}
         made.write_tensors(folder / "2_Dense" / "model.safetensors", stored)
     with pytest.raises(IkpyError, match=message):
+        Conversion(folder)
+
+
+# ModernBERT
+
+
+def test_modern_bert_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    file = converted(MODERN_BERT, tmp_path)
+    keys = {name.removeprefix("modern-bert."): value for name, value in file.metadata.items()}
+    windows = keys["attention.sliding_window"], keys["attention.sliding_window_pattern"]
+    assert windows == (MODERN_WINDOW, 3)
+    assert (keys["rope.freq_base"], keys["rope.freq_base_swa"], keys["attention.causal"]) == (160000, 10000, False)
+    assert "hidden_activation" not in keys and "blk.0.attn_norm.weight" not in file.tensors
+    assert file.tensors["blk.1.ffn_up.weight"].shape == (tiny.D, 2 * tiny.FF)
+
+
+def test_modern_bert_for_masked_words(tmp_path: Path) -> None:
+    """What predicts words is left out; kinds of layers as transformers 5 lists them."""
+    official = converted(MODERN_BERT, tmp_path / "official")
+    kinds = ["sliding_attention" if il % 3 else "full_attention" for il in range(5)]
+    rope = {
+        "full_attention": {"rope_type": "default", "rope_theta": 160000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    (tmp_path / "other").mkdir()
+    folder = tiny.write(MODERN_BERT, tmp_path / "other" / "checkpoint", layer_types=kinds, rope_parameters=rope)
+    made.amend(folder, drop=("global_rope_theta", "local_rope_theta", "global_attn_every_n_layers"))
+    made.amend(folder, architectures=["ModernBertForMaskedLM"])
+
+    def add(tensors: made.Tensors) -> None:
+        for name in list(tensors):
+            tensors[f"model.{name}"] = tensors.pop(name)
+        for name, shape in {"head.dense.weight": (4, 4), "head.norm.weight": (4,), "decoder.bias": (9,)}.items():
+            tensors[name] = made.bf16(np.ones(shape, np.float32))
+
+    made.change_tensors(folder, add)
+    notes = Conversion(folder).notes
+    assert any("3 tensors of other parts are left out" in note for note in notes)
+    assert not any("chat template" in note for note in notes)
+    file = made.convert(folder, tmp_path / "other", outtype="f32")
+    assert {k: v for k, v in file.metadata.items() if k.startswith("modern-bert.")} == {
+        k: v for k, v in official.metadata.items() if k.startswith("modern-bert.")
+    }
+    for name, info in official.tensors.items():
+        assert np.array_equal(file.data(file.tensors[name]), official.data(info)), name
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_rankers_of_modern_bert(pooling: str, tmp_path: Path) -> None:
+    file = converted(MODERN_BERT_RANKER, tmp_path, classifier_pooling=pooling)
+    assert file.metadata["modern-bert.pooling_type"] == 4
+    assert list(file.metadata["modern-bert.classifier.output_labels"]) == ["LABEL_0"]
+    llm = ikpy.LLM(file.path, n_threads=1, type_k="f32", type_v="f32")
+    states, w = llm.token_embeddings("the boat"), tiny.weights(MODERN_BERT_RANKER)
+    x = gelu(w["head.dense.weight"] @ (states[0] if pooling == "cls" else states.mean(axis=0)))
+    wanted = w["classifier.weight"] @ ref.layer_norm(x, w["head.norm.weight"], 1e-5) + w["classifier.bias"]
+    np.testing.assert_allclose(llm.embed("the boat")[0], wanted, atol=1e-4)
+
+
+BAD_MODERN: list[tuple[dict[str, Any], str]] = [
+    ({"layer_types": ["full_attention", "sliding_attention"] + ["full_attention"] * 3}, "another order of window"),
+    ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers 0"),
+    ({"hidden_activation": "relu"}, "activation 'relu'"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "RoPE scaling 'yarn'"),
+    ({"classifier_activation": "tanh"}, "classifier_activation 'tanh'"),
+    ({"classifier_pooling": "max"}, "classifier_pooling 'max'"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), BAD_MODERN, ids=lambda x: x if isinstance(x, str) else "")
+def test_modern_bert_that_cannot_be_expressed(values: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(IkpyError, match=message):
+        Conversion(tiny.write(MODERN_BERT_RANKER, tmp_path / "checkpoint", **values))
+
+
+def test_biases_of_modern_bert(tmp_path: Path) -> None:
+    folder = tiny.write(MODERN_BERT, tmp_path / "checkpoint", attention_bias=True)
+    bias = made.bf16(np.ones(tiny.D, np.float32))
+    made.change_tensors(folder, lambda tensors: tensors.__setitem__("layers.1.attn.Wo.bias", bias))
+    with pytest.raises(IkpyError, match="architecture modern-bert has no bias for 'layers"):
         Conversion(folder)

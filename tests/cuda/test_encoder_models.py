@@ -15,6 +15,7 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import PlacementParams
 from tests.cpu.reference_models import RandomModel
+from tests.cpu.test_arch_encoders import jina_bert_v3, modern_bert, modern_bert_silu, nomic_bert_moe
 from tests.cpu.test_arch_gemma_embedding import TOKENS, gemma_embedding
 
 TOLERANCE = 3e-3  # other formats of activations and other orders of sums than the CPU's
@@ -25,8 +26,15 @@ PLACES: dict[str, dict[str, Any]] = {
     "two devices": {"tensor_split": (1.0, 1.0)},
     "heads and networks divided": {"split_mode": "graph", "tensor_split": (1.0, 1.0)},
     "networks on the CPU": {"rules": (("ffn", "CPU"),)},
+    "experts on the CPU": {"rules": (("exps", "CPU"),)},
 }
-MODELS: list[Callable[[], tuple[RandomModel, np.ndarray]]] = [gemma_embedding]
+MODELS: list[Callable[[], tuple[RandomModel, np.ndarray]]] = [
+    gemma_embedding,
+    modern_bert,
+    modern_bert_silu,
+    nomic_bert_moe,
+    jina_bert_v3,
+]
 
 
 def states_of(path: Path, placement: PlacementParams) -> np.ndarray:

@@ -51,6 +51,7 @@ FAMILIES = {
     "mistral": "llama:Llama",
     "mistral4": "mistral4:Mistral4",
     "mixtral": "llama:Mixtral",
+    "modernbert": "modern_bert:ModernBert",
     "nemotron-nas": "deci:Deci",
     "nemotron_h": "nemotron_h:NemotronH",
     "olmo2": "olmo:Olmo2",

@@ -14,7 +14,7 @@ from ikpy.errors import UnsupportedError
 View = Callable[[np.ndarray], np.ndarray]
 Change = Callable[[np.ndarray], np.ndarray]
 """Of values float32, element by element."""
-KeyValue = int | float | bool | str | list[int] | list[bool] | list[float]
+KeyValue = int | float | bool | str | list[int] | list[bool] | list[float] | list[str]
 Keys = dict[str, KeyValue]
 Targets = str | tuple[str, ...]
 Modules = Mapping[str, Targets]
@@ -84,7 +84,8 @@ class Family:
     arch: ClassVar[str]
     modules: ClassVar[Modules] = {**ATTENTION, **DENSE}
     bare: ClassVar[frozenset[str]] = BARE  # tensors whose names have no suffix
-    biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that may have one
+    biases: ClassVar[frozenset[str]] = frozenset()  # tensors that may have one
+    unused: ClassVar[frozenset[str]] = frozenset()  # modules outside the layers that are left out
     needed_biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that must have one
     tables: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that hold integers
     outer: ClassVar[Mapping[str, str]] = {
@@ -97,6 +98,7 @@ class Family:
     norm_offset: ClassVar[float] = 0.0  # added to every norm weight
     needs_output: ClassVar[bool] = False  # output.weight is written even if it is the token embedding
     has_output: ClassVar[bool] = True
+    writes_texts: ClassVar[bool] = True
     rope_scalings: ClassVar[tuple[str, ...]] = ()  # that can be expressed, beside linear and yarn
     has_windows: ClassVar[bool] = False  # in the layers that `layer_types` says
     own_yarn_magnitude: ClassVar[bool] = False

@@ -124,6 +124,7 @@ class GemmaEmbedding(Gemma3):
 
     arch = "gemma-embedding"
     has_output = False
+    writes_texts = False
     outer: ClassVar[Mapping[str, str]] = {
         **{f"{model}embed_tokens": "token_embd" for model in ("", "model.")},
         **{f"{model}norm": "output_norm" for model in ("", "model.")},

@@ -52,6 +52,8 @@ ARCHITECTURES = {
     "llama4": "ikpy.models.llama4:Llama4",
     "mamba2": "ikpy.models.mamba2:Mamba2Model",
     "mimo2": "ikpy.models.mimo2:Mimo2",
+    "minicpm": "ikpy.models.minicpm:MiniCPM",
+    "minicpm3": "ikpy.models.minicpm:MiniCPM3",
     "minimax-m2": "ikpy.models.minimax_m2:MiniMaxM2",
     "mistral3": "ikpy.models.mistral3:Mistral3",
     "mistral4": "ikpy.models.deepseek2:DeepSeek2",

@@ -34,6 +34,8 @@ class Architecture:
     window_rope_of_file: ClassVar[bool] = False
     # Layers for which the file counts no KV heads are recurrent.
     may_lack_heads: ClassVar[bool] = False
+    # Files may have factors of LongRoPE.
+    has_long_rope: ClassVar[bool] = False
 
     def __init__(self, keys: Keys, weights: WeightSource, log: Log) -> None:
         self.derived: list[Buffer] = []
@@ -51,7 +53,7 @@ class Architecture:
 
     def read_hparams(self, keys: Keys) -> HParams:
         """Hyper-parameters; architectures with further keys extend this."""
-        return read_hparams(keys, may_lack_heads=self.may_lack_heads)
+        return read_hparams(keys, may_lack_heads=self.may_lack_heads, long_rope=self.has_long_rope)
 
     def load(self, weights: WeightSource) -> None:
         """Takes every tensor of the model from weights."""

@@ -144,7 +144,7 @@ class LatentDecoder(Decoder):
                 choose_cells(b, il, attn.indexer, self.indexer_sizes, h, latent, table)
         q = q.reshape(hp.n_embd_head_k, hp.n_head[0], b.n_tokens)
         if table is not None:
-            q = g.rope(q, table, neox=False, offset=self.n_nope)
+            q = g.rope(q, table, neox=self.rope_neox, offset=self.n_nope)
         if self.temperature_scale:
             q = g.mul(q, b.attention_temperature(self.temperature_scale, self.temperature_length, offset=0))
         return q
@@ -155,14 +155,14 @@ class LatentDecoder(Decoder):
         both = g.mul_mat(attn.kv_a, h)
         c = self.norm(b, both.slice0(0, rkv), attn.kv_a_norm)
         kr = both.slice0(rkv, n_rot).view((n_rot, 1, b.n_tokens), (both.strides[1], both.strides[1]))
-        return c.reshape(rkv, 1, b.n_tokens), kr if table is None else g.rope(kr, table, neox=False)
+        return c.reshape(rkv, 1, b.n_tokens), kr if table is None else g.rope(kr, table, neox=self.rope_neox)
 
     def attention(self, b: BatchGraph, il: int, attn: LatentAttention, h: Value) -> Value:
         """Attention of a layer to hidden states h [d, T], before the output projection: [H * dv, T]."""
         scale, table = 1.0 / math.sqrt(self.hp.n_embd_head_k), None
         if self.is_rotated(il):
             scale, rope = self._scales(b.params.rope)
-            table = b.rope_table(self.hp.n_rot, rope)
+            table = b.rope_table(self.hp.n_rot, rope, self.rope_factors(il, b.params))
         q = self._queries(b, il, attn, h, table)
         c, kr = self._latents(b, attn, h, table)
         self._observe_latents(b, attn, q, c)

@@ -188,5 +188,81 @@ MODERN_BERT_RANKER = Tiny(
     lambda: modern_bert_shapes("model.") | RANKER_HEAD,
 )
 
-CHECKPOINTS = (GEMMA_EMBEDDING, MODERN_BERT)
+# MiniCPM
+
+N_MINICPM, CPM_HEADS, CPM_KV, CPM_HEAD = 3, 4, 2, 16
+CPM_NOPE, CPM_ROT, CPM_VALUE, CPM_RANK, CPM_Q_RANK = 32, 16, 16, 32, 48
+FACTORS = {"rope_type": "longrope", "original_max_position_embeddings": 256}
+"""Of LongRoPE; golden tokens are fewer than the original context."""
+
+
+def factors(n: int) -> dict[str, Any]:
+    """rope_scaling with n factors of each kind."""
+    return {**FACTORS, "long_factor": [2.0 + i for i in range(n)], "short_factor": [1.0 + 0.1 * i for i in range(n)]}
+
+
+def minicpm_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes: Shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
+    for il in range(N_MINICPM):
+        p = f"model.layers.{il}"
+        shapes |= {f"{p}.{name}.weight": (D,) for name in ("input_layernorm", "post_attention_layernorm")}
+        sizes = {"q_proj": (CPM_HEADS * CPM_HEAD, D), "o_proj": (D, CPM_HEADS * CPM_HEAD)}
+        sizes |= {f"{name}_proj": (CPM_KV * CPM_HEAD, D) for name in "kv"}
+        shapes |= {f"{p}.self_attn.{name}.weight": shape for name, shape in sizes.items()}
+        shapes |= gated(f"{p}.mlp", FF, ("gate_proj", "up_proj", "down_proj"))
+    return shapes
+
+
+_MINICPM: dict[str, Any] = {
+    "hidden_act": "silu",
+    "intermediate_size": FF,
+    "num_hidden_layers": N_MINICPM,
+    "num_attention_heads": CPM_HEADS,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "scale_emb": 12,
+    "scale_depth": 1.4,
+    "dim_model_base": 256,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+MINICPM = Tiny(
+    "minicpm",
+    {**head("MiniCPM", "minicpm"), **_MINICPM, "num_key_value_heads": CPM_KV, "rope_scaling": factors(CPM_HEAD // 2)},
+    minicpm_shapes,
+)
+
+
+def minicpm3_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes = {name: shape for name, shape in minicpm_shapes().items() if "self_attn" not in name}
+    for il in range(N_MINICPM):
+        p = f"model.layers.{il}.self_attn"
+        sizes = {"q_a_proj": (CPM_Q_RANK, D), "q_b_proj": (CPM_HEADS * (CPM_NOPE + CPM_ROT), CPM_Q_RANK)}
+        sizes |= {"kv_a_proj_with_mqa": (CPM_RANK + CPM_ROT, D), "o_proj": (D, CPM_HEADS * CPM_VALUE)}
+        sizes |= {"kv_b_proj": (CPM_HEADS * (CPM_NOPE + CPM_VALUE), CPM_RANK)}
+        shapes |= {f"{p}.{name}.weight": shape for name, shape in sizes.items()}
+        shapes |= {f"{p}.q_a_layernorm.weight": (CPM_Q_RANK,), f"{p}.kv_a_layernorm.weight": (CPM_RANK,)}
+    return shapes
+
+
+MINICPM3 = Tiny(
+    "minicpm3",
+    {
+        **head("MiniCPM3", "minicpm3"),
+        **_MINICPM,
+        "num_key_value_heads": CPM_HEADS,
+        "q_lora_rank": CPM_Q_RANK,
+        "kv_lora_rank": CPM_RANK,
+        "qk_nope_head_dim": CPM_NOPE,
+        "qk_rope_head_dim": CPM_ROT,
+        "v_head_dim": CPM_VALUE,
+        "rope_scaling": factors(CPM_ROT // 2),
+    },
+    minicpm3_shapes,
+)
+
+CHECKPOINTS = (GEMMA_EMBEDDING, MODERN_BERT, MINICPM3)
 """Those whose logits or states transformers records."""

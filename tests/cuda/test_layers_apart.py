@@ -1,4 +1,4 @@
-"""Models whose layers differ, with layers that have no cache and no weights, on devices: logits and memory."""
+"""Models whose layers differ, with layers that have no cache and no weights, and others, on devices: logits, memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import PlacementParams
 from tests.cpu.definition_checks import TOKENS
 from tests.cpu.test_arch_deci import HEAD, KINDS, deci, deci_empty_last, deci_without_networks
+from tests.cpu.test_arch_minicpm import minicpm3, minicpm_long_rope
 from tests.cuda.models import emulated, logits_of
 from tests.cuda.test_placement_matrix import assert_same
 
@@ -32,7 +33,9 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("make", [deci, deci_without_networks, deci_empty_last], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "make", [deci, deci_without_networks, deci_empty_last, minicpm_long_rope, minicpm3], ids=lambda f: f.__name__
+)
 def test_logits_are_those_of_the_cpu(make: Any, where: str, tmp_path: Path) -> None:
     path, context = make()[0].write(tmp_path / "model.gguf"), {"type_k": "f32", "type_v": "f32"}
     truth = logits_of(path, TOKENS, N_PROMPT, **context)

@@ -46,6 +46,8 @@ FAMILIES = {
     "llama": "llama:Llama",
     "llama4_text": "llama4:Llama4",
     "mamba2": "mamba2:Mamba2",
+    "minicpm": "minicpm:MiniCPM",
+    "minicpm3": "minicpm:MiniCPM3",
     "minimax_m2": "moe:MiniMaxM2",
     "ministral3": "llama:Ministral3",
     "mistral": "llama:Llama",

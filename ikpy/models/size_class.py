@@ -74,6 +74,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "falcon-h1": {24: "1.5B", 32: "3B", 36: "0.5B", 44: "7B", 66: "1B", 72: "34B"},
     "nemotron_h": {42: "4B", 52: "8B", 56: "9B", 62: "12B", 98: "47B", 118: "56B"},
     "nemotron_h_moe": {52: "31B.A3.5B", 88: "120B.A12B"},
+    "jamba": {28: "3B", 32: "51B.A12B", 72: "398B.A94B"},
     "granitemoe": {32: "3B", 40: "3B"},
     "minicpm": {24: "0.5B", 32: "8B", 40: "2B", 52: "1B"},
     "minicpm3": {62: "4B"},
@@ -177,6 +178,11 @@ def _mamba2(shape: _Shape) -> str:
     return sizes.get(shape.embedding, UNKNOWN)
 
 
+def _mamba(shape: _Shape) -> str:
+    sizes = {768: "0.1B", 1024: "0.4B", 1536: "0.8B", 2048: "1.4B", 2560: "2.8B", 4096: "7B"}
+    return sizes.get(shape.embedding, UNKNOWN)
+
+
 def _bert(shape: _Shape) -> str:
     if shape.layers == 12:
         return {384: "33M", 768: "109M"}.get(shape.embedding, UNKNOWN)
@@ -194,6 +200,7 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "hunyuan-dense": _hunyuan_dense,
     "granitehybrid": _granite_hybrid,
     "lfm2": _lfm2,
+    "mamba": _mamba,
     "mamba2": _mamba2,
     "bloom": _bloom,
     "bert": _bert,

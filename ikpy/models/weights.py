@@ -169,6 +169,21 @@ class WeightSource:
         info = self.gguf.tensors[name]
         return np.array(dequantize(self.gguf.data(info), info.type_id, info.shape), np.float32)
 
+    def transposed(self, name: str, shape: tuple[int, int]) -> Value:
+        """A matrix of this ggml-order shape as f32 with its dimensions exchanged, in memory of its own."""
+        self.take(name, shape)
+        info = self.gguf.tensors[name]
+        self.own_bytes[name] = 4 * info.element_count
+        self.replaced.add(name)
+        if self.header_only:
+            turned = external(PLANNED_ADDRESS, None, F32, shape[::-1], name, "weight")
+        else:
+            decoded = dequantize(self.gguf.data(info), info.type_id, info.shape)
+            values = np.ascontiguousarray(decoded.reshape(shape[::-1]).T, np.float32)
+            turned = external(values.ctypes.data, values, F32, shape[::-1], name, "weight")
+        self.values[name] = turned
+        return turned
+
     def scalar(self, name: str, default: float) -> float:
         """The value of an optional f32 tensor of one element."""
         if self.take(name, (1,), required=False) is None or self.header_only:

@@ -13,6 +13,7 @@ from ikpy.engine.params import ContextParams
 from tests.cpu import (
     test_arch_falcon_h1,
     test_arch_granite_hybrid,
+    test_arch_jamba,
     test_arch_kimi_linear,
     test_arch_lfm2,
     test_arch_mamba2,
@@ -61,6 +62,16 @@ def mamba2(seed: int) -> RandomModel:
     return test_arch_mamba2.new_model(seed)
 
 
+def jamba(seed: int) -> RandomModel:
+    """Rates of every channel, experts, and layers that attend."""
+    return test_arch_jamba.new_jamba(seed)
+
+
+def mamba(seed: int) -> RandomModel:
+    """Rates of every channel, states alone; odd sizes."""
+    return test_arch_jamba.new_mamba(seed)
+
+
 MODELS = {
     "qwen35": qwen35,
     "kimi-linear": kimi_linear,
@@ -69,6 +80,8 @@ MODELS = {
     "granitehybrid": granite_hybrid,
     "falcon-h1": falcon_h1,
     "mamba2": mamba2,
+    "jamba": jamba,
+    "mamba": mamba,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cpu.seeded_checkpoints import FF, OUTER, D, Shapes, Tiny, V, gated, head
+from tests.cpu.seeded_checkpoints import FF, FF_EXPERT, N_EXPERT, OUTER, USED, D, Shapes, Tiny, V, gated, head
 
 # Llama-Nemotron and DeciLM
 
@@ -264,5 +264,108 @@ MINICPM3 = Tiny(
     minicpm3_shapes,
 )
 
-CHECKPOINTS = (GEMMA_EMBEDDING, MODERN_BERT, MINICPM3)
+# Jamba, Mamba
+
+N_JAMBA, JAMBA_HEADS, JAMBA_KV, JAMBA_HEAD = 5, 2, 1, 32
+RANK, STATE, JAMBA_TAPS, EXPAND = 4, 16, 4, 2
+"""RANK: a sixteenth of D."""
+
+
+def mamba_layer_shapes(prefix: str) -> Shapes:
+    """A layer of Mamba."""
+    inner = EXPAND * D
+    return {
+        f"{prefix}.in_proj.weight": (2 * inner, D),
+        f"{prefix}.conv1d.weight": (inner, 1, JAMBA_TAPS),
+        f"{prefix}.conv1d.bias": (inner,),
+        f"{prefix}.x_proj.weight": (RANK + 2 * STATE, inner),
+        f"{prefix}.dt_proj.weight": (inner, RANK),
+        f"{prefix}.dt_proj.bias": (inner,),
+        f"{prefix}.A_log": (inner, STATE),
+        f"{prefix}.D": (inner,),
+        f"{prefix}.out_proj.weight": (D, inner),
+    }
+
+
+def jamba_shapes() -> Shapes:
+    """Names and shapes of all tensors: every third layer attends, every second one has experts."""
+    shapes: Shapes = {f"model.{name}.weight": (D,) for name in ("final_layernorm",)}
+    shapes |= {"model.embed_tokens.weight": (V, D), "lm_head.weight": (V, D)}
+    for il in range(N_JAMBA):
+        p = f"model.layers.{il}"
+        shapes |= {f"{p}.{name}.weight": (D,) for name in ("input_layernorm", "pre_ff_layernorm")}
+        if il % 3 == 1:
+            sizes = {"q_proj": (JAMBA_HEADS * JAMBA_HEAD, D), "o_proj": (D, JAMBA_HEADS * JAMBA_HEAD)}
+            sizes |= {f"{name}_proj": (JAMBA_KV * JAMBA_HEAD, D) for name in "kv"}
+            shapes |= {f"{p}.self_attn.{name}.weight": shape for name, shape in sizes.items()}
+        else:
+            shapes |= mamba_layer_shapes(f"{p}.mamba")
+            sizes = {"dt_layernorm": (RANK,), "b_layernorm": (STATE,), "c_layernorm": (STATE,)}
+            shapes |= {f"{p}.mamba.{name}.weight": shape for name, shape in sizes.items()}
+        names, p = ("gate_proj", "up_proj", "down_proj"), f"{p}.feed_forward"
+        if il % 2 == 0:
+            shapes |= gated(p, FF_EXPERT, names)
+            continue
+        shapes[f"{p}.router.weight"] = (N_EXPERT, D)
+        for e in range(N_EXPERT):
+            shapes |= gated(f"{p}.experts.{e}", FF_EXPERT, names)
+    return shapes
+
+
+JAMBA = Tiny(
+    "jamba",
+    {
+        **head("Jamba", "jamba"),
+        "hidden_act": "silu",
+        "intermediate_size": FF_EXPERT,
+        "num_hidden_layers": N_JAMBA,
+        "num_attention_heads": JAMBA_HEADS,
+        "num_key_value_heads": JAMBA_KV,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "num_experts": N_EXPERT,
+        "num_experts_per_tok": USED,
+        "mamba_d_state": STATE,
+        "mamba_d_conv": JAMBA_TAPS,
+        "mamba_expand": EXPAND,
+        "mamba_dt_rank": "auto",
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    jamba_shapes,
+)
+
+
+def mamba_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes: Shapes = {"backbone.embeddings.weight": (V, D), "backbone.norm_f.weight": (D,)}
+    for il in range(2):
+        shapes |= {f"backbone.layers.{il}.norm.weight": (D,)}
+        shapes |= mamba_layer_shapes(f"backbone.layers.{il}.mixer")
+    return shapes
+
+
+_MAMBA: dict[str, Any] = {
+    "hidden_act": "silu",
+    "num_hidden_layers": 2,
+    "state_size": STATE,
+    "conv_kernel": JAMBA_TAPS,
+    "expand": EXPAND,
+    "time_step_rank": RANK,
+    "layer_norm_epsilon": 1e-6,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+MAMBA = Tiny("mamba", {**head("Mamba", "mamba"), **_MAMBA}, mamba_shapes)
+FALCON_MAMBA = Tiny("falcon-mamba", {**head("FalconMamba", "falcon_mamba"), **_MAMBA}, mamba_shapes)
+
+CHECKPOINTS = (GEMMA_EMBEDDING, MODERN_BERT, MINICPM3, JAMBA, MAMBA, FALCON_MAMBA)
 """Those whose logits or states transformers records."""

@@ -34,7 +34,7 @@ class Projection:
 
 def matrix(weights: WeightSource, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
     """A weight that must be there as f32 [n_out, n_in]; shape as in the file."""
-    weights.take(f"{name}.weight", shape)
+    weights.find(f"{name}.weight", [shape])
     found = weights.array(f"{name}.weight", *shape)
     assert found is not None
     return found

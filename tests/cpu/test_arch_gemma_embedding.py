@@ -15,6 +15,7 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.errors import IkpyError, UsageError
+from ikpy.gguf.reader import GGUFFile
 from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
 from tests.cpu.definition_checks import RMS
@@ -179,7 +180,9 @@ def test_what_cannot_be(tmp_path: Path) -> None:
 def test_quantized(tmp_path: Path) -> None:
     model = new_model(129)
     assert quantize([str(model.write(tmp_path / "model.gguf")), str(tmp_path / "small.gguf"), "Q8_0"]) == 0
-    llm = ikpy.LLM(tmp_path / "small.gguf", n_threads=1)
+    with GGUFFile.open(tmp_path / "small.gguf") as file:
+        assert {file.tensors[f"{name}.weight"].type_id for name in ("dense_2", "dense_3")} == {0}
+    llm = ikpy.LLM(tmp_path / "small.gguf", n_threads=1, repack=True)
     text = "word5 word77 word8"
     wanted = embedding(model, states(model, np.array(llm.tokenize(text, add_special=True))))
     assert llm.embed(text)[0] @ wanted > 0.999

@@ -89,16 +89,21 @@ class Gemma3(Gemma2):
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,
     }
+    attends_both_ways: ClassVar[bool] = False
     modules: ClassVar[Modules] = {**Gemma2.modules, **HEAD_NORMS}
     layers_27b = 62
 
     @classmethod
     def chosen(cls, config: Config) -> type[Family]:
-        return GemmaEmbedding if config.get("use_bidirectional_attention", default=False) else Gemma3
+        is_text_model = config.get("architectures", default=[""])[0] == "Gemma3TextModel"
+        both_ways = config.get("use_bidirectional_attention", default=False)
+        return GemmaEmbedding if is_text_model and both_ways else Gemma3
 
     def check(self) -> None:
         Gemma.check(self)
         config = self.config
+        both_ways = bool(config.get("use_bidirectional_attention", default=False))
+        config.require("use_bidirectional_attention true", self.attends_both_ways or not both_ways)
         self.check_window_layers([(il + 1) % 6 != 0 for il in range(config.n_layer)])
         pattern = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
         config.require(f"sliding_window_pattern {pattern}", pattern == 6)
@@ -123,6 +128,7 @@ class GemmaEmbedding(Gemma3):
     """EmbeddingGemma: every token sees those around it; two matrices behind pooling."""
 
     arch = "gemma-embedding"
+    attends_both_ways = True
     has_output = False
     writes_texts = False
     outer: ClassVar[Mapping[str, str]] = {

@@ -82,8 +82,7 @@ _MODEL_TYPES = {
 
 def family(config: Config) -> Family:
     """The family of a configuration; UnsupportedError names the known ones."""
-    classes = config.get("architectures", default=None)
-    name = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
+    name = config.class_name
     model_type = _MODEL_TYPES.get(name, config.model_type)
     target = FAMILIES.get(model_type)
     if target is None:

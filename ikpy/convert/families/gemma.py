@@ -95,7 +95,7 @@ class Gemma3(Gemma2):
 
     @classmethod
     def chosen(cls, config: Config) -> type[Family]:
-        is_text_model = config.get("architectures", default=[""])[0] == "Gemma3TextModel"
+        is_text_model = config.class_name == "Gemma3TextModel"
         both_ways = config.get("use_bidirectional_attention", default=False)
         return GemmaEmbedding if is_text_model and both_ways else Gemma3
 

@@ -37,8 +37,7 @@ class ModernBert(Family):
 
     @classmethod
     def chosen(cls, config: Config) -> type[Family]:
-        classes = config.get("architectures", default=[""])
-        return ModernBertRanker if "SequenceClassification" in classes[0] else ModernBert
+        return ModernBertRanker if "SequenceClassification" in config.class_name else ModernBert
 
     def __init__(self, config: Config) -> None:
         values = config.values

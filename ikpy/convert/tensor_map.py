@@ -102,7 +102,7 @@ class _Mapper:
         suffix = None if path in self.family.modules else _SUFFIX.search(path)
         module = _SUFFIX.sub("", path) if suffix else path
         expert = _EXPERT.search(module)
-        targets = self.family.modules.get(_EXPERT.sub("{e}", module))
+        targets = self.family.targets(_EXPERT.sub("{e}", module), il)
         if targets is None:
             self.unknown.append(name)
             return

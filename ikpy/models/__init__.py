@@ -12,6 +12,7 @@ ARCHITECTURES = {
     "afmoe": "ikpy.models.afmoe:Afmoe",
     "bailingmoe": "ikpy.models.deepseek:BailingMoe",
     "bailingmoe2": "ikpy.models.bailingmoe2:BailingMoe2",
+    "bailingmoe3": "ikpy.models.bailingmoe3:BailingMoe3",
     "bert": "ikpy.models.bert:Bert",
     "bitnet": "ikpy.models.bitnet:BitNet",
     "bitnet-25": "ikpy.models.bitnet:BitNetB158",

@@ -147,6 +147,15 @@ def attend_cached(
     return out.reshape(out.shape[0] * out.shape[1], out.shape[2])
 
 
+def gated_heads(b: BatchGraph, gate: Value, h: Value, attended: Value, head_size: int) -> Value:
+    """attended [dv*H, T] times the sigmoid of gate h, which has a row per head or per element."""
+    heads = split_heads(attended, head_size)
+    weights = b.graph.unary(b.graph.mul_mat(gate, h), "sigmoid")
+    n_head, n_tokens = heads.shape[1:3]
+    per_head = weights.reshape(weights.shape[0] // n_head, n_head, n_tokens)
+    return b.graph.mul(heads, per_head).reshape(*attended.shape[:2])
+
+
 def dense_ffn(b: BatchGraph, ffn: DenseFFN, x: Value, activation: str = "silu") -> Value:
     """down(act(gate x) * (up x)) for x [D, T], or down(act(up x)) without gate."""
     g = b.graph
@@ -194,7 +203,7 @@ def moe_ffn(
         bias=experts.selection_bias,
         normalize=routing.normalize,
         scale=routing.scale,
-        groups=routing.groups if b.params.grouped_experts else (1, 1),
+        groups=routing.groups if routing.limited or b.params.grouped_experts else (1, 1),
         reduction=b.params.expert_reduction,
         epsilon=routing.epsilon,
         fixed=None if experts.by_token is None else (experts.by_token, b.inputs["tokens"]),

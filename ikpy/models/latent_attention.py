@@ -13,7 +13,7 @@ from ikpy.errors import UsageError
 from ikpy.graph.ir import F16, F32, CellRange, Value
 from ikpy.models.base import Decoder
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
-from ikpy.models.blocks import MIB, attend_cached, concat_heads, heads_per_step, part_of_rows, store_heads
+from ikpy.models.blocks import MIB, attend_cached, concat_heads, gated_heads, heads_per_step, part_of_rows, store_heads
 from ikpy.models.rope import RopeParams
 from ikpy.models.sparse_attention import (
     LISTED_ON_DEVICES,
@@ -40,7 +40,10 @@ LISTED_TOKENS = 8
 
 @dataclass
 class LatentAttention:
-    """Projections of MLA. q or (q_a, q_a_norm, q_b); kv_b or (k_b, v_b) or all three. prefix: of their names."""
+    """Projections of MLA. q or (q_a, q_a_norm, q_b); kv_b or (k_b, v_b) or all three. prefix: of their names.
+
+    gate: a row per head, whose sigmoid multiplies what the head attended to.
+    """
 
     prefix: str
     kv_a: Value
@@ -53,6 +56,7 @@ class LatentAttention:
     kv_b: Value | None = None
     k_b: Value | None = None
     v_b: Value | None = None
+    gate: Value | None = None
     indexer: Indexer | None = None
 
 
@@ -178,7 +182,8 @@ class LatentDecoder(Decoder):
             out = b.graph.new(self.hp.n_embd_head_v, self.hp.n_head[0], b.n_tokens)
             attend = self._prompt if self._is_prompt(b, attn) else self._absorbed
             attend(b, il, attn, q, scale, out)
-        return out.reshape(out.shape[0] * out.shape[1], b.n_tokens)
+        attended = out.reshape(out.shape[0] * out.shape[1], b.n_tokens)
+        return attended if attn.gate is None else gated_heads(b, attn.gate, h, attended, out.shape[0])
 
     def _is_prompt(self, b: BatchGraph, attn: LatentAttention) -> bool:
         """Whether cells are expanded. Not with adapters: their scales belong to queries, cells to any sequence."""

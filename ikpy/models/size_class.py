@@ -63,6 +63,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "minimax-m2": {62: "230B.A10B"},
     "ernie4_5-moe": {18: "0.3B", 28: "21B.A3B", 54: "300B.A47B"},
     "bailingmoe2": {20: "16B.A1B", 21: "16B.A1B", 32: "100B.A6B", 33: "100B.A6B"},
+    "bailingmoe3": {24: "7.9B.A1.3B", 42: "124B.A5.1B", 43: "124B.A5.1B"},
     "mimo2": {48: "310B.A15B"},
     "step35": {45: "196B.A11B", 48: "196B.A11B"},
     "exaone4": {30: "1.2B", 64: "32B"},

@@ -11,6 +11,7 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from tests.cpu import (
+    test_arch_bailingmoe3,
     test_arch_falcon_h1,
     test_arch_granite_hybrid,
     test_arch_kimi_linear,
@@ -34,6 +35,11 @@ def qwen35(seed: int) -> RandomModel:
 def kimi_linear(seed: int) -> RandomModel:
     """A decay per channel, latents and experts."""
     return test_arch_kimi_linear.new_model(seed, split=True)
+
+
+def bailingmoe3(seed: int) -> RandomModel:
+    """A decay that is bounded, gated latents, groups of experts."""
+    return test_arch_bailingmoe3.new_model(seed, low_rank=True)
 
 
 def lfm2(seed: int) -> RandomModel:
@@ -64,6 +70,7 @@ def mamba2(seed: int) -> RandomModel:
 MODELS = {
     "qwen35": qwen35,
     "kimi-linear": kimi_linear,
+    "bailingmoe3": bailingmoe3,
     "lfm2": lfm2,
     "nemotron_h": nemotron_h,
     "granitehybrid": granite_hybrid,

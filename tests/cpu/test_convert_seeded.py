@@ -13,14 +13,14 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.gguf.reader import GGUFFile
-from tests.cpu import mamba2_checkpoints
+from tests.cpu import ling_checkpoints, mamba2_checkpoints
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.checkpoints import convert
 from tests.cpu.seeded_checkpoints import Tiny
 from tests.cpu.test_convert import types
 
 TOLERANCE = 5e-4
-CHECKPOINTS = (*tiny.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS)
+CHECKPOINTS = (*tiny.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS, *ling_checkpoints.CHECKPOINTS)
 
 
 def converted(kind: Tiny, folder: Path, outtype: str = "f32", **config: Any) -> GGUFFile:

@@ -18,6 +18,7 @@ from ikpy.engine.session import put_state, take_state
 from ikpy.graph.placement import PlacementParams
 from ikpy.tools.run_logs import state_lines
 from tests.cpu.definition_checks import TOKENS
+from tests.cpu.test_arch_bailingmoe3 import bailingmoe3, bailingmoe3_low_rank
 from tests.cpu.test_arch_falcon_h1 import falcon_h1
 from tests.cpu.test_arch_granite_hybrid import granite_hybrid, granite_hybrid_moe
 from tests.cpu.test_arch_kimi_linear import kimi_linear
@@ -35,6 +36,8 @@ MODELS = [
     qwen3next,
     qwen3next_grouped,
     kimi_linear,
+    bailingmoe3,
+    bailingmoe3_low_rank,
     lfm2,
     lfm2moe,
     nemotron_h,

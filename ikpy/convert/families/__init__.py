@@ -11,6 +11,7 @@ from ikpy.errors import UnsupportedError
 _FOLDER = "ikpy.convert.families"
 FAMILIES = {
     "afmoe": "windowed_moe:Afmoe",
+    "bailing_hybrid": "bailing_hybrid:BailingHybrid",
     "bailing_moe_v2": "moe:BailingMoe2",
     "cohere": "cohere:CommandR",
     "cohere2": "cohere:Cohere2",

@@ -163,6 +163,10 @@ class Family:
             keys["expert_used_count"] = config.integer("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
         return keys
 
+    def targets(self, module: str, layer: int) -> Targets | None:
+        """What a module of a layer becomes; None: it has no place."""
+        return self.modules.get(module)
+
     def view(self, target: str, source: str) -> View | None:
         """Change of layout from a checkpoint module to a GGUF tensor (both without suffix), None for none."""
         if self.rotates_pairs and target in ("attn_q", "attn_k"):

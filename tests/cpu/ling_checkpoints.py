@@ -9,9 +9,12 @@ from typing import Any
 from tests.cpu.seeded_checkpoints import (
     FF,
     FF_EXPERT,
+    HEAD,
     HEADS,
+    KV,
     N_EXPERT,
     NOPE,
+    OUTER,
     RANK,
     ROT,
     SIZE,
@@ -43,21 +46,13 @@ def bailing_hybrid_shapes() -> Shapes:
         shapes |= {f"{p}.{name}.weight": (D,) for name in ("input_layernorm", "post_attention_layernorm")}
         matrices: Shapes = {"dense": (D, HEADS * VALUE)}
         if (il + 1) % LING_GROUP == 0:
-            matrices |= {"q_proj": (HEADS * (NOPE + ROT), D), "kv_a_proj_with_mqa": (RANK + ROT, D)}
-            matrices |= {"kv_b_proj": (HEADS * (NOPE + VALUE), RANK), "kv_a_layernorm": (RANK,), "g_proj": (HEADS, D)}
+            matrices |= {**latent(), "g_proj": (HEADS, D)}
         else:
             matrices |= {f"{x}_proj": (n, D) for x in "qkvfg"} | {f"{x}_conv1d": (n, 1, TAPS) for x in "qkv"}
             matrices |= {"b_proj": (HEADS, D), "o_norm": (SIZE,)}
             shapes |= {f"{p}.attention.A_log": (HEADS,), f"{p}.attention.dt_bias": (n,)}
         shapes |= {f"{p}.attention.{name}.weight": shape for name, shape in matrices.items()}
-        p = f"{p}.mlp"
-        if il == 0:
-            shapes |= gated(p, FF, NAMES)
-            continue
-        shapes |= {f"{p}.gate.weight": (N_EXPERT, D), f"{p}.gate.expert_bias": (N_EXPERT,)}
-        shapes |= gated(f"{p}.shared_experts", FF_EXPERT, NAMES)
-        for e in range(N_EXPERT):
-            shapes |= gated(f"{p}.experts.{e}", FF_EXPERT, NAMES)
+        shapes |= experts(f"{p}.mlp", "expert_bias") if il else gated(f"{p}.mlp", FF, NAMES)
     return shapes
 
 
@@ -110,4 +105,104 @@ BAILING_HYBRID = Tiny(
     bailing_hybrid_shapes,
 )
 
-CHECKPOINTS = (BAILING_HYBRID,)
+# Sarvam 105B, as files of DeepSeek V3
+
+N_SARVAM = 3
+_SARVAM: dict[str, Any] = {
+    "num_hidden_layers": N_SARVAM,
+    "num_experts": N_EXPERT,
+    "num_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_nextn_predict_layers": 0,
+}
+
+
+def experts(prefix: str, bias: str) -> Shapes:
+    """Router, routed and shared experts."""
+    shapes: Shapes = {f"{prefix}.gate.weight": (N_EXPERT, D), f"{prefix}.gate.{bias}": (N_EXPERT,)}
+    shapes |= gated(f"{prefix}.shared_experts", FF_EXPERT, NAMES)
+    for e in range(N_EXPERT):
+        shapes |= gated(f"{prefix}.experts.{e}", FF_EXPERT, NAMES)
+    return shapes
+
+
+def latent() -> Shapes:
+    """Latent attention with queries of one matrix."""
+    return {
+        "q_proj": (HEADS * (NOPE + ROT), D),
+        "kv_a_proj_with_mqa": (RANK + ROT, D),
+        "kv_b_proj": (HEADS * (NOPE + VALUE), RANK),
+        "kv_a_layernorm": (RANK,),
+    }
+
+
+def sarvam_mla_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes = dict(OUTER)
+    for il in range(N_SARVAM):
+        p = f"model.layers.{il}"
+        shapes |= {f"{p}.{name}.weight": (D,) for name in ("input_layernorm", "post_attention_layernorm")}
+        matrices = {**latent(), "o_proj": (D, HEADS * VALUE)}
+        shapes |= {f"{p}.self_attn.{name}.weight": shape for name, shape in matrices.items()}
+        shapes |= experts(f"{p}.mlp", "e_score_correction_bias") if il else gated(f"{p}.mlp", FF, NAMES)
+    return shapes
+
+
+SARVAM_MLA = Tiny(
+    "sarvam-mla",
+    {
+        **head("DeepseekV3", "sarvam_mla"),
+        **_LATENT,
+        **_SARVAM,
+        "head_dim": RANK + ROT,
+        "q_head_dim": NOPE + ROT,
+        "q_lora_rank": None,
+        "rope_scaling": {
+            "type": "deepseek_yarn",
+            "factor": 4.0,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    sarvam_mla_shapes,
+)
+
+# Sarvam 30B, as files of Ling 2
+
+
+def sarvam_moe_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes: Shapes = {"model.word_embeddings.weight": (V, D), "model.norm.weight": (D,), "lm_head.weight": (V, D)}
+    for il in range(N_SARVAM):
+        p = f"model.layers.{il}"
+        shapes |= {f"{p}.{name}.weight": (D,) for name in ("input_layernorm", "post_attention_layernorm")}
+        matrices: Shapes = {"query_key_value": ((HEADS + 2 * KV) * HEAD, D), "dense": (D, HEADS * HEAD)}
+        matrices |= {"query_layernorm": (HEAD,), "key_layernorm": (HEAD,)}
+        shapes |= {f"{p}.attention.{name}.weight": shape for name, shape in matrices.items()}
+        shapes |= experts(f"{p}.mlp", "expert_bias") if il else gated(f"{p}.mlp", FF, NAMES)
+    return shapes
+
+
+SARVAM_MOE = Tiny(
+    "sarvam-moe",
+    {
+        **head("Glm4Moe", "sarvam_moe"),
+        **{name: value for name, value in _LATENT.items() if "rope_head" not in name and "nope" not in name},
+        **_SARVAM,
+        "head_dim": HEAD,
+        "num_key_value_heads": KV,
+        "moe_shared_expert_intermediate_size": FF_EXPERT,
+        "rope_scaling": None,
+        "rope_theta": 8000000.0,
+        "score_function": "sigmoid",
+        "use_qk_norm": True,
+        "use_qkv_bias": False,
+    },
+    sarvam_moe_shapes,
+)
+
+CHECKPOINTS = (BAILING_HYBRID, SARVAM_MLA, SARVAM_MOE)

@@ -11,6 +11,7 @@ from ikpy.errors import FileFormatError
 
 # Optional tensors -> the one that every layer with a place for them has. Biases belong to their weights.
 _BESIDE = {
+    "attn_gate.weight": "attn_q_norm.weight",
     "attn_k_norm.weight": "attn_k.weight",
     "attn_q_norm.weight": "attn_q.weight",
     "attn_v.weight": "attn_k.weight",

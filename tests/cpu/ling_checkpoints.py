@@ -205,4 +205,111 @@ SARVAM_MOE = Tiny(
     sarvam_moe_shapes,
 )
 
-CHECKPOINTS = (BAILING_HYBRID, SARVAM_MLA, SARVAM_MOE)
+# Step 3.7
+
+STEP_KINDS = ("full_attention", "sliding_attention", "sliding_attention", "full_attention")
+N_STEP, STEP_HEAD, STEP_HEADS, STEP_SEEN, IMAGE = len(STEP_KINDS), 32, (2, 3), 16, 16
+"""STEP_HEADS: of full layers and of those with a window of STEP_SEEN tokens; IMAGE: width of the vision tower."""
+
+
+def step37_shapes() -> Shapes:
+    """Names and shapes of all tensors, those of the vision tower included."""
+    shapes = dict(OUTER)
+    for il, kind in enumerate(STEP_KINDS):
+        p, n_heads = f"model.layers.{il}", STEP_HEADS[kind == STEP_KINDS[1]]
+        shapes |= {f"{p}.{name}.weight": (D,) for name in ("input_layernorm", "post_attention_layernorm")}
+        n = n_heads * STEP_HEAD
+        matrices: Shapes = {"q_proj": (n, D), "o_proj": (D, n), "k_proj": (STEP_HEAD, D), "v_proj": (STEP_HEAD, D)}
+        matrices |= {"g_proj": (n_heads, D), "q_norm": (STEP_HEAD,), "k_norm": (STEP_HEAD,)}
+        shapes |= {f"{p}.self_attn.{name}.weight": shape for name, shape in matrices.items()}
+        if il == 0:
+            shapes |= gated(f"{p}.mlp", FF, NAMES)
+            continue
+        stacks = gated(f"{p}.moe", FF_EXPERT, NAMES)
+        shapes |= {name: (N_EXPERT, *shape) for name, shape in stacks.items()}
+        shapes |= {f"{p}.moe.gate.weight": (N_EXPERT, D), f"{p}.moe.router_bias": (N_EXPERT,)}
+        shapes |= gated(f"{p}.share_expert", FF_EXPERT, NAMES)
+    return shapes | vision_shapes()
+
+
+def vision_shapes() -> Shapes:
+    """A vision tower of one layer."""
+    n, p = IMAGE, "vision_model.transformer.resblocks.0"
+    shapes: Shapes = {
+        "vision_model.conv1.weight": (n, 3, 14, 14),
+        "vision_model.positional_embedding": (4, n),
+        "vision_model.vit_downsampler1.weight": (2 * n, n, 3, 3),
+        "vision_model.vit_downsampler1.bias": (2 * n,),
+        "vision_model.vit_downsampler2.weight": (4 * n, 2 * n, 3, 3),
+        "vision_model.vit_downsampler2.bias": (4 * n,),
+        "vit_large_projector.weight": (D, 4 * n),
+        f"{p}.attn.in_proj_weight": (3 * n, n),
+        f"{p}.attn.in_proj_bias": (3 * n,),
+    }
+    for name, shape in {"attn.out_proj": (n, n), "mlp.c_fc": (2 * n, n), "mlp.c_proj": (n, 2 * n)}.items():
+        shapes |= {f"{p}.{name}.weight": shape, f"{p}.{name}.bias": shape[:1]}
+    for name in ("vision_model.ln_pre", f"{p}.ln_1", f"{p}.ln_2"):
+        shapes |= {f"{name}.weight": (n,), f"{name}.bias": (n,)}
+    return shapes | {f"{p}.ls_{i}.gamma": (n,) for i in (1, 2)}
+
+
+STEP37 = Tiny(
+    "step37",
+    {
+        "architectures": ["Step3p7ForConditionalGeneration"],
+        "model_type": "step3p7",
+        "image_token_id": 5,
+        "tie_word_embeddings": False,
+        "vision_config": {
+            "width": IMAGE,
+            "layers": 1,
+            "heads": 2,
+            "image_size": 28,
+            "patch_size": 14,
+            "mlp_ratio": 2.0,
+            "model_type": "step3p5_vision",
+        },
+        "text_config": {
+            "model_type": "step3p5",
+            "vocab_size": V,
+            "hidden_size": D,
+            "intermediate_size": FF,
+            "num_hidden_layers": N_STEP,
+            "num_attention_heads": STEP_HEADS[0],
+            "num_attention_groups": 1,
+            "head_dim": STEP_HEAD,
+            "layer_types": [*STEP_KINDS, "full_attention"],
+            "num_nextn_predict_layers": 1,
+            "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5, 0.5],
+            "rope_theta": [5000000.0, 10000.0, 10000.0, 5000000.0, 5000000.0],
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 2.0,
+                "original_max_position_embeddings": 64,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 32.0,
+            },
+            "yarn_only_types": ["full_attention"],
+            "attention_other_setting": {
+                "attention_type": "sliding_attention",
+                "num_attention_heads": STEP_HEADS[1],
+                "num_attention_groups": 1,
+                "head_dim": STEP_HEAD,
+            },
+            "moe_layers_enum": "1,2,3",
+            "moe_num_experts": N_EXPERT,
+            "moe_top_k": USED,
+            "moe_intermediate_size": FF_EXPERT,
+            "moe_router_scaling_factor": 2.0,
+            "share_expert_dim": FF_EXPERT,
+            "sliding_window": STEP_SEEN,
+            "swiglu_limits": [0.0, 0.0, 0.5, None, 0.0],
+            "swiglu_limits_shared": [0.0, 0.0, 0.0, 0.7, 0.0],
+            "max_position_embeddings": 256,
+            "rms_norm_eps": 1e-5,
+        },
+    },
+    step37_shapes,
+)
+
+CHECKPOINTS = (BAILING_HYBRID, SARVAM_MLA, SARVAM_MOE, STEP37)

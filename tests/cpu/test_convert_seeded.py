@@ -48,7 +48,16 @@ def test_logits(kind: Tiny, tmp_path: Path) -> None:
 def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
     """What is small and multiplied through all tokens stays f32."""
     found = types(converted(kind, tmp_path, outtype))
-    small = ("norm.weight", ".bias", "ffn_gate_inp.weight", "ssm_a", "ssm_d", "ffn_norm", "conv.weight")
+    small = (
+        "norm.weight",
+        ".bias",
+        "ffn_gate_inp.weight",
+        "ssm_a",
+        "ssm_d",
+        "ffn_norm",
+        "conv.weight",
+        "rope_freqs.weight",
+    )
     for name, kind_of in found.items():
         is_small = name.endswith(small) or "conv1d" in name
         assert kind_of == ("f32" if is_small else outtype), name

@@ -70,6 +70,8 @@ FAMILIES = {
     "sarvam_moe": "sarvam:SarvamMoe",
     "seed_oss": "llama:SeedOss",
     "smollm3": "llama:SmolLM3",
+    "step3p5": "step35:Step35",
+    "step3p7": "step35:Step35",
 }
 # Classes whose checkpoints carry the model type of an older relative.
 _MODEL_TYPES = {

@@ -43,6 +43,7 @@ ARCHITECTURES = {
     "hunyuan-dense": "ikpy.models.hunyuan_dense:HunyuanDense",
     "hunyuan-moe": "ikpy.models.hunyuan_moe:HunyuanMoe",
     "internlm2": "ikpy.models.internlm2:InternLM2",
+    "kimi-k3": "ikpy.models.kimi_k3:KimiK3",
     "kimi-linear": "ikpy.models.kimi_linear:KimiLinear",
     "lfm2": "ikpy.models.lfm2:Lfm2",
     "lfm2moe": "ikpy.models.lfm2:Lfm2Moe",

@@ -88,7 +88,7 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
             decay=self.take_gate(weights, f"{prefix}.ssm_f"),
             gate=self.take_gate(weights, f"{prefix}.ssm_g"),
             dt=weights.take(f"{prefix}.ssm_dt.bias", (n,)),
-            a=weights.take(f"{prefix}.ssm_a", (1, heads)),
+            a=weights.take(f"{prefix}.ssm_a", (1, heads), (heads,)).reshape(1, heads),
             beta=weights.take(f"{prefix}.ssm_beta.weight", (d, heads)),
             norm=weights.take(f"{prefix}.ssm_norm.weight", (size,)),
             out=weights.take(f"{prefix}.attn_output.weight", (n, d)),

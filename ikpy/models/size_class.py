@@ -16,6 +16,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "mistral4": {27: "16B", 36: "119B.A6B", 47: "30B.A3B", 60: "236B", 61: "671B"},
     "glm-dsa": {61: "290B", 79: "744B.A40B"},
     "kimi-linear": {27: "48B.A3B"},
+    "kimi-k3": {93: "2.8T.A50B"},
     "lfm2moe": {24: "8B.A1B", 40: "24B.A2B"},
     "qwen2moe": {24: "A2.7B", 28: "57B.A14B"},
     "qwen3moe": {48: "30B.A3B", 94: "235B.A22B"},

@@ -21,6 +21,7 @@ from tests.cpu.definition_checks import TOKENS
 from tests.cpu.test_arch_bailingmoe3 import bailingmoe3, bailingmoe3_low_rank
 from tests.cpu.test_arch_falcon_h1 import falcon_h1
 from tests.cpu.test_arch_granite_hybrid import granite_hybrid, granite_hybrid_moe
+from tests.cpu.test_arch_kimi_k3 import kimi_k3, kimi_k3_plain
 from tests.cpu.test_arch_kimi_linear import kimi_linear
 from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
 from tests.cpu.test_arch_mamba2 import mamba2
@@ -38,6 +39,8 @@ MODELS = [
     kimi_linear,
     bailingmoe3,
     bailingmoe3_low_rank,
+    kimi_k3,
+    kimi_k3_plain,
     lfm2,
     lfm2moe,
     nemotron_h,
@@ -72,7 +75,9 @@ def states_of(context: Context) -> dict[str, int]:
     return context.devices.state_bytes()
 
 
-@pytest.fixture(scope="module", params=[qwen35moe, kimi_linear, lfm2moe, nemotron_h_moe], ids=lambda f: f.__name__)
+@pytest.fixture(
+    scope="module", params=[qwen35moe, kimi_linear, kimi_k3, lfm2moe, nemotron_h_moe], ids=lambda f: f.__name__
+)
 def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     return request.param()[0].write(tmp_path_factory.mktemp("model") / "model.gguf")
 

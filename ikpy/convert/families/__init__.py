@@ -42,6 +42,7 @@ FAMILIES = {
     "hunyuan_v1_moe": "moe:HunyuanMoe",
     "iquestcoder": "llama:IQuestCoder",
     "kimi_k2": "deepseek:DeepSeekV3",
+    "kimi_k3": "kimi_k3:KimiK3",
     "kimi_linear": "kimi_linear:KimiLinear",
     "lfm2": "lfm2:Lfm2",
     "lfm2_moe": "lfm2:Lfm2Moe",

@@ -87,6 +87,8 @@ class Family:
     biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that may have one
     needed_biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that must have one
     tables: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that hold integers
+    # Modules, of layers and outer ones, whose values multiply those that a tensor is made of.
+    factors: ClassVar[Mapping[str, str]] = {}
     outer: ClassVar[Mapping[str, str]] = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",

@@ -10,6 +10,7 @@ from ikpy.convert.families.base import (
     DENSE,
     MIXTRAL_EXPERTS,
     Change,
+    Family,
     Keys,
     Modules,
     View,
@@ -58,6 +59,12 @@ class KimiLinear(DeepSeekV3):
         "self_attn.o_norm": "ssm_norm",
     }
 
+    @classmethod
+    def chosen(cls, config: Config) -> type[Family]:
+        from ikpy.convert.families.kimi_k3 import KimiK3
+
+        return cls if config.get("attn_res_block_size", default=None) is None else KimiK3
+
     def __init__(self, config: Config) -> None:
         values = config.values
         config.values = {new: values[old] for old, new in _NAMES.items() if old in values} | values
@@ -89,8 +96,11 @@ class KimiLinear(DeepSeekV3):
         config.require("moe_layer_freq above 1", config.integer("moe_layer_freq", default=1) == 1)
         heads = linear.integer("num_heads")
         config.require(f"{heads} heads of KDA layers beside {self.n_head} others", heads == self.n_head)
-        bound = linear.get("gate_lower_bound", default=None)
-        config.require(f"gate_lower_bound {bound}", bound is None)
+        self.check_bound(linear.get("gate_lower_bound", default=None))
+
+    def check_bound(self, bound: object) -> None:
+        """Refuse a bound of decays that the architecture does not have."""
+        self.config.require(f"gate_lower_bound {bound}", bound is None)
 
     def keys(self) -> Keys:
         keys, rank = super().keys(), self.config.integer("kv_lora_rank")

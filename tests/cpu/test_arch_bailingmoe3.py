@@ -14,7 +14,9 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.engine.speculative import SpeculativeParams
 from ikpy.errors import IkpyError
+from ikpy.llm import LLM
 from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
 from tests.cpu import reference_recurrent as recurrent
@@ -270,6 +272,17 @@ def test_prediction_layer(tmp_path: Path) -> None:
     truth = ref.rms_norm(x, w["layer_output_norm"], e.eps) @ e.w["output"].T
     error = np.abs(found - truth).max(axis=1) / np.abs(truth).max()
     assert error.max() < 5e-5, f"position {error.argmax()} off by {error.max():.1e} relative"
+
+
+@pytest.mark.parametrize("mla", [0, 1, 3])
+def test_drafts_of_the_prediction_layer(mla: int, tmp_path: Path) -> None:
+    """The text is that without drafts."""
+    path = bailingmoe3_low_rank()[0].write(tmp_path / "model.gguf")
+    drafting = SpeculativeParams(types=("mtp",), n_max=3, p_min=0.0)
+    llms = [LLM(path, n_ctx=256, n_threads=2, mla=mla, speculative=params) for params in (None, drafting)]
+    texts = [llm.generate([3, 5, 7], 40, temperature=0.0, ignore_eos=True) for llm in llms]
+    assert texts[0] == texts[1]
+    assert llms[1].speculator is not None and llms[1].speculator.n_drafted > 20
 
 
 def test_groups_limit_without_an_option(tmp_path: Path) -> None:

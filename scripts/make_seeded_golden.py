@@ -1,4 +1,4 @@
-"""Records transformers' float32 logits of the checkpoints of tests/cpu/seeded_checkpoints.py and mamba2_checkpoints.py.
+"""Records transformers' float32 logits of the checkpoints of tests/cpu/seeded_checkpoints.py and its kin.
 
 pip install torch transformers        # 5.24 or newer
 python -m scripts.make_seeded_golden
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.cpu import mamba2_checkpoints
+from tests.cpu import mamba2_checkpoints, tencent_checkpoints
 from tests.cpu import seeded_checkpoints as made
 
 ROWS = (0, 3, 30, 69)
@@ -22,7 +22,7 @@ N_COLUMNS = 96
 
 def main() -> None:
     """Writes the golden files."""
-    for tiny in (*made.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS):
+    for tiny in (*made.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS, *tencent_checkpoints.CHECKPOINTS):
         with tempfile.TemporaryDirectory() as temporary:
             folder = made.write(tiny, Path(temporary) / "checkpoint")
             config = transformers.AutoConfig.from_pretrained(folder)

@@ -41,6 +41,7 @@ ARCHITECTURES = {
     "granitemoe": "ikpy.models.granite:Granite",
     "hunyuan-dense": "ikpy.models.hunyuan_dense:HunyuanDense",
     "hunyuan-moe": "ikpy.models.hunyuan_moe:HunyuanMoe",
+    "hy_v3": "ikpy.models.hy_v3:HyV3",
     "internlm2": "ikpy.models.internlm2:InternLM2",
     "kimi-linear": "ikpy.models.kimi_linear:KimiLinear",
     "lfm2": "ikpy.models.lfm2:Lfm2",

@@ -13,14 +13,14 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.gguf.reader import GGUFFile
-from tests.cpu import mamba2_checkpoints
+from tests.cpu import mamba2_checkpoints, tencent_checkpoints
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.checkpoints import convert
 from tests.cpu.seeded_checkpoints import Tiny
 from tests.cpu.test_convert import types
 
 TOLERANCE = 5e-4
-CHECKPOINTS = (*tiny.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS)
+CHECKPOINTS = (*tiny.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS, *tencent_checkpoints.CHECKPOINTS)
 
 
 def converted(kind: Tiny, folder: Path, outtype: str = "f32", **config: Any) -> GGUFFile:
@@ -48,7 +48,7 @@ def test_logits(kind: Tiny, tmp_path: Path) -> None:
 def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
     """What is small and multiplied through all tokens stays f32."""
     found = types(converted(kind, tmp_path, outtype))
-    small = ("norm.weight", ".bias", "ffn_gate_inp.weight", "ssm_a", "ssm_d", "ffn_norm", "conv.weight")
+    small = ("norm.weight", ".bias", "exp_probs_b", "ffn_gate_inp.weight", "ssm_a", "ssm_d", "ffn_norm", "conv.weight")
     for name, kind_of in found.items():
         is_small = name.endswith(small) or "conv1d" in name
         assert kind_of == ("f32" if is_small else outtype), name

@@ -38,6 +38,7 @@ FAMILIES = {
     "granitemoehybrid": "granite_hybrid:GraniteHybrid",
     "hunyuan_v1_dense": "moe:HunyuanDense",
     "hunyuan_v1_moe": "moe:HunyuanMoe",
+    "hy_v3": "hy_v3:HyV3",
     "kimi_k2": "deepseek:DeepSeekV3",
     "kimi_linear": "kimi_linear:KimiLinear",
     "lfm2": "lfm2:Lfm2",

@@ -1,0 +1,74 @@
+"""Tiny checkpoints of Tencent's and poolside's mixtures, made as those of seeded_checkpoints.py."""
+
+from __future__ import annotations
+
+from tests.cpu.seeded_checkpoints import FF, FF_EXPERT, HEAD, HEADS, KV, N_EXPERT, USED, D, Shapes, Tiny, V, gated, head
+
+NAMES = ("gate_proj", "up_proj", "down_proj")
+
+# Hy3
+
+N_HY_V3 = 3
+
+
+def grouped_heads(prefix: str, heads: int, kv: int, size: int) -> Shapes:
+    """Projections and norms of q and k."""
+    shapes: Shapes = {"q_proj": (heads * size, D), "k_proj": (kv * size, D), "v_proj": (kv * size, D)}
+    shapes |= {"o_proj": (D, heads * size), "q_norm": (size,), "k_norm": (size,)}
+    return {f"{prefix}.self_attn.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def block_norms(prefix: str) -> Shapes:
+    """Those before both branches."""
+    return {f"{prefix}.{name}.weight": (D,) for name in ("input_layernorm", "post_attention_layernorm")}
+
+
+def hy_v3_shapes() -> Shapes:
+    """Names and shapes of all tensors, as published."""
+    shapes: Shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,), "lm_head.weight": (V, D)}
+    for il in range(N_HY_V3):
+        p = f"model.layers.{il}"
+        shapes |= block_norms(p) | grouped_heads(p, HEADS, KV, HEAD)
+        p = f"{p}.mlp"
+        if il == 0:
+            shapes |= gated(p, FF, NAMES)
+            continue
+        shapes |= {f"{p}.router.gate.weight": (N_EXPERT, D), f"{p}.expert_bias": (N_EXPERT,)}
+        shapes |= gated(f"{p}.shared_mlp", FF_EXPERT, NAMES)
+        for e in range(N_EXPERT):
+            shapes |= gated(f"{p}.experts.{e}", FF_EXPERT, NAMES)
+    return shapes
+
+
+HY_V3 = Tiny(
+    "hy-v3",
+    {
+        **head("HYV3", "hy_v3"),
+        "hidden_act": "silu",
+        "intermediate_size": FF,
+        "moe_intermediate_size": FF_EXPERT,
+        "expert_hidden_dim": FF_EXPERT,
+        "num_hidden_layers": N_HY_V3,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV,
+        "head_dim": HEAD,
+        "num_experts": N_EXPERT,
+        "num_experts_per_tok": USED,
+        "num_shared_experts": 1,
+        "num_nextn_predict_layers": 0,
+        "first_k_dense_replace": 1,
+        "moe_router_enable_expert_bias": True,
+        "moe_router_use_sigmoid": True,
+        "qk_norm": True,
+        "route_norm": True,
+        "router_scaling_factor": 2.826,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 11158840.0},
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    hy_v3_shapes,
+)
+
+CHECKPOINTS = (HY_V3,)

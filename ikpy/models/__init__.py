@@ -44,6 +44,7 @@ ARCHITECTURES = {
     "hy_v3": "ikpy.models.hy_v3:HyV3",
     "internlm2": "ikpy.models.internlm2:InternLM2",
     "kimi-linear": "ikpy.models.kimi_linear:KimiLinear",
+    "laguna": "ikpy.models.laguna:Laguna",
     "lfm2": "ikpy.models.lfm2:Lfm2",
     "lfm2moe": "ikpy.models.lfm2:Lfm2Moe",
     "llama": "ikpy.models.llama:Llama",

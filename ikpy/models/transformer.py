@@ -62,6 +62,7 @@ class Transformer(Decoder):
     norms_all_heads: ClassVar[bool] = False
     norms_after_rope: ClassVar[bool] = False
     attn_gate: ClassVar[Presence] = "none"
+    gate_activation: ClassVar[str] = "sigmoid"
     pre_norms: ClassVar[Presence] = "required"
     post_norms: ClassVar[Presence] = "none"
     selection_bias: ClassVar[Presence] = "none"
@@ -226,9 +227,9 @@ class Transformer(Decoder):
         return attended if attn.gate is None else self.gated_heads(b, il, attn.gate, h, attended)
 
     def gated_heads(self, b: BatchGraph, il: int, gate: Value, h: Value, attended: Value) -> Value:
-        """attended [dv*H, T] times the sigmoid of gate h, which has a row per head or per element."""
+        """attended [dv*H, T] times the activation of gate h, which has a row per head or per element."""
         heads = split_heads(attended, self.head_sizes(il).v)
-        weights = b.graph.unary(b.graph.mul_mat(gate, h), "sigmoid")
+        weights = b.graph.unary(b.graph.mul_mat(gate, h), self.gate_activation)
         n_head, n_tokens = heads.shape[1:3]
         per_head = weights.reshape(weights.shape[0] // n_head, n_head, n_tokens)
         return b.graph.mul(heads, per_head).reshape(*attended.shape[:2])

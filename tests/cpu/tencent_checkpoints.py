@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.cpu.seeded_checkpoints import FF, FF_EXPERT, HEAD, HEADS, KV, N_EXPERT, USED, D, Shapes, Tiny, V, gated, head
 
 NAMES = ("gate_proj", "up_proj", "down_proj")
@@ -71,4 +73,75 @@ HY_V3 = Tiny(
     hy_v3_shapes,
 )
 
-CHECKPOINTS = (HY_V3,)
+# Laguna
+
+N_LAGUNA, WINDOW, FF_SHARED = 5, 11, 64
+LAGUNA_HEADS = [4, 6, 6, 6, 4]
+"""Of layers of one kind and of the other; the full ones rotate half of their heads."""
+KINDS = ["full_attention", *["sliding_attention"] * 3, "full_attention"]
+LAGUNA_ROPE = {
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 64.0,
+        "beta_slow": 1.0,
+        "attention_factor": 1.0,
+        "partial_rotary_factor": 0.5,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+}
+
+
+def laguna_shapes(*, per_element: bool = False) -> Shapes:
+    """Names and shapes of all tensors, as published."""
+    shapes: Shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,), "lm_head.weight": (V, D)}
+    for il, heads in enumerate(LAGUNA_HEADS):
+        p = f"model.layers.{il}"
+        shapes |= block_norms(p) | grouped_heads(p, heads, KV, HEAD)
+        shapes[f"{p}.self_attn.g_proj.weight"] = (heads * HEAD if per_element else heads, D)
+        p = f"{p}.mlp"
+        if il == 0:
+            shapes |= gated(p, FF, NAMES)
+            continue
+        shapes |= {f"{p}.gate.weight": (N_EXPERT, D), f"{p}.experts.e_score_correction_bias": (N_EXPERT,)}
+        shapes |= gated(f"{p}.shared_expert", FF_SHARED, NAMES)
+        for e in range(N_EXPERT):
+            shapes |= gated(f"{p}.experts.{e}", FF_EXPERT, NAMES)
+    return shapes
+
+
+_LAGUNA: dict[str, Any] = {
+    **head("Laguna", "laguna"),
+    "hidden_act": "silu",
+    "intermediate_size": FF,
+    "moe_intermediate_size": FF_EXPERT,
+    "shared_expert_intermediate_size": FF_SHARED,
+    "num_hidden_layers": N_LAGUNA,
+    "num_attention_heads": HEADS,
+    "num_attention_heads_per_layer": LAGUNA_HEADS,
+    "num_key_value_heads": KV,
+    "head_dim": HEAD,
+    "num_experts": N_EXPERT,
+    "num_experts_per_tok": USED,
+    "moe_routed_scaling_factor": 2.5,
+    "moe_router_logit_softcapping": 0.0,
+    "norm_topk_prob": True,
+    "layer_types": KINDS,
+    "mlp_layer_types": ["dense", *["sparse"] * (N_LAGUNA - 1)],
+    "sliding_window": WINDOW,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": LAGUNA_ROPE,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+LAGUNA = Tiny("laguna", {**_LAGUNA, "gating": "per-head"}, laguna_shapes)
+LAGUNA_PER_ELEMENT = Tiny(
+    "laguna-per-element",
+    {**_LAGUNA, "gating": "per-element", "layer_types": KINDS[1:] + KINDS[:1], "sliding_window": FF_SHARED},
+    lambda: laguna_shapes(per_element=True),
+)
+
+CHECKPOINTS = (HY_V3, LAGUNA, LAGUNA_PER_ELEMENT)

@@ -41,6 +41,7 @@ FAMILIES = {
     "hy_v3": "hy_v3:HyV3",
     "kimi_k2": "deepseek:DeepSeekV3",
     "kimi_linear": "kimi_linear:KimiLinear",
+    "laguna": "laguna:Laguna",
     "lfm2": "lfm2:Lfm2",
     "lfm2_moe": "lfm2:Lfm2Moe",
     "llama": "llama:Llama",

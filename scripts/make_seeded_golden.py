@@ -24,7 +24,7 @@ def main() -> None:
     """Writes the golden files."""
     for tiny in (*made.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS, *tencent_checkpoints.CHECKPOINTS):
         with tempfile.TemporaryDirectory() as temporary:
-            folder = made.write(tiny, Path(temporary) / "checkpoint")
+            folder = made.write(tiny, Path(temporary) / "checkpoint", for_transformers=True)
             config = transformers.AutoConfig.from_pretrained(folder)
             config._attn_implementation = config._experts_implementation = "eager"
             model_class = getattr(transformers, config.architectures[0])  # not all are known to AutoModelForCausalLM

@@ -42,6 +42,7 @@ ARCHITECTURES = {
     "hunyuan-dense": "ikpy.models.hunyuan_dense:HunyuanDense",
     "hunyuan-moe": "ikpy.models.hunyuan_moe:HunyuanMoe",
     "hy_v3": "ikpy.models.hy_v3:HyV3",
+    "hy_v4": "ikpy.models.hy_v4:HyV4",
     "internlm2": "ikpy.models.internlm2:InternLM2",
     "kimi-linear": "ikpy.models.kimi_linear:KimiLinear",
     "laguna": "ikpy.models.laguna:Laguna",

@@ -61,6 +61,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "hunyuan-moe": {32: "80B.A13B"},
     "hy_v3": {48: "30B.A3B", 49: "30B.A3B", 80: "295B.A21B", 81: "295B.A21B"},
     "laguna": {40: "33B.A3B", 48: "118B.A8B", 70: "225B.A23B"},
+    "hy_v4": {78: "770B.A49B"},
     "dots1": {62: "142B"},
     "minimax-m2": {62: "230B.A10B"},
     "ernie4_5-moe": {18: "0.3B", 28: "21B.A3B", 54: "300B.A47B"},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tests.cpu.seeded_checkpoints import FF, FF_EXPERT, HEAD, HEADS, KV, N_EXPERT, USED, D, Shapes, Tiny, V, gated, head
 
 NAMES = ("gate_proj", "up_proj", "down_proj")
@@ -144,4 +146,105 @@ LAGUNA_PER_ELEMENT = Tiny(
     lambda: laguna_shapes(per_element=True),
 )
 
-CHECKPOINTS = (HY_V3, LAGUNA, LAGUNA_PER_ELEMENT)
+# Hy4
+
+N_HY_V4, N_STREAMS, Q_RANK, RANK, NOPE, ROT, VALUE = 4, 3, 32, 64, 32, 16, 32
+INDEX_HEADS, INDEX_SIZE, TOP_K = 8, 32, 16
+INDEXERS = ["full", "full", "shared", "full"]
+
+
+def hy_v4_shapes() -> Shapes:
+    """Names and shapes of all tensors, as published."""
+    shapes: Shapes = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,), "lm_head.weight": (V, D)}
+    for part, shape in (("fn", (N_STREAMS, N_STREAMS * D)), ("base", (N_STREAMS,)), ("scale", (1,))):
+        shapes[f"model.hc_head.hc_head_{part}"] = shape
+    for il in range(N_HY_V4):
+        p = f"model.layers.{il}"
+        shapes |= block_norms(p)
+        for branch in ("attn", "mlp"):
+            for part, shape in (("fn", (2 * N_STREAMS, N_STREAMS * D)), ("base", (2 * N_STREAMS,)), ("scale", (2,))):
+                shapes[f"{p}.hc_{branch}_layer.hc_pre.hc_{part}"] = shape
+        matrices: Shapes = {"q_a_proj": (Q_RANK, D), "q_a_layernorm": (Q_RANK,)}
+        matrices |= {"q_b_proj": (HEADS * (NOPE + ROT), Q_RANK), "kv_a_proj_with_mqa": (RANK + ROT, D)}
+        matrices |= {"kv_a_layernorm": (RANK,), "kv_b_proj": (HEADS * (NOPE + VALUE), RANK)}
+        matrices |= {"o_proj": (D, HEADS * VALUE), "linear_gate": (HEADS * VALUE, D)}
+        if INDEXERS[il] == "full":
+            matrices |= {"indexer.wq_b": (INDEX_HEADS * INDEX_SIZE, Q_RANK), "indexer.wk": (INDEX_SIZE, D)}
+            matrices |= {"indexer.k_norm": (INDEX_SIZE,), "indexer.weights_proj": (INDEX_HEADS, D)}
+            shapes[f"{p}.self_attn.indexer.k_norm.bias"] = (INDEX_SIZE,)
+        shapes |= {f"{p}.self_attn.{name}.weight": shape for name, shape in matrices.items()}
+        shapes[f"{p}.self_attn.learnable_sink_param"] = (HEADS,)
+        p = f"{p}.mlp"
+        if il == 0:
+            shapes |= gated(p, FF, NAMES)
+            continue
+        shapes |= {f"{p}.gate.weight": (N_EXPERT, D), f"{p}.gate.e_score_correction_bias": (N_EXPERT,)}
+        shapes |= gated(f"{p}.shared_experts", FF_EXPERT, NAMES)
+        shapes |= {f"{p}.experts.gate_up_proj": (N_EXPERT, 2 * FF_EXPERT, D)}
+        shapes |= {f"{p}.experts.down_proj": (N_EXPERT, D, FF_EXPERT)}
+    return shapes
+
+
+def halves(name: str, values: np.ndarray) -> np.ndarray:
+    """Rotated rows of a tensor in the order in which transformers 5.24 pairs the halves of a head.
+
+    Deployments of the model pair neighbours, as its files do.
+    """
+    sizes = {"q_b_proj.weight": NOPE + ROT, "kv_a_proj_with_mqa.weight": RANK + ROT}
+    sizes |= {f"indexer.{part}": INDEX_SIZE for part in ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias")}
+    size = next((size for end, size in sizes.items() if name.endswith(end)), 0)
+    if not size:
+        return values
+    heads = values.reshape(-1, size, *values.shape[1:]).copy()
+    heads[:, -ROT:] = np.concatenate([heads[:, -ROT::2], heads[:, 1 - ROT :: 2]], axis=1)
+    return heads.reshape(values.shape)
+
+
+HY_V4 = Tiny(
+    "hy-v4",
+    {
+        **head("HYV4", "hy_v4"),
+        "hidden_act": "silu",
+        "intermediate_size": FF,
+        "moe_intermediate_size": FF_EXPERT,
+        "num_hidden_layers": N_HY_V4,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 2,
+        "n_routed_experts": N_EXPERT,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": USED,
+        "first_k_dense_replace": 1,
+        "mlp_layer_types": ["dense", *["sparse"] * (N_HY_V4 - 1)],
+        "layer_types": ["deepseek_sparse_attention"] * N_HY_V4,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.827,
+        "n_group": 1,
+        "topk_group": 1,
+        "q_lora_rank": Q_RANK,
+        "kv_lora_rank": RANK,
+        "qk_nope_head_dim": NOPE,
+        "qk_rope_head_dim": ROT,
+        "v_head_dim": VALUE,
+        "index_n_heads": INDEX_HEADS,
+        "index_head_dim": INDEX_SIZE,
+        "index_topk": TOP_K,
+        "indexer_types": INDEXERS,
+        "hc_mult": N_STREAMS,
+        "hc_eps": 1e-3,
+        "hc_magnitude": 1.8,
+        "swiglu_limit": 0.7,
+        "learnable_sink": True,
+        "gated_mla": True,
+        "gating_type": "elementwise",
+        "num_nextn_predict_layers": 0,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0},
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    hy_v4_shapes,
+    halves,
+)
+
+CHECKPOINTS = (HY_V3, LAGUNA, LAGUNA_PER_ELEMENT, HY_V4)

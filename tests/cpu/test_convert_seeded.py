@@ -31,7 +31,8 @@ def converted(kind: Tiny, folder: Path, outtype: str = "f32", **config: Any) -> 
 
 def logits_of(file: GGUFFile) -> np.ndarray:
     """Logits [T, V] of the golden tokens."""
-    context = Context(Model.load(file.path), ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
+    exact = {"type_k": "f32", "type_v": "f32", "type_indexer": "f32"}
+    context = Context(Model.load(file.path), ContextParams(n_ctx=256, n_threads=2, **exact))
     return context.decode(Batch.single(tiny.tokens(), 0, logits="all"))
 
 
@@ -48,7 +49,17 @@ def test_logits(kind: Tiny, tmp_path: Path) -> None:
 def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
     """What is small and multiplied through all tokens stays f32."""
     found = types(converted(kind, tmp_path, outtype))
-    small = ("norm.weight", ".bias", "exp_probs_b", "ffn_gate_inp.weight", "ssm_a", "ssm_d", "ffn_norm", "conv.weight")
+    small = (
+        "norm.weight",
+        ".bias",
+        "exp_probs_b",
+        "attn_sinks.weight",
+        "ffn_gate_inp.weight",
+        "ssm_a",
+        "ssm_d",
+        "ffn_norm",
+        "conv.weight",
+    )
     for name, kind_of in found.items():
-        is_small = name.endswith(small) or "conv1d" in name
+        is_small = name.endswith(small) or "conv1d" in name or "hc_" in name
         assert kind_of == ("f32" if is_small else outtype), name

@@ -21,6 +21,8 @@ from tests.cpu.tencent_checkpoints import (
     FF_SHARED,
     HEAD,
     HY_V3,
+    HY_V4,
+    INDEXERS,
     KINDS,
     LAGUNA,
     LAGUNA_HEADS,
@@ -28,11 +30,17 @@ from tests.cpu.tencent_checkpoints import (
     LAGUNA_ROPE,
     N_EXPERT,
     N_HY_V3,
+    N_HY_V4,
     N_LAGUNA,
+    NOPE,
+    RANK,
+    ROT,
+    TOP_K,
+    VALUE,
     WINDOW,
 )
 from tests.cpu.test_convert_deepseek4 import assert_same
-from tests.cpu.test_convert_seeded import converted
+from tests.cpu.test_convert_seeded import converted, logits_of
 
 
 def keys_of(file: GGUFFile) -> dict[str, Any]:
@@ -231,3 +239,123 @@ def test_a_gate_of_another_width(tmp_path: Path) -> None:
     made.change_tensors(folder, lambda tensors: tensors.update({"model.layers.2.self_attn.g_proj.weight": gate}))
     with pytest.raises(IkpyError, match=r"self_attn\.g_proj"):
         Conversion(folder)
+
+
+# Hy4
+
+
+def test_hy_v4_as_llama_cpp_has_it(tmp_path: Path) -> None:
+    file = converted(HY_V4, tmp_path)
+    keys = keys_of(file)
+    wanted = {
+        "attention.head_count_kv": 1,
+        "attention.key_length": RANK + ROT,
+        "attention.value_length": RANK,
+        "attention.key_length_mla": NOPE + ROT,
+        "attention.value_length_mla": VALUE,
+        "attention.indexer.top_k": TOP_K,
+        "expert_gating_func": 2,
+        "leading_dense_block_count": 1,
+        "hyper_connection.count": 3,
+    }
+    assert {name: keys[name] for name in wanted} == wanted
+    assert keys["attention.indexer.types"].tolist() == [kind == "full" for kind in INDEXERS]
+    assert keys["swiglu_clamp_exp"].tolist() == pytest.approx([0.7] * N_HY_V4)
+    assert keys["hyper_connection.magnitude"] == pytest.approx(1.8)
+    shapes = {
+        "blk.1.attn_k_b.weight": (NOPE, RANK, tiny.HEADS),
+        "blk.1.attn_v_b.weight": (RANK, VALUE, tiny.HEADS),
+        "blk.1.attn_gate.weight": (tiny.D, tiny.HEADS * VALUE),
+        "blk.1.hc_attn_fn.weight": (3 * tiny.D, 6),
+        "output_hc_scale.weight": (1,),
+    }
+    assert {name: file.tensors[name].shape for name in shapes} == shapes
+    assert not {"blk.1.attn_kv_b.weight", "blk.2.indexer.proj.weight"} & set(file.tensors)
+
+
+def test_hy_v4_of_transformers(tmp_path: Path) -> None:
+    """Its names, and a configuration that leaves out what its class knows."""
+    (tmp_path / "other").mkdir()
+    folder = tiny.write(HY_V4, tmp_path / "other" / "checkpoint")
+    names = {
+        ".hc_pre.hc_": ".hc_",
+        ".learnable_sink_param": ".sinks",
+        ".linear_gate": ".gate_proj",
+        ".hc_attn_layer.hc_": ".attn_hc.",
+        ".hc_mlp_layer.hc_": ".ffn_hc.",
+        ".hc_head_": ".hc_",
+    }
+    made.change_tensors(folder, lambda tensors: renamed(tensors, names))
+    left_out = ("first_k_dense_replace", "norm_topk_prob", "routed_scaling_factor", "learnable_sink", "gating_type")
+    made.amend(folder, drop=left_out, layer_types=["indexed_attention"] * N_HY_V4)
+    assert_same(convert(folder, tmp_path / "other", outtype="f32"), converted(HY_V4, tmp_path))
+
+
+def test_hy_v4_without_indexers(tmp_path: Path) -> None:
+    """Layers that attend to everything: no keys of indexers, and none that bounds nothing."""
+    folder = tiny.write(HY_V4, tmp_path / "checkpoint", layer_types=["full_attention"] * N_HY_V4, swiglu_limit=0.0)
+
+    def remove(tensors: made.Tensors) -> None:
+        for name in [name for name in tensors if ".indexer." in name]:
+            del tensors[name]
+
+    made.change_tensors(folder, remove)
+    file = convert(folder, tmp_path, outtype="f32")
+    assert not [name for name in keys_of(file) if ".indexer." in name or name == "swiglu_clamp_exp"]
+    assert np.isfinite(logits_of(file)).all()
+
+
+def test_hy_v4_prediction_layers_are_left_out(tmp_path: Path) -> None:
+    folder = tiny.write(HY_V4, tmp_path / "checkpoint", num_nextn_predict_layers=1)
+    more = {"model.mtp_layers.0.eh_proj.weight": made.bf16(np.ones((tiny.D, 2 * tiny.D), np.float32))}
+    made.change_tensors(folder, lambda tensors: tensors.update(more))
+    assert any("1 tensors of prediction layers (MTP) are left out" in note for note in Conversion(folder).notes)
+
+
+HY_V4_REFUSED: dict[str, dict[str, Any]] = {
+    "RoPE scaling 'yarn'": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e7,
+            "factor": 4.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "n_group 2": {"n_group": 2},
+    "learnable_sink false": {"learnable_sink": False},
+    "gated_mla false": {"gated_mla": False},
+    "gating_type 'headwise'": {"gating_type": "headwise"},
+    "no indexer in the first layer": {"indexer_types": ["shared", "full", "shared", "full"]},
+    "3 indexer types of 4 layers": {"indexer_types": INDEXERS[:3]},
+    r"indexer_types \['full', 'none'\]": {"indexer_types": ["full", "full", "none", "full"]},
+    r"layers of kinds \['full_attention', 'indexed_attention'\]": {
+        "layer_types": ["full_attention", *["indexed_attention"] * 3]
+    },
+    "dense layers among the expert layers": {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
+    "9 residual streams are not possible": {"hc_mult": 9},
+    "'kv_lora_rank' is missing": {"kv_lora_rank": None},
+}
+
+
+@pytest.mark.parametrize("what", HY_V4_REFUSED)
+def test_what_no_file_of_hy_v4_can_say(what: str, tmp_path: Path) -> None:
+    check_refused(HY_V4, what, HY_V4_REFUSED[what], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("self_attn.learnable_sink_param", "attn_sinks"),
+        ("self_attn.indexer.wk.weight", "indexer"),
+        ("hc_mlp_layer.hc_pre.hc_base", "hc_ffn_base"),
+        ("self_attn.indexer.k_norm.bias", "indexer.k_norm.bias"),
+    ],
+)
+def test_incomplete_checkpoints_of_hy_v4(name: str, message: str, tmp_path: Path) -> None:
+    folder = tiny.write(HY_V4, tmp_path / "checkpoint")
+    made.change_tensors(folder, lambda tensors: tensors.pop(f"model.layers.1.{name}"))
+    with pytest.raises(IkpyError, match=message) as error:
+        Conversion(folder)
+    assert "\n" not in str(error.value)

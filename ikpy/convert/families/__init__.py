@@ -39,6 +39,7 @@ FAMILIES = {
     "hunyuan_v1_dense": "moe:HunyuanDense",
     "hunyuan_v1_moe": "moe:HunyuanMoe",
     "hy_v3": "hy_v3:HyV3",
+    "hy_v4": "hy_v4:HyV4",
     "kimi_k2": "deepseek:DeepSeekV3",
     "kimi_linear": "kimi_linear:KimiLinear",
     "laguna": "laguna:Laguna",

@@ -13,8 +13,10 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
+from ikpy.engine.speculative import SpeculativeParams
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile
+from ikpy.llm import LLM
 from ikpy.models.size_class import size_class
 from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
@@ -115,6 +117,16 @@ def test_prediction_layer(tmp_path: Path) -> None:
     error = np.abs(context.decode(Batch.single(TOKENS, logits="all"), states) - wanted).max(axis=1)
     worst = error.max() / np.abs(wanted).max()
     assert worst < checks.FLOAT_BOUND, f"position {error.argmax()} off by {worst:.1e} relative"
+
+
+def test_drafts_do_not_change_the_text(tmp_path: Path) -> None:
+    path = hy_v3(1)[0].write(tmp_path / "model.gguf")
+    drafting = SpeculativeParams(types=("mtp",), n_max=3, p_min=0.0)
+    texts = [
+        LLM(path, n_ctx=256, n_threads=2, speculative=how).generate([5, 7, 9], 40, temperature=0.0, ignore_eos=True)
+        for how in (None, drafting)
+    ]
+    assert texts[0] == texts[1] and texts[0]
 
 
 @pytest.mark.parametrize(("n_layer", "wanted"), [(80, "295B.A21B"), (81, "295B.A21B"), (48, "30B.A3B"), (5, "?B")])

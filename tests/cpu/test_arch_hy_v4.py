@@ -29,6 +29,10 @@ from tests.cuda.models import emulated
 TOKENS = np.random.default_rng(5).integers(4, N_VOCAB, 60)
 LONG = np.random.default_rng(6).integers(4, N_VOCAB, 300)
 FEW = replace(SMALL, top_k=8)
+PUBLISHED = replace(
+    SMALL, d=96, heads=8, nope=192, rot=64, value=256, rank=512, q_rank=96, ff=64, index_size=128, experts=2, used=2
+)
+"""Head sizes of Hy4, for which there are kernels of their own. All experts are used: no choice depends on rounding."""
 
 
 def exact(**changes: object) -> ContextParams:
@@ -108,6 +112,29 @@ def test_small_caches(mla: int, type_k: str, bound: float, tmp_path: Path) -> No
     settings = params(mla=mla, type_k=type_k, type_v=type_k)
     found = Context(loaded(model, tmp_path), settings).decode(Batch.single(TOKENS, logits="all"))
     check(found, IndependentStreams(model, n).logits(TOKENS), bound)
+
+
+@pytest.mark.parametrize(("type_k", "bound"), [("f32", 5e-5), ("f16", 3e-3), ("bf16", 3e-2), ("q8_0", 0.1)])
+@pytest.mark.parametrize("mla", [0, 1, 3])
+def test_published_head_sizes(mla: int, type_k: str, bound: float, tmp_path: Path) -> None:
+    model = hy_v4(PUBLISHED, indexers=False)
+    context = Context(loaded(model, tmp_path), params(n_ctx=512, mla=mla, type_k=type_k, type_v=type_k))
+    check(in_parts(context, LONG, [200, *[1] * 20, 8, 5, 67]), IndependentStreams(model, PUBLISHED).logits(LONG), bound)
+
+
+@pytest.mark.parametrize("top_k", [8, None])
+@pytest.mark.parametrize("mla", [0, 1, 3])
+def test_published_head_sizes_on_devices(mla: int, top_k: int | None, tmp_path: Path) -> None:
+    """A prompt as one batch and single tokens; the cache is F16."""
+    n = replace(PUBLISHED, top_k=top_k or 2048, heads=4)
+    model = hy_v4(n, indexers=top_k is not None)
+    path = model.write(tmp_path / "model.gguf")
+    settings = ContextParams(n_ctx=256, n_threads=2, mla=mla, type_indexer="f32")
+    on_cpu = in_parts(Context(Model.load(path), settings), TOKENS[:24], [12, *[1] * 5, 7])
+    placement = PlacementParams(split_mode="none")
+    with emulated(1):
+        context = Context(Model.load(path, ModelParams(placement=placement)), settings)
+        check(in_parts(context, TOKENS[:24], [12, *[1] * 5, 7]), on_cpu, 3e-3)
 
 
 def test_saved_sequences(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ _BESIDE = {
     "attn_k_norm.weight": "attn_k.weight",
     "attn_q_norm.weight": "attn_q.weight",
     "attn_v.weight": "attn_k.weight",
+    "exp_probs_b": "ffn_gate_inp.weight",
     "exp_probs_b.bias": "ffn_gate_inp.weight",
     "ffn_down_exps.scale": "ffn_down_exps.weight",
     "ffn_routed_norm.weight": "ffn_routed_up.weight",

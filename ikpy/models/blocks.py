@@ -151,10 +151,12 @@ def attend_cached(
     return out.reshape(out.shape[0] * out.shape[1], out.shape[2])
 
 
-def gated_heads(b: BatchGraph, gate: Value, h: Value, attended: Value, head_size: int) -> Value:
-    """attended [dv*H, T] times the sigmoid of gate h, which has a row per head or per element."""
+def gated_heads(
+    b: BatchGraph, gate: Value, h: Value, attended: Value, head_size: int, activation: str = "sigmoid"
+) -> Value:
+    """attended [dv*H, T] times the activation of gate h, which has a row per head or per element."""
     heads = split_heads(attended, head_size)
-    weights = b.graph.unary(b.graph.mul_mat(gate, h), "sigmoid")
+    weights = b.graph.unary(b.graph.mul_mat(gate, h), activation)
     n_head, n_tokens = heads.shape[1:3]
     per_head = weights.reshape(weights.shape[0] // n_head, n_head, n_tokens)
     return b.graph.mul(heads, per_head).reshape(*attended.shape[:2])

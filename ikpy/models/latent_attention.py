@@ -42,7 +42,8 @@ LISTED_TOKENS = 8
 class LatentAttention:
     """Projections of MLA. q or (q_a, q_a_norm, q_b); kv_b or (k_b, v_b) or all three. prefix: of their names.
 
-    gate: a row per head, whose sigmoid multiplies what the head attended to.
+    sinks: a score per head that takes part in the softmax without a value. gate: a row per head or per element, whose
+    sigmoid multiplies what the head attended to.
     """
 
     prefix: str
@@ -56,8 +57,9 @@ class LatentAttention:
     kv_b: Value | None = None
     k_b: Value | None = None
     v_b: Value | None = None
-    gate: Value | None = None
     indexer: Indexer | None = None
+    sinks: Value | None = None
+    gate: Value | None = None
 
 
 class LatentDecoder(Decoder):
@@ -222,7 +224,8 @@ class LatentDecoder(Decoder):
         k = concat_heads(b, [kv.slice0(0, dn), kr], heads)
         store_heads(b, il, k, kv.slice0(dn, dv))
         seen = visible(b, listed=b.n_tokens <= LISTED_TOKENS and not b.params.on_devices)
-        return attend_cached(b, il, q, scale=scale, seen=seen).reshape(dv, heads, b.n_tokens)
+        attended = attend_cached(b, il, q, scale=scale, sinks=attn.sinks, seen=seen)
+        return attended.reshape(dv, heads, b.n_tokens)
 
     def _prompt(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float, out: Value) -> None:
         """Prompt path of modes 2 and 3, into out [dv, H, T]: the faster of both forms where cells were chosen."""
@@ -284,6 +287,7 @@ class LatentDecoder(Decoder):
             scale=scale,
             flash=b.params.flash_attn and b.params.mla != 2,
             heads_per_step=heads_per_step(b, heads),
+            sinks=attn.sinks,
             chosen=seen.chosen,
             common=seen.common,
         )
@@ -326,6 +330,7 @@ class LatentDecoder(Decoder):
                 seen.mask,
                 scale=scale,
                 flash=True,
+                sinks=None if attn.sinks is None else attn.sinks.slice0(h0, step),
                 dst=out.slice(1, h0, step),
                 common=seen.common,
             )

@@ -62,6 +62,7 @@ class Transformer(Decoder):
     norms_all_heads: ClassVar[bool] = False
     norms_after_rope: ClassVar[bool] = False
     attn_gate: ClassVar[Presence] = "none"
+    gate_activation: ClassVar[str] = "sigmoid"
     pre_norms: ClassVar[Presence] = "required"
     post_norms: ClassVar[Presence] = "none"
     selection_bias: ClassVar[Presence] = "none"
@@ -223,7 +224,9 @@ class Transformer(Decoder):
             softcap=self.hp.attn_softcap,
             sinks=attn.sinks,
         )
-        return attended if attn.gate is None else gated_heads(b, attn.gate, h, attended, self.head_sizes(il).v)
+        if attn.gate is None:
+            return attended
+        return gated_heads(b, attn.gate, h, attended, self.head_sizes(il).v, self.gate_activation)
 
     def attention_output(self, b: BatchGraph, attn: Attention, attended: Value) -> Value:
         """Output projection [dv*H, T] -> [D, T]."""

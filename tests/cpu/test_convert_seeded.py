@@ -13,14 +13,13 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.gguf.reader import GGUFFile
-from tests.cpu import ling_checkpoints, mamba2_checkpoints
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.checkpoints import convert
 from tests.cpu.seeded_checkpoints import Tiny
+from tests.cpu.seeded_kinds import KINDS
 from tests.cpu.test_convert import types
 
 TOLERANCE = 5e-4
-CHECKPOINTS = (*tiny.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS, *ling_checkpoints.CHECKPOINTS)
 
 
 def converted(kind: Tiny, folder: Path, outtype: str = "f32", **config: Any) -> GGUFFile:
@@ -31,11 +30,12 @@ def converted(kind: Tiny, folder: Path, outtype: str = "f32", **config: Any) -> 
 
 def logits_of(file: GGUFFile) -> np.ndarray:
     """Logits [T, V] of the golden tokens."""
-    context = Context(Model.load(file.path), ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
+    exact = {"type_k": "f32", "type_v": "f32", "type_indexer": "f32"}
+    context = Context(Model.load(file.path), ContextParams(n_ctx=256, n_threads=2, **exact))
     return context.decode(Batch.single(tiny.tokens(), 0, logits="all"))
 
 
-@pytest.mark.parametrize("kind", CHECKPOINTS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_logits(kind: Tiny, tmp_path: Path) -> None:
     golden = np.load(kind.golden)
     expected = golden["logits"]
@@ -44,13 +44,15 @@ def test_logits(kind: Tiny, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("outtype", ["bf16", "q8_0"])
-@pytest.mark.parametrize("kind", CHECKPOINTS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
     """What is small and multiplied through all tokens stays f32."""
     found = types(converted(kind, tmp_path, outtype))
     small = (
         "norm.weight",
         ".bias",
+        "exp_probs_b",
+        "attn_sinks.weight",
         "ffn_gate_inp.weight",
         "ssm_a",
         "ssm_d",
@@ -59,5 +61,5 @@ def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
         "rope_freqs.weight",
     )
     for name, kind_of in found.items():
-        is_small = name.endswith(small) or "conv1d" in name
+        is_small = name.endswith(small) or "conv1d" in name or "hc_" in name
         assert kind_of == ("f32" if is_small else outtype), name

@@ -173,7 +173,7 @@ class Family:
         """Change of layout from a checkpoint module to a GGUF tensor (both without suffix), None for none."""
         if self.rotates_pairs and target in ("attn_q", "attn_k"):
             return rope_pairs(self.n_head if target == "attn_q" else self.n_head_kv)
-        return flat if target in ("exp_probs_b.bias", "ffn_gate_inp_shexp") else None
+        return flat if target in ("exp_probs_b", "exp_probs_b.bias", "ffn_gate_inp_shexp") else None
 
     def change(self, target: str) -> Change | None:
         """What becomes of every value of a tensor, None if they stay."""

@@ -17,7 +17,7 @@ from ikpy.convert.families.base import (
     decay_rates,
     feed_forward,
 )
-from ikpy.convert.families.deepseek import DeepSeekV3
+from ikpy.convert.families.deepseek import DeepSeekV3, LatentHead
 
 # Names of the published configuration -> those of its relatives.
 _NAMES = {
@@ -29,8 +29,8 @@ _NAMES = {
 }
 
 
-class KimiLinear(DeepSeekV3):
-    """As files of llama.cpp: layers that attend have one KV head of latents, and attn_kv_b in two parts only."""
+class KimiLinear(LatentHead, DeepSeekV3):
+    """Recurrent layers have no KV heads."""
 
     arch = "kimi-linear"
     needs_output = False
@@ -103,31 +103,18 @@ class KimiLinear(DeepSeekV3):
         self.config.require(f"gate_lower_bound {bound}", bound is None)
 
     def keys(self) -> Keys:
-        keys, rank = super().keys(), self.config.integer("kv_lora_rank")
-        return keys | {
+        return super().keys() | {
             "attention.head_count_kv": [int(attends) for attends in self.attends],
-            "attention.key_length_mla": keys["attention.key_length"],
-            "attention.value_length_mla": keys["attention.value_length"],
-            "attention.key_length": rank + self.n_rot,
-            "attention.value_length": rank,
             "ssm.conv_kernel": self.linear.integer("short_conv_kernel_size"),
             "kda.head_dim": self.linear.integer("head_dim"),
         }
 
     def view(self, target: str, source: str) -> View | None:
-        if target in ("attn_k_b", "attn_v_b"):
-            n_rows = self.config.integer("kv_lora_rank" if target == "attn_k_b" else "v_head_dim")
-            return self._per_head(super().view(target, source), n_rows)
         if target.startswith("ssm_conv1d"):
             return lambda taps: taps.reshape(taps.shape[0], 1, -1)
         if target == "ssm_a":
             return lambda logarithms: logarithms.reshape(-1, 1)
         return super().view(target, source)
-
-    def _per_head(self, view: View | None, n_rows: int) -> View:
-        """A view with a matrix of so many rows per head."""
-        assert view is not None
-        return lambda values: view(values).reshape(self.n_head, n_rows, -1)
 
     def change(self, target: str) -> Change | None:
         return decay_rates if target == "ssm_a" else super().change(target)

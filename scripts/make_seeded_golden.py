@@ -1,5 +1,5 @@
 """Records transformers' float32 logits, of encoders the states of their last layer, of the checkpoints of
-tests/cpu/seeded_checkpoints.py, mamba2_checkpoints.py and shelf_checkpoints.py.
+tests/cpu/seeded_kinds.py.
 
 pip install torch transformers        # 5.24 or newer
 python -m scripts.make_seeded_golden
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 import transformers
 
-from tests.cpu import mamba2_checkpoints, shelf_checkpoints
 from tests.cpu import seeded_checkpoints as made
+from tests.cpu.seeded_kinds import KINDS
 
 ROWS = (0, 3, 30, 69)
 N_COLUMNS = 96
@@ -23,9 +23,9 @@ N_COLUMNS = 96
 
 def main() -> None:
     """Writes the golden files."""
-    for tiny in (*made.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS, *shelf_checkpoints.CHECKPOINTS):
+    for tiny in KINDS:
         with tempfile.TemporaryDirectory() as temporary:
-            folder = made.write(tiny, Path(temporary) / "checkpoint")
+            folder = made.write(tiny, Path(temporary) / "checkpoint", for_transformers=True)
             config = transformers.AutoConfig.from_pretrained(folder)
             config._attn_implementation = config._experts_implementation = "eager"
             model_class = getattr(transformers, config.architectures[0])  # not all are known to AutoModelForCausalLM

@@ -247,6 +247,10 @@ class Decoder(Architecture):
         logits = b.graph.mul_mat(self.output, y)
         return b.graph.softcap(logits, self.hp.final_softcap) if self.hp.final_softcap else logits
 
+    def final_state(self, b: BatchGraph, x: Value) -> Value:
+        """What the output matrix reads of the residual stream x [D, n] behind the last layer."""
+        return self.norm(b, x, self.output_norm)
+
     def build(self, b: BatchGraph) -> Value | None:
         x = self.embed(b)
         for il in range(self.hp.n_layer):
@@ -255,7 +259,7 @@ class Decoder(Architecture):
             b.token_states = self.states_of_all(b)
         if b.n_outputs == 0:
             return None
-        y = self.norm(b, x, self.output_norm)
+        y = self.final_state(b, x)
         b.embeddings = y
         if b.keeps_states and b.n_outputs == b.n_tokens:
             b.token_states = y
@@ -265,4 +269,4 @@ class Decoder(Architecture):
         """Normed states [D, T] of all tokens where the last layer keeps the output rows only."""
         if b.unreduced is None:
             raise UsageError(f"contexts of {self.hp.arch} models keep no states of tokens without logits")
-        return self.norm(b, b.steer(self.hp.n_layer - 1, b.unreduced), self.output_norm)
+        return self.final_state(b, b.steer(self.hp.n_layer - 1, b.unreduced))

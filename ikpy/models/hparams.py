@@ -10,7 +10,7 @@ from ikpy.errors import FileFormatError
 from ikpy.models.keys import MAX_LAYERS, Keys
 from ikpy.models.routing import Routing
 
-MAX_EXPERTS = 512
+MAX_EXPERTS = 1024
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 """What the numbers of the key pooling_type mean."""
 ROPE_SCALING_TYPES = ("none", "linear", "yarn")

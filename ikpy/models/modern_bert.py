@@ -35,7 +35,7 @@ class ModernBert(NormedStates, Transformer):
         name = keys.string("hidden_activation", "gelu")
         if name not in ACTIVATIONS:
             raise UnsupportedError(f"{keys.gguf.path}: {keys.arch}.hidden_activation '{name}' is not supported")
-        self.gate_activation = ACTIVATIONS[name]
+        self.hidden_activation = ACTIVATIONS[name]
         number = keys.u32("classifier.pooling_type", POOLINGS.index("mean"))
         if number >= len(POOLINGS) or POOLINGS[number] not in HEAD_POOLINGS:
             raise UnsupportedError(f"{keys.gguf.path}: {keys.arch}.classifier.pooling_type {number} is not supported")
@@ -75,4 +75,4 @@ class ModernBert(NormedStates, Transformer):
 
     def ffn(self, b: BatchGraph, ffn: DenseFFN | Experts, x: Value) -> Value:
         assert isinstance(ffn, DenseFFN)
-        return dense_ffn(b, ffn, x, self.gate_activation)
+        return dense_ffn(b, ffn, x, self.hidden_activation)

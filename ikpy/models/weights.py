@@ -24,6 +24,7 @@ EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "token_types.", "position_
 ELEMENT_WISE = (
     "norm.weight",
     ".bias",
+    "exp_probs_b",
     "attn_sinks.weight",
     "rope_freqs.weight",
     "_long.weight",

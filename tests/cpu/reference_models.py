@@ -38,6 +38,7 @@ class RandomModel:
         self.encoded: dict[str, tuple[int, np.ndarray]] = {}
         self.words: list[str] = []
         self.numbered_words = False
+        self.bare: tuple[str, ...] = ()  # ends of names without a suffix, beside the usual ones
 
     def matrix(self, name: str, *shape: int) -> None:
         """Rows of unit variance products: [.., n_out, n_in]."""
@@ -109,9 +110,8 @@ class RandomModel:
                     out.add_array(f"{self.arch}.{key}", VALUE_TYPES[type(value[0])], value)
                 else:
                     out.add(f"{self.arch}.{key}", VALUE_TYPES[type(value)], value)
-            names = {
-                n: n if n.endswith((".bias", ".scale", ".ssm_a", ".ssm_d")) else f"{n}.weight" for n in self.weights
-            }
+            bare = (".bias", ".scale", ".ssm_a", ".ssm_d", *self.bare)
+            names = {n: n if n.endswith(bare) else f"{n}.weight" for n in self.weights}
             for name, w in self.weights.items():
                 out.add_tensor(names[name], w.shape[::-1], self.encoded.get(name, (F32, w))[0])
             for name, w in self.weights.items():

@@ -88,6 +88,8 @@ class Family:
     unused: ClassVar[frozenset[str]] = frozenset()  # modules outside the layers that are left out
     needed_biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that must have one
     tables: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that hold integers
+    # Modules, of layers and outer ones, whose values multiply those that a tensor is made of.
+    factors: ClassVar[Mapping[str, str]] = {}
     outer: ClassVar[Mapping[str, str]] = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",
@@ -165,11 +167,15 @@ class Family:
             keys["expert_used_count"] = config.integer("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
         return keys
 
+    def targets(self, module: str, layer: int) -> Targets | None:
+        """What a module of a layer becomes; None: it has no place."""
+        return self.modules.get(module)
+
     def view(self, target: str, source: str) -> View | None:
         """Change of layout from a checkpoint module to a GGUF tensor (both without suffix), None for none."""
         if self.rotates_pairs and target in ("attn_q", "attn_k"):
             return rope_pairs(self.n_head if target == "attn_q" else self.n_head_kv)
-        return flat if target in ("exp_probs_b.bias", "ffn_gate_inp_shexp") else None
+        return flat if target in ("exp_probs_b", "exp_probs_b.bias", "ffn_gate_inp_shexp") else None
 
     def change(self, target: str) -> Change | None:
         """What becomes of every value of a tensor, None if they stay."""

@@ -11,7 +11,7 @@ from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.prediction import PredictionLayers
 from ikpy.models.routing import Routing, gating_func
-from ikpy.models.windows import periodic_windows
+from ikpy.models.windows import periodic_window_layers
 
 RMS_EPSILON = "attention.layer_norm_rms_epsilon"
 SIGMOID = 2
@@ -44,7 +44,7 @@ class Cohere2Moe(PredictionLayers, CommandR):
         )
         self.take_off_prediction_layers(keys, hp)
         ahead = [False] * self.n_predict_layers
-        self.has_window = [*periodic_windows(keys, hp.n_layer, full_first=True), *ahead]
+        self.has_window = [*periodic_window_layers(keys, hp.n_layer, full_first=True), *ahead]
         self.rotated = [
             has_window or not hp.n_dense_layers <= il < hp.n_layer for il, has_window in enumerate(self.has_window)
         ]

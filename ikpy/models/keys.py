@@ -50,7 +50,7 @@ class Keys:
         return key in self.overrides or key in self.gguf.metadata
 
     def is_list(self, name: str) -> bool:
-        """Whether `A.name` is an array of the file."""
+        """Whether the file gives an array as `A.name`, and no override another value."""
         return self._is_list(f"{self.arch}.{name}")
 
     def per_layer(self, name: str, n_layer: int, default: Any = REQUIRED) -> list[int]:
@@ -72,27 +72,28 @@ class Keys:
         return [int(self._scalar(key, VT.UINT32, default))] * n_layer
 
     def floats_per_layer(self, name: str, n_layer: int, default: Any = REQUIRED) -> list[float]:
-        """f32, or array of floats with one value per layer, as a list of n_layer numbers."""
+        """f32, or array of floats with a value per layer, as n_layer numbers. FileFormatError unless all are finite."""
         return self._floats(f"{self.arch}.{name}", n_layer, default)
 
     def bare_floats_per_layer(self, key: str, n_layer: int) -> list[float]:
-        """As floats_per_layer, of a key that has no architecture in its name. FileFormatError unless all are finite."""
-        values = self._floats(key, n_layer, REQUIRED)
-        if not all(map(math.isfinite, values)):
+        """As floats_per_layer, of a key that has no architecture in its name and must be there."""
+        return self._floats(key, n_layer, REQUIRED)
+
+    def _floats(self, key: str, n_layer: int, default: Any) -> list[float]:
+        if self._is_list(key):
+            values = np.asarray(self.gguf.metadata[key])
+            if values.dtype.kind != "f" or len(values) != n_layer:
+                raise FileFormatError(f"{self.gguf.path}: key {key} must hold {n_layer} floats, one per layer")
+            numbers = [float(v) for v in values]
+        else:
+            numbers = [float(self._scalar(key, VT.FLOAT32, default))] * n_layer
+        if not all(map(math.isfinite, numbers)):
             raise FileFormatError(f"{self.gguf.path}: key {key} holds numbers that are not finite")
-        return values
+        return numbers
 
     def _is_list(self, key: str) -> bool:
         is_stored = key not in self.overrides and key in self.gguf.metadata
         return is_stored and self.gguf.value_type(key) is VT.ARRAY
-
-    def _floats(self, key: str, n_layer: int, default: Any) -> list[float]:
-        if not self._is_list(key):
-            return [float(self._scalar(key, VT.FLOAT32, default))] * n_layer
-        values = np.asarray(self.gguf.metadata[key])
-        if values.dtype.kind != "f" or len(values) != n_layer:
-            raise FileFormatError(f"{self.gguf.path}: key {key} must hold {n_layer} floats, one per layer")
-        return [float(v) for v in values]
 
     def _scalar(self, key: str, kind: VT, default: Any) -> Any:
         if key in self.overrides:

@@ -8,7 +8,7 @@ from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.qwen3moe import Qwen3Moe
 from ikpy.models.rope import RopeParams
-from ikpy.models.windows import periodic_windows
+from ikpy.models.windows import periodic_window_layers
 
 
 class Mellum(Qwen3Moe):
@@ -18,7 +18,7 @@ class Mellum(Qwen3Moe):
         hp = super().read_hparams(keys)
         hp.n_swa = keys.u32("attention.sliding_window", 0)
         if hp.n_swa:
-            self.has_window = periodic_windows(keys, hp.n_layer)
+            self.has_window = periodic_window_layers(keys, hp.n_layer)
         return hp
 
     def rope_params(self, layer: int, context: RopeParams) -> RopeParams:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ikpy.models.keys import Keys
+from typing import Any
 
-NAME = "attention.sliding_window_pattern"
+from ikpy.models.keys import REQUIRED, Keys
+
+PATTERN = "attention.sliding_window_pattern"
 
 
 def window_layers(keys: Keys, n_layer: int, period: int) -> list[bool]:
@@ -12,18 +14,17 @@ def window_layers(keys: Keys, n_layer: int, period: int) -> list[bool]:
 
     The key holds a flag per layer.
     """
-    if keys.has(NAME):
-        return [bool(flag) for flag in keys.per_layer(NAME, n_layer)]
+    if keys.has(PATTERN):
+        return [bool(flag) for flag in keys.per_layer(PATTERN, n_layer)]
     return [(il + 1) % period != 0 for il in range(n_layer)]
 
 
-def periodic_windows(keys: Keys, n_layer: int, *, full_first: bool = False) -> list[bool]:
-    """As window_layers, but the key must be there, and a number says every how manyth layer has no window.
-
-    That layer is the last of so many, or the first if full_first.
+def periodic_window_layers(keys: Keys, n_layer: int, period: Any = REQUIRED, *, full_first: bool = False) -> list[bool]:
+    """As `window_layers`, of files whose attention.sliding_window_pattern may be a number, the period itself (0: all
+    layers have a window). full_first: layers without a window are the first of their periods, not the last.
     """
-    if keys.is_list(NAME):
-        return [bool(flag) for flag in keys.per_layer(NAME, n_layer)]
-    period = keys.u32(NAME)
+    if keys.is_list(PATTERN):
+        return window_layers(keys, n_layer, period=1)
+    period = keys.u32(PATTERN, period)
     full = 0 if full_first else period - 1
     return [not period or il % period != full for il in range(n_layer)]

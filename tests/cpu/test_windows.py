@@ -31,6 +31,7 @@ from tests.cpu.test_arch_afmoe import afmoe
 from tests.cpu.test_arch_cohere2moe import cohere2moe
 from tests.cpu.test_arch_exaone import exaone_moe
 from tests.cpu.test_arch_granite_swa import granite_swa
+from tests.cpu.test_arch_laguna import laguna
 from tests.cpu.test_arch_mellum import mellum
 from tests.cpu.test_arch_mimo2 import mimo2
 from tests.cpu.test_arch_step35 import step35
@@ -73,6 +74,7 @@ ARCHITECTURES = [
     afmoe,
     cohere2moe,
     granite_swa,
+    laguna,
     mellum,
     mimo2,
     step35,

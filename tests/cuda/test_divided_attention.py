@@ -30,6 +30,7 @@ from tests.cpu.test_arch_dense import apertus
 from tests.cpu.test_arch_gemma4 import gemma4
 from tests.cpu.test_arch_granite_hybrid import granite_hybrid_moe
 from tests.cpu.test_arch_granite_swa import granite_swa
+from tests.cpu.test_arch_laguna import laguna
 from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
 from tests.cpu.test_arch_mimo2 import mimo2
 from tests.cpu.test_arch_nemotron_h import nemotron_h
@@ -59,6 +60,7 @@ BUILT: list[Callable[[], Any]] = [
     command_r_plus,
     gemma2_27b,
     gemma4,
+    laguna,
     lfm2,
     lfm2moe,
     nemotron_h,

@@ -21,6 +21,8 @@ from tests.cpu.test_arch_afmoe import afmoe
 from tests.cpu.test_arch_cohere2moe import cohere2moe
 from tests.cpu.test_arch_dense import apertus, arcee, nemotron
 from tests.cpu.test_arch_granite_swa import granite_swa_moe
+from tests.cpu.test_arch_hy_v3 import hy_v3
+from tests.cpu.test_arch_laguna import laguna
 from tests.cpu.test_arch_mellum import mellum
 from tests.cpu.test_arch_mimo2 import mimo2
 from tests.cpu.test_arch_step35 import step35
@@ -85,7 +87,7 @@ def test_every_architecture(path: Path, cuda_devices: int) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [afmoe, apertus, arcee, cohere2moe, granite_swa_moe, mellum, mimo2, nemotron, step35],
+    [afmoe, apertus, arcee, cohere2moe, granite_swa_moe, hy_v3, laguna, mellum, mimo2, nemotron, step35],
     ids=lambda f: f.__name__,
 )
 def test_gates_and_layers_of_two_kinds(make: Callable, tmp_path: Path, cuda_devices: int) -> None:

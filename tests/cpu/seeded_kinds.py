@@ -1,0 +1,23 @@
+"""All tiny checkpoints that are made from a seed and whose logits transformers recorded."""
+
+from __future__ import annotations
+
+from tests.cpu import (
+    cohere_checkpoints,
+    dense_checkpoints,
+    ling_checkpoints,
+    mamba2_checkpoints,
+    seeded_checkpoints,
+    shelf_checkpoints,
+    tencent_checkpoints,
+)
+
+KINDS = (
+    *seeded_checkpoints.CHECKPOINTS,
+    *mamba2_checkpoints.CHECKPOINTS,
+    *ling_checkpoints.CHECKPOINTS,
+    *cohere_checkpoints.CHECKPOINTS,
+    *dense_checkpoints.CHECKPOINTS,
+    *shelf_checkpoints.CHECKPOINTS,
+    *tencent_checkpoints.CHECKPOINTS,
+)

@@ -252,7 +252,7 @@ def tagged_format(
     opening, closing = f"<{tag}>", f"</{tag}>"
 
     def reader(functions: Sequence[Mapping[str, Any]]) -> BlockCalls:
-        return BlockCalls(opening, closing, partial(read, schemas_of(functions)), needs_end=True)
+        return BlockCalls(opening, closing, partial(read, schemas_of(functions)), needs_end=read is glm_calls)
 
     return ToolFormat(
         name, opening, lambda: reader(()), behind, call, r'"\n"?', (opening, closing, *markers), reader_of=reader

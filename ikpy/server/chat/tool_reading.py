@@ -34,9 +34,11 @@ class CallPart:
 
 
 class CallReader:
-    """Reads what follows the opening marker; ``rest`` is the text behind the call once it has ended."""
+    """Reads what follows the opening marker; ``rest`` is the text behind the call once it has ended; ``stop``: the stop
+    string that stood behind the last text, and is not given out."""
 
     rest: str | None = None
+    stop: str = ""
 
     @property
     def may_be_text(self) -> bool:

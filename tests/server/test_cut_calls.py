@@ -11,6 +11,7 @@ from ikpy.server.chat.gemma_calls import GEMMA
 from ikpy.server.chat.harmony import HARMONY
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, DSML, GCML, GIGACHAT_GCML, MINIMAX
 from ikpy.server.chat.output import ChatMessage, OutputFormat
+from ikpy.server.chat.python_calls import LFM2
 from ikpy.server.chat.recipients import NO_CALLS, RECIPIENTS
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
@@ -81,6 +82,7 @@ CALLS: list[tuple[ToolFormat, str]] = [
     (CODER, tagged("tool_call", "\n")),
     (SEED, tagged("seed:tool_call", "")),
     (GEMMA, '<|tool_call>call:write{lines:[1,2],path:<|"|>a b<|"|>}<tool_call|>' * 2),
+    (LFM2, "<|tool_call_start|>[write(path='a b', lines=[1, 2]), write('a b', [1, 2])]<|tool_call_end|>"),
     (HARMONY, f"{HARMONY_CALL}<|start|>assistant{HARMONY_CALL}"),
 ]
 
@@ -143,6 +145,11 @@ ENDS = [
     (SOLAR, f"<|tool_calls|>{SOLAR_CALL}", ("<|tool_call:end|>",)),
     (DEEPSEEK, IN_BLOCK.join(DEEPSEEK_SECTION), (DEEPSEEK_SECTION[1], "<｜tool▁call▁end｜>")),
     (MINIMAX, f"<minimax:tool_call>\n{invoke('')}</minimax:tool_call>", ("</minimax:tool_call>", "</invoke>")),
+    (
+        LFM2,
+        "<|tool_call_start|>[write(path='a b', lines=[1, 2])]<|tool_call_end|>",
+        ("<|tool_call_end|>", "<|tool", ")]"),
+    ),
     (HERMES, f"<tool_call>\n{OBJECT}\n</tool_call>", ("</tool_call>", "\n</")),
 ]
 """A call, and stop strings that end an answer where nothing of it is missing but the end."""

@@ -27,11 +27,9 @@ WORD = r"""[^\s()\[\]{}=,:'"]+"""
 NAME = re.compile(rf"\s*({WORD})\s*\(")
 KEY = re.compile(rf"({WORD})\s*=(?!=)")
 JSON_BEGINS = re.compile(r"\s*(\[\s*)?\{")
-STRING = re.compile(
-    r"""("{3}|'{3}|"|')((?:\\.|(?!\1\s*[,)\]}:])[^\\])*)\1(?=\s*[,)\]}:])""",
-    re.DOTALL,
-)
-"""Up to the first quote with the end of a value behind it: templates of LFM2.5 show quotes within texts as they are."""
+OPENING_QUOTE = re.compile(r"""["]{3}|[']{3}|["']""")
+QUOTE_OR_ESCAPE = re.compile(r"""\\.|["']""", re.DOTALL)
+END_OF_VALUE = re.compile(r"\s*[,)\]}:]")
 NUMBER = re.compile(r"[-+]?[0-9.][0-9A-Za-z_.]*(?:(?<=[eE])[-+][0-9_]+)?")
 CONSTANT = re.compile(r"(?:True|true|False|false|None|null)\b")
 CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
@@ -96,8 +94,8 @@ def python_value(text: str, at: int, depth: int = 0) -> tuple[Any, int]:
     if depth > DEEPEST:
         raise ValueError("nested too deep")
     at = behind_blanks(text, at)
-    if found := STRING.match(text, at):
-        return text_of(found[2]), found.end()
+    if found := OPENING_QUOTE.match(text, at):
+        return _string(text, found.end(), found[0])
     if found := CONSTANT.match(text, at):
         return CONSTANTS[found[0]], found.end()
     if found := NUMBER.match(text, at):
@@ -111,6 +109,16 @@ def python_value(text: str, at: int, depth: int = 0) -> tuple[Any, int]:
         is_tuple = len(items) != 1 or text[at : end - 1].rstrip().endswith(",")
         return items if is_tuple else items[0], end
     raise ValueError("no literal")
+
+
+def _string(text: str, at: int, quote: str) -> tuple[str, int]:
+    """The text up to the first quote with the end of a value behind it: templates of LFM2.5 show quotes within texts as
+    they are."""
+    for found in QUOTE_OR_ESCAPE.finditer(text, at):
+        end = found.start() + len(quote)
+        if text.startswith(quote, found.start()) and END_OF_VALUE.match(text, end):
+            return text_of(text[at : found.start()]), end
+    raise ValueError("a text without an end")
 
 
 def text_of(written: str) -> str:

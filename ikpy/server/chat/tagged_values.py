@@ -25,11 +25,9 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 SHAPES = ("type", "anyOf", "oneOf", "allOf", "enum", "const", "$ref", "properties", "items")
 GLM_NAME = re.compile(r"\s*([^\s<{]+)\s*")
-GLM_ARGUMENT = re.compile(
-    r"<arg_key>((?:(?!</arg_key>).)*)</arg_key>\s*<arg_value>((?:(?!</arg_value>).)*)</arg_value>\s*", re.DOTALL
-)
+GLM_ARGUMENT = re.compile(r"<arg_key>((?:(?!</arg_key>).)*)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
 CODER_NAME = re.compile(r"\s*<function=([^>\s]+)>\s*")
-CODER_ARGUMENT = re.compile(r"<parameter=([^>]+)>\n?((?:(?!</parameter>).)*)</parameter>\s*", re.DOTALL)
+CODER_ARGUMENT = re.compile(r"<parameter=([^>]+)>\n?(.*?)</parameter>\s*", re.DOTALL)
 CODER_END = "</function>"
 ANY_NAME = r'[^<>"\x00-\x20]{1,100}'
 """GBNF of the name of a parameter that no schema names."""

@@ -32,14 +32,13 @@ float highest_magnitude(const float* x, int64_t n) {
     return magnitude;
 }
 
-// Element of largest magnitude, with its sign; infinity or NaN if there is one.
+// Element of largest magnitude, with its sign, the first of several; NaN if there is one.
 float signed_extreme(const float* x, int n) {
-    float best = 0.0f;
-    if (const float top = highest_magnitude(x, n); !std::isfinite(top)) return top;
-    for (int i = 0; i < n; ++i) {
-        if (std::fabs(x[i]) > std::fabs(best)) best = x[i];
+    const float top = highest_magnitude(x, n);
+    for (int i = 0; i < n && top != 0.0f; ++i) {
+        if (std::fabs(x[i]) == top) return x[i];
     }
-    return best;
+    return top;
 }
 
 // Least-squares scale for fixed levels, errors weighted by x^2; fallback when all levels are 0.

@@ -3,6 +3,8 @@
     python -m benchmarks.quantize --model A.gguf --model B.gguf --calibration calibration.txt --text text.txt \\
         [--types iq2_k,iq4_kt] [--parts encode,models] [--json results.json] [--write docs/quants.md]
 
+    python -m benchmarks.quantize --parts speed [--types iq2_k,iq4_kt]        (rows/s alone, printed as a table)
+
 The models are F16 files; an importance matrix of each is made first. Results are added to the JSON file, so that a
 part can be measured again alone. Needs the package ik-llama-cpp-python, whose library is called for single rows and
 whose llama-quantize makes the other model files.
@@ -140,6 +142,14 @@ def measure_encoder(row: TensorType, real: list[Sample], rounds: int) -> dict[st
     return result
 
 
+def print_speeds(rows: list[TensorType], rounds: int) -> None:
+    """Rows of 2048 values per second of one thread, a line per type as soon as it is measured."""
+    print("| type | rows/s | reference | ours/ref |\n|---|---:|---:|---:|")
+    for row in rows:
+        ours, theirs = speeds(row, rounds)
+        print(f"| `{row.name}` | {ours:.0f} | {theirs:.0f} | {ours / theirs:.2f} |", flush=True)
+
+
 def make_imatrix(model: Path, calibration: Path, folder: Path) -> Path:
     """Importance matrix of a model over 40 chunks."""
     out = folder / f"{model.stem}.imatrix.dat"
@@ -148,9 +158,8 @@ def make_imatrix(model: Path, calibration: Path, folder: Path) -> Path:
     return out
 
 
-def measure(a: argparse.Namespace, results: dict, folder: Path) -> None:
+def measure(a: argparse.Namespace, rows: list[TensorType], results: dict, folder: Path) -> None:
     """Measures the chosen parts of the chosen types into results, saving after each type."""
-    rows = [registry.by_name(name) for name in a.types.split(",")] if a.types else encoded_types()
     imatrices = {model: make_imatrix(model, a.calibration, folder) for model in a.model}
     most = a.rows + max(row.interleave for row in rows)
     real = [sample for model, imatrix in imatrices.items() for sample in model_samples(model, imatrix, most)]
@@ -177,7 +186,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--types")
-    parser.add_argument("--parts", default="encode,models")
+    parser.add_argument("--parts", default="encode,models", help="encode, models (with commas), or speed")
     parser.add_argument("--makers", default=",".join(MAKERS), help="whose model files are measured (again)")
     parser.add_argument("--chunks", type=int, default=16)
     parser.add_argument("--threads", type=int, default=physical_cores(), help="for the models")
@@ -186,10 +195,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("quantize-results.json"))
     parser.add_argument("--write", type=Path)
     a = parser.parse_args()
+    rows = [registry.by_name(name) for name in a.types.split(",")] if a.types else encoded_types()
+    if a.parts == "speed":
+        print_speeds(rows, a.rounds)
+        return
     results = json.loads(a.json.read_text()) if a.json.exists() else {"types": {}}
     if a.model:
         with tempfile.TemporaryDirectory() as folder:
-            measure(a, results, Path(folder))
+            measure(a, rows, results, Path(folder))
     if a.write:
         write_page(results, a.write)
 

@@ -87,7 +87,7 @@ def decode_rows(rows: np.ndarray, type_id: int, n: int) -> np.ndarray:
 
 
 def visible_cells(cell_pos, cell_seq, pos, seq, *, kind=0, n_swa=0, causal=True) -> np.ndarray:
-    """bool [T, n_cells]; kind 0 none, 1 sliding window, 2 chunked."""
+    """bool [T, n_cells]; kind 0 none, 1 sliding window, 2 chunked, 3 half a window to both sides."""
     pos = np.asarray(pos)[:, None]
     carries = (np.asarray(cell_seq)[None].astype(np.uint64) >> np.asarray(seq)[:, None].astype(np.uint64)) & np.uint64(
         1
@@ -99,6 +99,8 @@ def visible_cells(cell_pos, cell_seq, pos, seq, *, kind=0, n_swa=0, causal=True)
         see &= pos - cell_pos < n_swa
     if kind == 2:
         see &= cell_pos >= pos // n_swa * n_swa
+    if kind == 3:
+        see &= np.abs(pos - cell_pos) <= n_swa // 2
     return see
 
 

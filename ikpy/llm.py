@@ -274,9 +274,9 @@ class LLM:
             raise UsageError(
                 f"pooling '{pooling}' is not one of {', '.join(POOLINGS[1:])}; token_embeddings gives a state per token"
             )
-        classifier = self.model.arch.classifier
+        arch = self.model.arch
         rows = [
-            pool(self.token_embeddings(text), pooling, classifier)
+            pool(self.token_embeddings(text), pooling, arch.classifier, arch.projection)
             for text in ([texts] if isinstance(texts, str) else texts)
         ]
         if not rows:

@@ -1,4 +1,5 @@
-"""Records transformers' float32 logits of the checkpoints of tests/cpu/seeded_checkpoints.py and mamba2_checkpoints.py.
+"""Records transformers' float32 logits, of encoders the states of their last layer, of the checkpoints of
+tests/cpu/seeded_kinds.py.
 
 pip install torch transformers        # 5.24 or newer
 python -m scripts.make_seeded_golden
@@ -13,8 +14,8 @@ import numpy as np
 import torch
 import transformers
 
-from tests.cpu import mamba2_checkpoints
 from tests.cpu import seeded_checkpoints as made
+from tests.cpu.seeded_kinds import KINDS
 
 ROWS = (0, 3, 30, 69)
 N_COLUMNS = 96
@@ -22,9 +23,9 @@ N_COLUMNS = 96
 
 def main() -> None:
     """Writes the golden files."""
-    for tiny in (*made.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS):
+    for tiny in KINDS:
         with tempfile.TemporaryDirectory() as temporary:
-            folder = made.write(tiny, Path(temporary) / "checkpoint")
+            folder = made.write(tiny, Path(temporary) / "checkpoint", for_transformers=True)
             config = transformers.AutoConfig.from_pretrained(folder)
             config._attn_implementation = config._experts_implementation = "eager"
             model_class = getattr(transformers, config.architectures[0])  # not all are known to AutoModelForCausalLM
@@ -35,7 +36,8 @@ def main() -> None:
             raise SystemExit(f"{tiny.name}: the checkpoint is not what transformers expects: {info}")
         tokens = torch.from_numpy(made.tokens())[None].long()
         with torch.no_grad():
-            logits = model.eval()(tokens).logits[0].numpy()
+            found = model.eval()(tokens)
+        logits = (found.logits if "logits" in found else found.last_hidden_state)[0].numpy()
         np.savez_compressed(tiny.golden, rows=np.int32(ROWS), logits=logits[list(ROWS), :N_COLUMNS])
         print(f"{tiny.name}: |logits| {np.abs(logits).mean():.2f}, {tiny.golden.stat().st_size} bytes")
 

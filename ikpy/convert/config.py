@@ -65,6 +65,12 @@ class Config:
             raise FileFormatError(f"{self.path}: {what}; a GGUF file of this architecture cannot say so")
 
     @property
+    def class_name(self) -> str:
+        """The first class of `architectures`, "" if there is none."""
+        classes = self.get("architectures", default=None)
+        return classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
+
+    @property
     def n_layer(self) -> int:
         """Layers of the model, prediction layers not counted."""
         return self.count("num_hidden_layers")

@@ -203,7 +203,7 @@ class Conversion:
     def _templates(self) -> dict[str, Any]:
         path = self.options.chat_template_file
         keys = given_template(path) if path else checkpoint_templates(self.checkpoint)
-        if not keys:
+        if not keys and self.family.writes_texts:
             self.notes.append("the checkpoint has no chat template: conversations will be written as ChatML")
         return keys
 
@@ -242,6 +242,10 @@ class Conversion:
                 raise ResourceError(f"not enough memory to convert tensor '{part.source}' to {tensor.type}") from None
             self.weights.release(part.source)
 
+    def _floats(self, source: str) -> np.ndarray:
+        """The values f32 of a checkpoint tensor."""
+        return to_float32(self.weights.load(source, self.weights.kind(source)), self.weights.kind(source))
+
     def _encoded_part(self, tensor: PlannedTensor, part: Part) -> Iterator[np.ndarray]:
         kind = self.weights.kind(part.source)
         if kind in ("q4_0", "mxfp4") and kind != tensor.type:
@@ -251,10 +255,17 @@ class Conversion:
         first = 0
         for rows in pieces(array, _PIECE_ELEMENTS):
             change = tensor.output.change
+            if tensor.output.factor:
+                change = multiplied(self._floats(tensor.output.factor))
             if tensor.output.row_factors is not None:
                 change = scaled_rows(tensor.output.row_factors[first : first + len(rows)])
             yield encode(rows, kind, tensor.type, change, part.source)
             first += len(rows)
+
+
+def multiplied(factors: np.ndarray) -> Change:
+    """Values times as many factors."""
+    return lambda values: values * factors.reshape(values.shape)
 
 
 def scaled_rows(factors: np.ndarray) -> Change:

@@ -14,11 +14,15 @@ _BESIDE = {
     "attn_k_norm.weight": "attn_k.weight",
     "attn_q_norm.weight": "attn_q.weight",
     "attn_v.weight": "attn_k.weight",
+    "exp_probs_b": "ffn_gate_inp.weight",
     "exp_probs_b.bias": "ffn_gate_inp.weight",
     "ffn_down_exps.scale": "ffn_down_exps.weight",
+    "ffn_routed_norm.weight": "ffn_routed_up.weight",
     "layer_output_scale.weight": "attn_norm.weight",
     "ssm_norm.weight": "ssm_in.weight",
 }
+# What layers of attention have that may have a gate.
+_GATED = ("attn_q_norm.weight", "attn_kv_a_norm.weight")
 
 
 def check_gaps(names: Iterable[str], family: Family, folder: Path) -> None:
@@ -32,7 +36,9 @@ def check_gaps(names: Iterable[str], family: Family, folder: Path) -> None:
             _, il, rest = name.split(".", 2)
             layers[rest].add(int(il))
     for rest, found in layers.items():
-        lacking = {il for il in layers.get(_anchor(rest), found) - found if not family.may_lack(rest, il)}
+        anchors = _GATED if rest == "attn_gate.weight" else (_anchor(rest),)
+        expected = set[int]().union(*(layers.get(anchor, found) for anchor in anchors))
+        lacking = {il for il in expected - found if not family.may_lack(rest, il)}
         if lacking:
             raise FileFormatError(
                 f"{folder}: layer {min(lacking)} lacks {rest}, which layer {min(found)} has; the checkpoint is "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ikpy.convert.families.base import Family
 from ikpy.convert.tensor_map import OutputTensor
@@ -13,7 +13,7 @@ from ikpy.models.keys import Keys
 from ikpy.models.weights import WeightSource
 
 if TYPE_CHECKING:
-    from ikpy.gguf.reader import GGUFFile
+    from ikpy.gguf.reader import GGUFFile, TensorInfo
 
 
 def check_loads(planned: GGUFFile, family: Family, outputs: Iterable[OutputTensor]) -> None:
@@ -35,11 +35,11 @@ class _PlannedWeights(WeightSource):
         self.family = family
         self.outputs = {output.name: output for output in outputs}
 
-    def take(self, name: str, *shapes: Sequence[int], required: bool = True, parts: Sequence[int] = ()) -> Any:
+    def find(self, name: str, shapes: Sequence[Sequence[int]], *, required: bool = True) -> TensorInfo | None:
         if required and not self.has(name):
             raise FileFormatError(f"{self.gguf.path}: {self._lack(name)}; the checkpoint is incomplete")
         try:
-            return super().take(name, *shapes, required=required, parts=parts)
+            return super().find(name, shapes, required=required)
         except FileFormatError as error:
             sources = self.outputs[name].parts if name in self.outputs else []
             raise FileFormatError(f"{error} (from '{sources[0].source}')" if sources else str(error)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ _TEXT_PART = re.compile(r"^(model\.)?language_model\.(model\.)?")
 # Images, sound, and tables that are computed anyway.
 _OTHER_PARTS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|vision_projection|mm_projector"
-    r"|embed_vision|embed_audio)\."
+    r"|embed_vision|embed_audio|vit_large_projector)\."
     r"|rotary_emb\.inv_freq$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
@@ -38,7 +39,7 @@ class Part:
 @dataclass
 class OutputTensor:
     """A GGUF tensor: parts, change of the values, kind of the sources, shape slowest dimension first; factors of the
-    rows of a matrix."""
+    rows of a matrix; checkpoint tensor of as many elements that multiplies them, "" for none."""
 
     name: str
     change: Change | None
@@ -46,6 +47,7 @@ class OutputTensor:
     parts: list[Part] = field(default_factory=list)
     shape: tuple[int, ...] = ()
     row_factors: np.ndarray | None = None
+    factor: str = ""
 
 
 @dataclass
@@ -71,6 +73,7 @@ class _Mapper:
         self.outputs: dict[str, OutputTensor] = {}
         self.unknown: list[str] = []
         self.strange_biases: list[str] = []
+        self.factors: dict[str, str] = {}
         self.unused_output = ""
         targets = (name for names in family.modules.values() for name in _names(names))
         self.order = {name: i for i, name in enumerate(targets)}
@@ -102,7 +105,10 @@ class _Mapper:
         suffix = None if path in self.family.modules else _SUFFIX.search(path)
         module = _SUFFIX.sub("", path) if suffix else path
         expert = _EXPERT.search(module)
-        targets = self.family.modules.get(_EXPERT.sub("{e}", module))
+        if module in self.family.factors:
+            self.factors[f"blk.{il}.{self.family.factors[module]}.weight"] = name
+            return
+        targets = self.family.targets(_EXPERT.sub("{e}", module), il)
         if targets is None:
             self.unknown.append(name)
             return
@@ -120,16 +126,23 @@ class _Mapper:
             self._add(f"blk.{il}.{full}", self.family.change(target), part)
 
     def _take_outer(self, name: str, path: str) -> None:
-        target = self.family.outer.get(_SUFFIX.sub("", path))
+        module = _SUFFIX.sub("", path)
+        if module in self.family.factors:
+            self.factors[f"{self.family.factors[module]}.weight"] = name
+            return
+        target = self.family.outer.get(module)
         suffix = _SUFFIX.search(path)
-        if target is None:
+        if module in self.family.unused:
+            self.map.skipped_parts.append(name)
+        elif target is None:
             self.unknown.append(name)
-        elif suffix and suffix[1] == "bias":
+        elif suffix and suffix[1] == "bias" and target not in self.family.biases:
             self.strange_biases.append(name)
         elif target == "output" and (self._is_tied or not self.family.has_output):
             self.unused_output = name
         else:
-            self._add(f"{target}.weight", self.family.change(target), Part(name, None, None))
+            full = f"{target}.{suffix[1] if suffix else 'weight'}"
+            self._add(full, self.family.change(target), Part(name, self.family.view(target, module), None))
 
     @property
     def _is_tied(self) -> bool | None:
@@ -172,6 +185,7 @@ class _Mapper:
         for output in self.outputs.values():
             self._arrange(output)
             self._take_row_factors(output)
+        self._take_factors()
         self._check_layers()
         self.map.outputs = sorted(self.outputs.values(), key=self._place)
         return self.map
@@ -254,6 +268,20 @@ class _Mapper:
             output.row_factors = factors if len(factors) == output.shape[0] else None
             output.kind = "f32" if output.kind == "q4_0" else output.kind
 
+    def _take_factors(self) -> None:
+        """FileFormatError for a product of which a part is missing, or of parts that do not fit."""
+        folder, known = self.weights.checkpoint.folder, set(self.family.factors.values())
+        for name, output in self.outputs.items():
+            if name.removesuffix(".weight").rpartition(".")[2] in known and name not in self.factors:
+                raise FileFormatError(f"{folder}: what '{output.parts[0].source}' is multiplied with is missing")
+        for name, source in self.factors.items():
+            factored = self.outputs.get(name)
+            if factored is None:
+                raise FileFormatError(f"{folder}: what '{source}' multiplies ({name}) is missing")
+            if math.prod(self.weights.shape(source)) != math.prod(factored.shape):
+                raise FileFormatError(f"{folder}: shape {list(self.weights.shape(source))} of '{source}' does not fit")
+            factored.factor = source
+
     def _part_shape(self, part: Part) -> tuple[int, ...]:
         """Shape after the view, found without reading: views are applied to an array without memory."""
         shape = self.weights.shape(part.source)
@@ -273,7 +301,7 @@ class _Mapper:
     def _check_layers(self) -> None:
         found = {int(name.split(".")[1]) for name in self.outputs if name.startswith("blk.")}
         for il in range(self.family.config.n_layer):
-            if il not in found:
+            if il not in found and not self.family.is_empty(il):
                 raise FileFormatError(f"{self.weights.checkpoint.folder}: the tensors of layer {il} are missing")
 
 

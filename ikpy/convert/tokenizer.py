@@ -136,8 +136,8 @@ class _Reader:
         return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": _merge_lines(model)}
 
     def _tiktoken(self, path: Path) -> dict[str, Any]:
-        """Ranks alone: how text is split stands in the model's Python code, which is known for Kimi K2 and Linear."""
-        is_kimi = self.checkpoint.config.get("model_type") in ("kimi_k2", "kimi_linear")
+        """Ranks alone: how text is split stands in the model's Python code, which is known for Kimi's."""
+        is_kimi = self.checkpoint.config.get("model_type") in ("kimi_k2", "kimi_k3", "kimi_linear")
         pre = self.pre or ("kimi-k2" if is_kimi else "")
         if not pre:
             raise UnsupportedError(f"{path}: the pre-tokenizer of this tokenizer is not known; name it with --pre")

@@ -94,7 +94,7 @@ class Weights:
         if name in self._integers:
             self._integers[name].release()
         else:
-            self.checkpoint.release(name)
+            self.checkpoint.release(self.stored(name).name)
 
     def kind(self, name: str) -> str:
         """Kind of the array that load gives. UnsupportedError for integer tensors of other quantizations.
@@ -102,7 +102,7 @@ class Weights:
         Of packed 4 bits the scales are read: q4_0 where the blocks hold the same values, else f32.
         """
         tensor = self.stored(name)
-        if (name.endswith("_blocks") and tensor.dtype == "U8") or self._is_fp4(name):
+        if (name.endswith("_blocks") and tensor.dtype == "U8") or self._fp4_scale(name):
             return "mxfp4"
         integers = self.integers(name)
         if integers:
@@ -119,18 +119,27 @@ class Weights:
             "f16, bf16, FP8 e4m3, MXFP4 and integers of compressed-tensors can be converted"
         )
 
-    def _is_fp4(self, name: str) -> bool:
-        """Whether bytes I8 [rows, n/2] hold FP4 e2m1 that shares a scale 2^e among 32: element 2j in the low half of
-        byte j."""
-        if self.quantization == METHOD or not name.endswith(_WEIGHT) or self.stored(name).dtype != "I8":
-            return False
-        scale = self.checkpoint.tensors.get(name.removesuffix(_WEIGHT) + _SCALE)
-        return scale is not None and scale.dtype == "F8_E8M0"
+    def _fp4_scale(self, name: str) -> str:
+        """The scales 2^e of bytes [rows, n/2] that hold FP4 e2m1, element 2j in the low half of byte j, with one for
+        every 32; "" for other tensors. Of DeepSeek V4 (I8), and of MXFP4 of compressed-tensors (U8)."""
+        tensor = self.stored(name)
+        if not name.endswith(_WEIGHT):
+            return ""
+        if tensor.name != name:
+            scale_name, is_fp4 = f"{name}_scale", tensor.dtype == "U8"
+        else:
+            scale_name = name.removesuffix(_WEIGHT) + _SCALE
+            is_fp4 = tensor.dtype == "I8" and self.quantization != METHOD
+        scale = self.checkpoint.tensors.get(scale_name) if is_fp4 else None
+        kinds = ("F8_E8M0",) if tensor.name == name else ("F8_E8M0", "U8")
+        return scale_name if scale is not None and scale.dtype in kinds else ""
 
     def integers(self, name: str) -> IntegerMatrix | None:
         """The matrix if it is stored in integers of compressed-tensors; FileFormatError if a part is wrong."""
         tensor = self.stored(name)
         if tensor.name == name and (tensor.dtype != "I8" or self.quantization != METHOD):
+            return None
+        if self._fp4_scale(name):
             return None
         if name not in self._integers:
             self._integers[name] = open_matrix(self.checkpoint, name, self._schemes)
@@ -145,8 +154,8 @@ class Weights:
         integers = self.integers(name)
         if integers:
             return integers.rows, integers.columns
-        shape = self.checkpoint.tensors[name].shape
-        if self._is_fp4(name):
+        shape = self.stored(name).shape
+        if self._fp4_scale(name):
             return (*shape[:-1], shape[-1] * 2)
         return (*shape[:-2], shape[-2] * MXFP4_BLOCK) if self.kind(name) == "mxfp4" else shape
 
@@ -213,7 +222,8 @@ class Weights:
     def _mxfp4(self, name: str) -> np.ndarray:
         """Blocks u8 [..., rows, n/32 * 17]: scale byte, then 16 bytes with element j low and j + 16 high."""
         # The checkpoint has elements 2j low and 2j + 1 high in byte j.
-        halves, scales = self.checkpoint.raw(name).view("<u8"), self.checkpoint.raw(self._mxfp4_scales(name))
+        halves = self.checkpoint.raw(self.stored(name).name).view("<u8")
+        scales = self.checkpoint.raw(self._mxfp4_scales(name))
         halves = halves.reshape(-1, 2)
         out = np.empty(scales.size, _MXFP4)
         out["scale"] = scales.reshape(-1)
@@ -223,11 +233,11 @@ class Weights:
         return out.view(np.uint8).reshape(*scales.shape[:-1], scales.shape[-1] * MXFP4_BYTES)
 
     def _mxfp4_scales(self, name: str) -> str:
-        is_fp4, tensors = self._is_fp4(name), self.checkpoint.tensors
-        scales_name = name.removesuffix(_WEIGHT) + _SCALE if is_fp4 else f"{name.removesuffix('_blocks')}_scales"
+        is_fp4, tensors = bool(self._fp4_scale(name)), self.checkpoint.tensors
+        scales_name = self._fp4_scale(name) or f"{name.removesuffix('_blocks')}_scales"
         if scales_name not in tensors:
             raise FileFormatError(f"{self.checkpoint.folder}: MXFP4 tensor '{name}' has no '{scales_name}'")
-        shape, per_row = tensors[name].shape, MXFP4_BLOCK // 2
+        shape, per_row = self.stored(name).shape, MXFP4_BLOCK // 2
         grid = tensors[scales_name].shape
         if shape != ((*grid[:-1], grid[-1] * per_row) if is_fp4 and grid else (*grid, per_row)):
             raise FileFormatError(f"{self.checkpoint.folder}: shapes of '{name}' and '{scales_name}' do not fit")

@@ -13,20 +13,25 @@ POOLINGS = ("none", "mean", "cls", "last", "rank")
 States = NDArray[np.float32]
 
 
-def pool(states: States, pooling: str, classifier: Callable[[States], States] | None = None) -> States:
+def pool(
+    states: States,
+    pooling: str,
+    classifier: Callable[[States], States] | None = None,
+    projection: Callable[[States], States] | None = None,
+) -> States:
     """Vector of a text from the states float32 [n_tokens, n_embd] of its tokens.
 
     'mean' of all, 'cls' the first, 'last' the last, 'rank' the scores of the model's classification head; 'none' leaves
-    them as they are. Raises UsageError for 'rank' without a head.
+    them as they are. projection: the model's matrices behind pooling. Raises UsageError for 'rank' without a head.
     """
-    if pooling == "none":
-        return states
-    if pooling == "mean":
-        return states.mean(axis=0, dtype=np.float64).astype(np.float32)
     if pooling == "rank":
         if classifier is None:
             raise UsageError("pooling 'rank' needs a model with a classification head (tensors cls, cls.output)")
-        return classifier(states[0])
+        return classifier(states)
     if pooling not in POOLINGS:
         raise UsageError(f"pooling '{pooling}' is not one of {', '.join(POOLINGS)}")
-    return np.array(states[0 if pooling == "cls" else -1], dtype=np.float32)
+    if pooling == "mean":
+        states = states.mean(axis=0, dtype=np.float64).astype(np.float32)
+    elif pooling != "none":
+        states = np.array(states[0 if pooling == "cls" else -1], dtype=np.float32)
+    return states if projection is None else projection(states)

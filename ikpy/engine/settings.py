@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ikpy.engine.model import Model
 from ikpy.engine.params import PLAIN_CACHE_TYPES, ContextParams
 from ikpy.errors import UsageError
-from ikpy.models.batch import EVERY, GraphParams, Window
+from ikpy.models.batch import EVERY, SYMMETRIC, GraphParams, Window
 from ikpy.models.hparams import HParams
 from ikpy.models.rope import RopeParams
 from ikpy.quants import registry
@@ -47,7 +47,9 @@ def window_cells(model: Model, params: ContextParams, sizes: Sizes) -> dict[Wind
     """
     layers = range(model.hparams.n_layer)
     windows = set() if params.swa_full else {window for il in layers for window in model.arch.windows(il)}
-    wanted = {w: padded(w[1] * params.n_seq_max + sizes.n_ubatch, sizes.pad) for w in windows if w[1] > 0}
+    # Texts whose tokens see later ones are a micro-batch each: no cell can be given up.
+    sizes_of = [window for window in windows if window[1] > 0 and window[0] != SYMMETRIC]
+    wanted = {w: padded(w[1] * params.n_seq_max + sizes.n_ubatch, sizes.pad) for w in sizes_of}
     found = {window: n for window, n in wanted.items() if n < sizes.n_ctx}
     stretches = sorted({model.arch.stretch(il) for il in layers} - {0})
     return found | {(EVERY, n): padded(sizes.n_ctx // n, sizes.pad) or sizes.pad for n in stretches}
@@ -104,6 +106,8 @@ def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str
         yield "-ser", f"the model uses {hp.n_expert_used} experts for a token"
     if p.grouped_experts and (not hp.n_expert or hp.routing.groups == (1, 1)):
         yield "-ger", "the model has no groups of experts"
+    elif p.grouped_experts and hp.routing.limited:
+        yield "-ger", "the model's routing is limited to the best groups in any case"
     if p.swa_full and not any(model.arch.window(il)[1] > 0 for il in range(hp.n_layer)):
         yield "--swa-full", "the model attends to all tokens in every layer"
     held = "latents" if mla else "keys that are the values" if model.arch.values_are_keys else ""

@@ -79,7 +79,8 @@ class Graph(HyperConnectionOps, ProductOps):
         own: bool,
         further: tuple[Value, Value] | None = None,
     ) -> tuple[Value, Value]:
-        """Mask f16 [cells, T] and visible ranges i32 [2, T]. window: none, sliding, chunked, every (as none).
+        """Mask f16 [cells, T] and visible ranges i32 [2, T]. window: none, sliding, chunked, every (as none),
+        symmetric (n_swa // 2 positions to both sides).
 
         own: the cells are those of this window alone and all of them are looked at, not the first n_kv. further:
         positions and sequences of more cells behind all of these, to which no window applies.
@@ -88,7 +89,7 @@ class Graph(HyperConnectionOps, ProductOps):
         n_cells = cell_pos.shape[0] + (further[0].shape[0] if further else 0)
         mask = self.new(n_cells, n_tokens, type_id=F16)
         ranges = self.new(2, n_tokens, type_id=I32)
-        kind = {"none": 0, "sliding": 1, "chunked": 2, "every": 0}[window]
+        kind = {"none": 0, "sliding": 1, "chunked": 2, "every": 0, "symmetric": 3}[window]
         src = [cell_pos, cell_seq, pos, seq, ranges, *(further or ())]
         ip = [kind, min(n_swa, MAX_I32), int(causal), int(own)]
         self._emit("kq_mask", mask, src, ip=ip, writes=[ranges])
@@ -274,6 +275,36 @@ class Graph(HyperConnectionOps, ProductOps):
         src: list[Value | None] = [x, dt, a, b, c, d, state, slots]
         writes = _updated_states(src, state, slots, kept, 3)
         return self._emit("ssm_scan", self.new(size, heads, n_tokens), src, writes=writes)
+
+    def channel_scan(
+        self,
+        x: Value,
+        dt: Value,
+        a: Value,
+        b: Value,
+        c: Value,
+        d: Value,
+        state: Value,
+        slots: Value,
+        *,
+        kept: KeptStates | None = None,
+    ) -> Value:
+        """Selective scan of Mamba (arXiv:2312.00752) as f32 [P, T].
+
+        Of every token and channel: S <- exp(dt A) S + dt B x; y = C S + D x. x and dt f32 [P, T], dt behind bias and
+        softplus; a f32 [P, N]; b and c f32 [N, T]; d f32 [P]. Views must have a contiguous dimension 0. state f32
+        [P, N, 1, n_slots] is brought up to date; slots and kept as in causal_conv.
+        """
+        (size, n_tokens), rows = x.shape[:2], b.shape[0]
+        if b.shape != c.shape or b.shape[1] != n_tokens or slots.shape[0] != n_tokens or dt.shape != x.shape:
+            raise ValueError(f"scan of x {x.shape}, dt {dt.shape}, B {b.shape}, C {c.shape}, slots {slots.shape}")
+        if state.shape[:3] != (size, rows, 1) or a.shape[:2] != (size, rows) or d.shape[0] != size:
+            raise ValueError(f"scan of x {x.shape}, A {a.shape}, D {d.shape}, state {state.shape}")
+        per_token = [v.view((v.shape[0], 1, n_tokens), (v.strides[1], v.strides[1])) for v in (x, b, c)]
+        src: list[Value | None] = [per_token[0], dt, a, *per_token[1:], d, state, slots]
+        writes = _updated_states(src, state, slots, kept, 3)
+        out = self._emit("ssm_scan", self.new(size, 1, n_tokens), src, ip=[1], writes=writes)
+        return out.reshape(size, n_tokens)
 
 
 def _updated_states(

@@ -31,7 +31,7 @@ LATENT = "attn_kv_a_mqa"
 """What layers with latent attention have, and no others."""
 PER_HEAD = ("attn_kv_b", "attn_k_b", "attn_v_b")
 """What latent attention makes keys and values of heads with."""
-LATENT_PROJECTIONS = ("attn_q", "attn_q_b", *PER_HEAD)
+LATENT_PROJECTIONS = ("attn_q", "attn_q_b", "attn_gate", *PER_HEAD)
 _DIVIDED = dict.fromkeys((*PROJECTIONS, *LATENT_PROJECTIONS, ATTENTION_OUTPUT))
 _ATTENTION = re.compile(rf"blk\.(\d+)\.({'|'.join(_DIVIDED)})\.weight")
 RULE = "a rule takes a tensor of it"
@@ -229,7 +229,8 @@ def _fewest_latent_heads(matrices: Mapping[str, Matrix], n_heads: int) -> int:
     """As `_fewest_heads`, of latent attention; attn_k_b and attn_v_b are a matrix per head."""
     out = matrices[ATTENTION_OUTPUT]
     cuts = [(out.columns, math.lcm(GROUP, out.kind.block_elements))]
-    cuts += [(m.rows, m.kind.interleave) for t, m in matrices.items() if t in ("attn_q", "attn_q_b", "attn_kv_b")]
+    by_rows = (t for t in matrices if t not in ("attn_k_b", "attn_v_b", ATTENTION_OUTPUT))
+    cuts += [(matrices[t].rows, matrices[t].kind.interleave) for t in by_rows]
     if not n_heads or any(n % n_heads for n, _ in cuts) or any(m.kind.tensor_extra_bytes for m in matrices.values()):
         return 0
     return math.lcm(*(unit // math.gcd(unit, n // n_heads) for n, unit in cuts))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ikpy.errors import FileFormatError
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import REQUIRED, Keys
 from ikpy.models.routed_moe import RoutedMoe
+from ikpy.models.routing import expert_groups
 
 
 class BailingMoe2(RoutedMoe):
@@ -22,10 +22,5 @@ class BailingMoe2(RoutedMoe):
         hp = super().read_hparams(keys)
         width = keys.u32("expert_shared_feed_forward_length") or hp.n_ff_exp
         hp.n_ff_shared = width * keys.u32("expert_shared_count")
-        n_group, n_used = keys.u32("expert_group_count"), keys.u32("expert_group_used_count")
-        if n_group > 1 and (hp.n_expert % n_group or not 0 < n_used <= n_group):
-            raise FileFormatError(
-                f"{keys.gguf.path}: {n_used} of {n_group} expert groups used with {hp.n_expert} experts"
-            )
-        hp.routing = replace(hp.routing, groups=(n_group, n_used), epsilon=1e-20)
+        hp.routing = replace(hp.routing, groups=expert_groups(keys, hp.n_expert), epsilon=1e-20)
         return hp

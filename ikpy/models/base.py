@@ -14,6 +14,7 @@ from ikpy.models.blocks import hadamard_block
 from ikpy.models.classifier import Classifier
 from ikpy.models.hparams import HeadSizes, HParams, read_hparams
 from ikpy.models.keys import Keys
+from ikpy.models.projection import Projection
 from ikpy.models.rope import RopeParams
 from ikpy.models.weights import Presence, WeightSource
 
@@ -33,6 +34,8 @@ class Architecture:
     window_rope_of_file: ClassVar[bool] = False
     # Layers for which the file counts no KV heads are recurrent.
     may_lack_heads: ClassVar[bool] = False
+    # Files may have factors of LongRoPE.
+    has_long_rope: ClassVar[bool] = False
 
     def __init__(self, keys: Keys, weights: WeightSource, log: Log) -> None:
         self.derived: list[Buffer] = []
@@ -50,7 +53,7 @@ class Architecture:
 
     def read_hparams(self, keys: Keys) -> HParams:
         """Hyper-parameters; architectures with further keys extend this."""
-        return read_hparams(keys, may_lack_heads=self.may_lack_heads)
+        return read_hparams(keys, may_lack_heads=self.may_lack_heads, long_rope=self.has_long_rope)
 
     def load(self, weights: WeightSource) -> None:
         """Takes every tensor of the model from weights."""
@@ -74,6 +77,11 @@ class Architecture:
     @property
     def classifier(self) -> Classifier | None:
         """Head that scores a text (pooling "rank"), if the file has one."""
+        return None
+
+    @property
+    def projection(self) -> Projection | None:
+        """Matrices behind pooling, if the file has some."""
         return None
 
     @property
@@ -239,6 +247,10 @@ class Decoder(Architecture):
         logits = b.graph.mul_mat(self.output, y)
         return b.graph.softcap(logits, self.hp.final_softcap) if self.hp.final_softcap else logits
 
+    def final_state(self, b: BatchGraph, x: Value) -> Value:
+        """What the output matrix reads of the residual stream x [D, n] behind the last layer."""
+        return self.norm(b, x, self.output_norm)
+
     def build(self, b: BatchGraph) -> Value | None:
         x = self.embed(b)
         for il in range(self.hp.n_layer):
@@ -247,7 +259,7 @@ class Decoder(Architecture):
             b.token_states = self.states_of_all(b)
         if b.n_outputs == 0:
             return None
-        y = self.norm(b, x, self.output_norm)
+        y = self.final_state(b, x)
         b.embeddings = y
         if b.keeps_states and b.n_outputs == b.n_tokens:
             b.token_states = y
@@ -257,4 +269,4 @@ class Decoder(Architecture):
         """Normed states [D, T] of all tokens where the last layer keeps the output rows only."""
         if b.unreduced is None:
             raise UsageError(f"contexts of {self.hp.arch} models keep no states of tokens without logits")
-        return self.norm(b, b.steer(self.hp.n_layer - 1, b.unreduced), self.output_norm)
+        return self.final_state(b, b.steer(self.hp.n_layer - 1, b.unreduced))

@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ikpy.graph.builder import Graph, KeptStates
 from ikpy.graph.ir import ALWAYS, F16, Value
 from ikpy.models.rope import RopeParams
 
+if TYPE_CHECKING:
+    from ikpy.models.residual_bank import Bank
+
 Window = tuple[str, int]
-"""Kind ("none", "sliding", "chunked") and size of an attention window; or "every" and a size, of cells that hold what a
-stretch of so many positions was compressed to, under the last of them."""
+"""Kind ("none", "sliding", "chunked", "symmetric": half its size to both sides) and size of an attention window; or
+"every" and a size, of cells that hold what a stretch of so many positions was compressed to, under the last of them."""
 FULL: Window = ("none", 0)
 EVERY = "every"
+SYMMETRIC = "symmetric"
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,7 @@ class BatchGraph:
     keeps_states: whether token_states f32 [D, T], the normed states of all tokens, are wanted. unreduced: the residual
     stream [D, T] behind the last layer where only the output rows go on. layer_inputs: f32 [P * n_layer, T], P elements
     of every token for each layer, where an architecture has them. chosen: of Graph.choose_cells, by the last indexer.
+    banks: residual streams of earlier layers that later ones read, by the number of tokens they have.
     """
 
     graph: Graph
@@ -105,6 +111,7 @@ class BatchGraph:
     states: Value | None = None
     chosen: Value | None = None
     stretches: dict[Window, tuple[Value, Value]] = field(default_factory=dict)
+    banks: dict[int, Bank] = field(default_factory=dict)
     _masks: dict[tuple[Window, Window], tuple[Value, Value]] = field(default_factory=dict)
     _rope_tables: dict[tuple, Value] = field(default_factory=dict)
     _temperatures: dict[tuple[float, int, int], Value] = field(default_factory=dict)

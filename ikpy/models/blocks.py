@@ -18,7 +18,7 @@ class Experts:
     """Expert tensors of a layer; biases and the shared expert (with a sigmoid gate or without) are optional. Without
     gate the activation applies to up.
 
-    output_scales: factors [1, E] of the experts' outputs. limit, input_limit: as of DenseFFN. by_token: i32
+    output_scales: factors [1, E] of the experts' outputs. limit, input_limit, caps: as of DenseFFN. by_token: i32
     [n_used, n_vocab], the experts of every token where it chooses them.
     """
 
@@ -36,6 +36,7 @@ class Experts:
     output_scales: Value | None = None
     limit: float = 0.0
     input_limit: float = 0.0
+    caps: tuple[float, float] = (0.0, 0.0)
     by_token: Value | None = None
 
 
@@ -44,6 +45,8 @@ class DenseFFN:
     """Weights of a feed-forward network, of act(gate) * up or, without gate, of act(up); biases are optional.
 
     limit: bound of act(gate) from above and of up from both sides; input_limit: of gate itself and of up; 0: none.
+    caps: if the first is above 0, the network is of sigmoid(gate) * capped(gate) * capped(up) (SiTU), where
+    capped(x) = cap * tanh(x / cap); a second of 0 or below leaves up as it is.
     """
 
     gate: Value | None
@@ -54,6 +57,7 @@ class DenseFFN:
     down_bias: Value | None = None
     limit: float = 0.0
     input_limit: float = 0.0
+    caps: tuple[float, float] = (0.0, 0.0)
 
 
 def split_heads(x: Value, head_size: int) -> Value:
@@ -147,24 +151,43 @@ def attend_cached(
     return out.reshape(out.shape[0] * out.shape[1], out.shape[2])
 
 
+def gated_heads(
+    b: BatchGraph, gate: Value, h: Value, attended: Value, head_size: int, activation: str = "sigmoid"
+) -> Value:
+    """attended [dv*H, T] times the activation of gate h, which has a row per head or per element."""
+    heads = split_heads(attended, head_size)
+    weights = b.graph.unary(b.graph.mul_mat(gate, h), activation)
+    n_head, n_tokens = heads.shape[1:3]
+    per_head = weights.reshape(weights.shape[0] // n_head, n_head, n_tokens)
+    return b.graph.mul(heads, per_head).reshape(*attended.shape[:2])
+
+
 def dense_ffn(b: BatchGraph, ffn: DenseFFN, x: Value, activation: str = "silu") -> Value:
     """down(act(gate x) * (up x)) for x [D, T], or down(act(up x)) without gate."""
     g = b.graph
     if ffn.gate is None:
         hidden = g.unary(g.mul_mat(ffn.up, x, ffn.up_bias), activation)
         return g.mul_mat(ffn.down, hidden, ffn.down_bias)
-    if ffn.limit or ffn.input_limit:
+    if is_limited(ffn):
         gate, up = g.mul_mat(ffn.gate, x, ffn.gate_bias), g.mul_mat(ffn.up, x, ffn.up_bias)
         return g.mul_mat(ffn.down, limited_gated(b, gate, up, activation, ffn), ffn.down_bias)
     hidden = g.mul_mat_up_gate(ffn.up, ffn.gate, x, activation, ffn.up_bias, ffn.gate_bias)
     return g.mul_mat(ffn.down, hidden, ffn.down_bias)
 
 
+def is_limited(ffn: DenseFFN | Experts) -> bool:
+    """Whether gate and up are no plain gated unit."""
+    return bool(ffn.limit or ffn.input_limit or ffn.caps[0])
+
+
 def limited_gated(b: BatchGraph, gate: Value, up: Value, activation: str, ffn: DenseFFN | Experts) -> Value:
     """min(act(gate), limit) * clamp(up, -limit, limit), by ReLU: min(x, limit) = limit - relu(limit - x); or with the
-    bound before the activation.
+    bound before the activation, or SiTU.
     """
-    g, limit = b.graph, ffn.limit
+    g, limit, (cap, up_cap) = b.graph, ffn.limit, ffn.caps
+    if cap:
+        up = g.softcap(up, up_cap) if up_cap > 0 else up
+        return g.mul(g.gated(gate, g.softcap(gate, cap), "sigmoid"), up)
     if ffn.input_limit:
         return g.gated(gate, up, activation, ffn.input_limit)
 
@@ -194,7 +217,7 @@ def moe_ffn(
         bias=experts.selection_bias,
         normalize=routing.normalize,
         scale=routing.scale,
-        groups=routing.groups if b.params.grouped_experts else (1, 1),
+        groups=routing.groups if routing.limited or b.params.grouped_experts else (1, 1),
         reduction=b.params.expert_reduction,
         epsilon=routing.epsilon,
         fixed=None if experts.by_token is None else (experts.by_token, b.inputs["tokens"]),
@@ -232,7 +255,7 @@ def expert_hidden(
     g = b.graph
     if experts.gate is None:
         return g.unary(g.mul_mat_id(experts.up, x, ids, groups, experts.up_bias, per_slot=per_slot), activation)
-    limited = experts.limit or experts.input_limit
+    limited = is_limited(experts)
     if experts.up.type_id == experts.gate.type_id and not per_slot and not limited:
         return g.mul_mat_id_up_gate(
             experts.up, experts.gate, x, ids, groups, activation, experts.up_bias, experts.gate_bias

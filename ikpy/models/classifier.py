@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,19 +11,29 @@ from numpy.typing import NDArray
 from ikpy.errors import FileFormatError
 from ikpy.models.weights import WeightSource
 
+HEAD_POOLINGS = ("cls", "mean")
+NORM_EPS = 1e-5
+
 
 @dataclass
 class Classifier:
-    """output(tanh(dense(x))) of a text's first state x; either layer may be missing. Weights are [n_out, n_in]."""
+    """output(norm(act(dense(x)))) of a text's first state x, or of the mean of all; any layer may be missing. Weights
+    are [n_out, n_in]; activation: tanh, or gelu, the exact one.
+    """
 
     dense: NDArray[np.float32] | None
     dense_bias: NDArray[np.float32] | None
     output: NDArray[np.float32] | None
     output_bias: NDArray[np.float32] | None
+    norm: NDArray[np.float32] | None = None
+    activation: str = "tanh"
+    pooling: str = "cls"
 
     @classmethod
-    def take(cls, weights: WeightSource, n_embd: int) -> Classifier | None:
-        """The head tensors cls and cls.output of a file; None if it has neither."""
+    def take(
+        cls, weights: WeightSource, n_embd: int, *, activation: str = "tanh", pooling: str = "cls"
+    ) -> Classifier | None:
+        """The head tensors cls, cls.norm and cls.output of a file; None if it has none."""
         dense = weights.array("cls.weight", n_embd, n_embd)
         n_classes = 1
         if weights.has("cls.output.weight"):
@@ -34,12 +45,23 @@ class Classifier:
         biases = weights.array("cls.bias", n_embd), weights.array("cls.output.bias", n_classes)
         if (biases[0] is not None and dense is None) or (biases[1] is not None and output is None):
             raise FileFormatError(f"{weights.gguf.path}: a bias of the classification head has no weight")
-        return cls(dense, biases[0], None if output is None else output.reshape(n_classes, n_embd), biases[1])
+        norm = weights.array("cls.norm.weight", n_embd) if dense is not None else None
+        matrix = None if output is None else output.reshape(n_classes, n_embd)
+        return cls(dense, biases[0], matrix, biases[1], norm, activation, pooling)
 
-    def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Scores float32 [n_classes] of a state [n_embd]."""
+    def __call__(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Scores float32 [n_classes] of a text with these states [n_tokens, n_embd]."""
+        x = states[0] if self.pooling == "cls" else states.mean(axis=0, dtype=np.float64)
         if self.dense is not None:
-            x = np.tanh(self.dense @ x + (0.0 if self.dense_bias is None else self.dense_bias))
+            x = self._act(self.dense @ x + (0.0 if self.dense_bias is None else self.dense_bias))
+        if self.norm is not None:
+            x = (x - x.mean()) / np.sqrt(x.var() + NORM_EPS) * self.norm
         if self.output is not None:
             x = self.output @ x + (0.0 if self.output_bias is None else self.output_bias)
         return x.astype(np.float32)
+
+    def _act(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self.activation == "tanh":
+            return np.tanh(x)
+        erf = np.array([math.erf(v) for v in x / math.sqrt(2.0)])
+        return np.asarray(0.5 * x * (1.0 + erf))

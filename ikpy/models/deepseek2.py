@@ -62,7 +62,7 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
     # hyper-parameters and tensors
 
     def read_hparams(self, keys: Keys) -> HParams:
-        hp = read_hparams(keys, may_lack_heads=self.may_lack_heads)
+        hp = read_hparams(keys, may_lack_heads=self.may_lack_heads, long_rope=self.has_long_rope)
         hp.yarn_log_multiplier = keys.f32("rope.scaling.yarn_log_multiplier", 0.0)
         hp.yarn_beta_fast = keys.f32("rope.scaling.yarn_beta_fast", 32.0)
         hp.yarn_beta_slow = keys.f32("rope.scaling.yarn_beta_slow", 1.0)
@@ -70,7 +70,6 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
         self.temperature_length = keys.u32("attention.temperature_length", 0) or hp.n_ctx_orig
         if self.temperature_scale and not self.temperature_length:
             raise FileFormatError(f"{keys.gguf.path}: the attention temperature needs an original context length")
-        gating = keys.u32("expert_gating_func", 0) or self.default_gating(hp)
         if len(set(hp.n_head)) != 1:
             raise FileFormatError(f"{keys.gguf.path}: Unsupported configuration: layers differ in head count")
         hp.extra.update(
@@ -80,15 +79,7 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
             ),
             kv_lora_rank=keys.u32("attention.kv_lora_rank"),
         )
-        hp.n_dense_layers = keys.u32("leading_dense_block_count", self.default_n_dense)
-        hp.n_ff_exp = keys.u32("expert_feed_forward_length")
-        hp.n_ff_shared = hp.n_ff_exp * keys.u32("expert_shared_count")
-        hp.routing = Routing(
-            hp.n_expert_used,
-            gating_func(keys, gating),
-            normalize=keys.boolean("expert_weights_norm", self.default_weights_norm),
-            scale=keys.f32("expert_weights_scale", self.default_weights_scale),
-        )
+        self.read_experts(keys, hp)
         self.one_kv_head = max(hp.n_head_kv) == 1 and hp.n_head[0] != 1
         if self.one_kv_head or keys.has("attention.key_length_mla"):
             hp.n_embd_head_k = keys.u32("attention.key_length_mla", 192)
@@ -100,6 +91,19 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
             )
         self.take_off_prediction_layers(keys, hp)
         return hp
+
+    def read_experts(self, keys: Keys, hp: HParams) -> None:
+        """Dense layers, routed and shared experts."""
+        gating = keys.u32("expert_gating_func", 0) or self.default_gating(hp)
+        hp.n_dense_layers = keys.u32("leading_dense_block_count", self.default_n_dense)
+        hp.n_ff_exp = keys.u32("expert_feed_forward_length")
+        hp.n_ff_shared = hp.n_ff_exp * keys.u32("expert_shared_count")
+        hp.routing = Routing(
+            hp.n_expert_used,
+            gating_func(keys, gating),
+            normalize=keys.boolean("expert_weights_norm", self.default_weights_norm),
+            scale=keys.f32("expert_weights_scale", self.default_weights_scale),
+        )
 
     def default_gating(self, hp: HParams) -> int:
         """expert_gating_func where the file has none: files of GLM-4.7-Flash leave out that it is the sigmoid."""

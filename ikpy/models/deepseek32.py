@@ -7,21 +7,26 @@ from typing import ClassVar
 from ikpy.models.deepseek2 import DeepSeek2
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
-from ikpy.models.sparse_attention import TENSORS, Indexer, IndexerSizes, check_sizes, take_indexer
-from ikpy.models.weights import WeightSource
+from ikpy.models.sparse_attention import KEY_NORM_EPS, TENSORS, Indexer, IndexerSizes, check_sizes, take_indexer
+from ikpy.models.weights import Presence, WeightSource
 
 
 class DeepSeek32(DeepSeek2):
     """What its files may leave out, and how its indexers rotate."""
 
-    output_weight = "optional"
+    output_weight: ClassVar[Presence] = "optional"
     default_weights_scale = 1.0
     expects_kv_b = False
     indexer_neox: ClassVar[bool] = True
-    """Pairing of rotated elements, which come first in the heads of indexers."""
+    """Pairing of rotated elements in the heads of indexers."""
+    indexer_rotates_last: ClassVar[bool] = False
 
     def default_gating(self, hp: HParams) -> int:
         return 2
+
+    def indexer_norm_eps(self, hp: HParams) -> float:
+        """Epsilon of the LayerNorm of index keys."""
+        return KEY_NORM_EPS
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
@@ -32,6 +37,8 @@ class DeepSeek32(DeepSeek2):
                 top_k=keys.u32("attention.indexer.top_k"),
                 neox=self.indexer_neox,
                 full=tuple(map(bool, keys.per_layer("attention.indexer.types", hp.n_layer, 1))),
+                rotates_last=self.indexer_rotates_last,
+                norm_eps=self.indexer_norm_eps(hp),
             )
             sizes = self.indexer_sizes
             check_sizes(keys.gguf.path, sizes.n_heads, sizes.size, sizes.top_k, hp.n_rot)

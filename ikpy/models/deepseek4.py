@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ikpy.errors import FileFormatError, UsageError
+from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
-from ikpy.models.base import Decoder
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams, Window
 from ikpy.models.blocks import Experts, moe_ffn
 from ikpy.models.compressed_attention import (
@@ -24,11 +23,10 @@ from ikpy.models.feed_forward import take_experts
 from ikpy.models.hparams import HParams, read_hparams
 from ikpy.models.hyper_connections import (
     HyperConnection,
+    StreamDecoder,
     StreamSizes,
     join_streams,
-    streams_of,
     take_connection,
-    take_head,
 )
 from ikpy.models.keys import MAX_LAYERS, Keys
 from ikpy.models.routing import Routing, gating_func
@@ -50,7 +48,7 @@ class Layer:
     ffn: Experts
 
 
-class DeepSeek4(Decoder):
+class DeepSeek4(StreamDecoder):
     """Its prediction layers are left out."""
 
     output_weight = "required"
@@ -143,7 +141,7 @@ class DeepSeek4(Decoder):
         return ratios
 
     def load_global(self, weights: WeightSource) -> None:
-        self.head = take_head(weights, "output_hc", self.hp.n_embd, self.stream_sizes)
+        super().load_global(weights)
         for il in range(self.hp.n_layer, self.hp.n_layer + max(self.n_skipped, 1)):
             weights.skip_layer(il)
 
@@ -241,17 +239,11 @@ class DeepSeek4(Decoder):
         attention = CompressedLayer(b, il, layer.attn, self.sizes, self.ratios[il], hp.norm_eps)
         attended = attention.attend(self.norm(b, h, layer.attn_norm))
         if layer.ffn.by_token is None:
-            x, attended, back = self._kept(b, il, x, attended, back)
+            x, attended, back = self.keep_rows(b, il, x, attended, back)
         x = g.hyper_expand(x, self._attention_output(b, layer.attn, attended), back)
         h, back = join_streams(b, layer.ffn_streams, self.stream_sizes, hp.norm_eps, x)
         x = g.hyper_expand(x, moe_ffn(b, layer.ffn, hp.routing, self.norm(b, h, layer.ffn_norm)), back)
-        return x if layer.ffn.by_token is None else self._kept(b, il, x)[0]
-
-    def _kept(self, b: BatchGraph, il: int, streams: Value, *values: Value) -> tuple[Value, ...]:
-        """In the last layer, only the tokens whose logits were asked for, of streams [D, n, T] and values [m, T]."""
-        d, n = streams.shape[:2]
-        flat, *others = b.keep_outputs(il, self.hp.n_layer, streams.reshape(d * n, b.n_tokens), *values)
-        return flat.reshape(d, n, flat.shape[1]), *others
+        return x if layer.ffn.by_token is None else self.keep_rows(b, il, x)[0]
 
     def _attention_output(self, b: BatchGraph, attn: CompressedAttention, attended: Value) -> Value:
         """Both output projections of attended [d H, T]: groups of heads apart, then their results together."""
@@ -260,17 +252,3 @@ class DeepSeek4(Decoder):
         low = g.new(self.out_rank, groups, n)
         g.mul_mat(attn.out_a, grouped.permute(0, 2, 1), dst=low.permute(0, 2, 1))
         return g.mul_mat(attn.out_b, low.reshape(self.out_rank * groups, n))
-
-    def build(self, b: BatchGraph) -> Value | None:
-        if b.steering is not None:
-            raise UsageError(f"control vectors act on one residual stream; {self.hp.arch} models have several")
-        if b.keeps_states:
-            raise UsageError(f"contexts of {self.hp.arch} models keep no states of tokens")
-        x = streams_of(b, self.embed(b), self.stream_sizes)
-        for il in range(self.hp.n_layer):
-            x = self.layer(b, il, x)
-        if b.n_outputs == 0:
-            return None
-        y, _ = join_streams(b, self.head, self.stream_sizes, self.hp.norm_eps, x)
-        b.embeddings = self.norm(b, y, self.output_norm)
-        return self.logits(b, b.embeddings)

@@ -1,4 +1,4 @@
-"""Encoders with norms behind the branches: what bert and nomic-bert share.
+"""Encoders with norms behind the branches: what bert, nomic-bert, nomic-bert-moe and jina-bert-v3 share.
 
 x = LN(token + token type 0 [+ position]); per layer x = LN(x + attention(x)), x = LN(x + ffn(x)), where every token
 sees its whole text. The states of the last layer are the result; there are no logits.
@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from ikpy.graph.ir import Value
 from ikpy.models.batch import BatchGraph, GraphParams
+from ikpy.models.blocks import DenseFFN, Experts
 from ikpy.models.classifier import Classifier
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
@@ -20,16 +21,12 @@ from ikpy.models.weights import Presence, WeightSource, split_rows
 
 @dataclass
 class EncoderLayer:
-    """Attention, feed-forward matrices and the norms behind both."""
+    """Attention, feed-forward network and the norms behind both."""
 
     attn: Attention
     attn_norm: Value
     attn_norm_bias: Value | None
-    up: Value
-    down: Value
-    up_bias: Value | None
-    down_bias: Value | None
-    gate: Value | None
+    network: DenseFFN | Experts
     out_norm: Value
     out_norm_bias: Value | None
 
@@ -41,6 +38,7 @@ class Encoder(Transformer):
     bias: ClassVar[Presence] = "optional"
     qkv_bias = "optional"
     out_bias = "optional"
+    activation: ClassVar[str] = "gelu_erf"
     embeds_positions: ClassVar[bool] = False
     gated: ClassVar[bool] = False
 
@@ -74,7 +72,9 @@ class Encoder(Transformer):
         d = (hp.n_embd,)
         self.rope_freqs = None
         self.token_embd = weights.take("token_embd.weight", (hp.n_embd, hp.n_vocab))
-        self.token_type = weights.row("token_types.weight", hp.n_embd, 0)
+        self.token_type = None
+        if weights.has("token_types.weight"):
+            self.token_type = weights.row("token_types.weight", hp.n_embd, 0)
         self.position_embd = None
         if self.embeds_positions:
             self.position_embd = weights.take("position_embd.weight", (hp.n_embd, hp.n_ctx_train))
@@ -104,26 +104,34 @@ class Encoder(Transformer):
         return q, k, v
 
     def _load_layer(self, weights: WeightSource, il: int, prefix: str) -> EncoderLayer:
-        hp = self.hp
-        n, f, d = hp.n_embd, hp.n_ff[il], (hp.n_embd,)
+        d = (self.hp.n_embd,)
         return EncoderLayer(
             attn=self.load_attention(weights, il, prefix),
             attn_norm=weights.take(f"{prefix}.attn_output_norm.weight", d),
             attn_norm_bias=weights.take_if(self.bias, f"{prefix}.attn_output_norm.bias", d),
+            network=self.load_network(weights, il, prefix),
+            out_norm=weights.take(f"{prefix}.layer_output_norm.weight", d),
+            out_norm_bias=weights.take_if(self.bias, f"{prefix}.layer_output_norm.bias", d),
+        )
+
+    def load_network(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
+        """The feed-forward network of a layer."""
+        n, f = self.hp.n_embd, self.hp.n_ff[il]
+        return DenseFFN(
+            gate=weights.take(f"{prefix}.ffn_gate.weight", (n, f)) if self.gated else None,
             up=weights.take(f"{prefix}.ffn_up.weight", (n, f)),
             down=weights.take(f"{prefix}.ffn_down.weight", (f, n)),
             up_bias=weights.take_if(self.bias, f"{prefix}.ffn_up.bias", (f,)),
-            down_bias=weights.take_if(self.bias, f"{prefix}.ffn_down.bias", d),
-            gate=weights.take(f"{prefix}.ffn_gate.weight", (n, f)) if self.gated else None,
-            out_norm=weights.take(f"{prefix}.layer_output_norm.weight", d),
-            out_norm_bias=weights.take_if(self.bias, f"{prefix}.layer_output_norm.bias", d),
+            down_bias=weights.take_if(self.bias, f"{prefix}.ffn_down.bias", (n,)),
         )
 
     # graph
 
     def embed(self, b: BatchGraph) -> Value:
         g = b.graph
-        x = g.add(g.get_rows(self.token_embd, b.inputs["tokens"]), self.token_type)
+        x = g.get_rows(self.token_embd, b.inputs["tokens"])
+        if self.token_type is not None:
+            x = g.add(x, self.token_type)
         if self.position_embd is not None:
             x = g.add(x, g.get_rows(self.position_embd, b.inputs["pos"]))
         return g.layer_norm(x, self.embd_norm, self.embd_norm_bias, self.hp.norm_eps)
@@ -133,14 +141,8 @@ class Encoder(Transformer):
         attended, x = b.keep_outputs(il, self.hp.n_layer, self.attention(b, il, layer.attn, x), x)
         x = g.add(x, self.attention_output(b, layer.attn, attended))
         x = g.layer_norm(x, layer.attn_norm, layer.attn_norm_bias, self.hp.norm_eps)
-        x = g.add(x, g.mul_mat(layer.down, self._hidden(b, layer, x), layer.down_bias))
+        x = g.add(x, self.ffn(b, layer.network, x))
         return g.layer_norm(x, layer.out_norm, layer.out_norm_bias, self.hp.norm_eps)
-
-    def _hidden(self, b: BatchGraph, layer: EncoderLayer, x: Value) -> Value:
-        g = b.graph
-        if layer.gate is not None:
-            return g.mul_mat_up_gate(layer.up, layer.gate, x, "silu", layer.up_bias)
-        return g.unary(g.mul_mat(layer.up, x, layer.up_bias), "gelu_erf")
 
     def build(self, b: BatchGraph) -> Value | None:
         x = self.embed(b)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.blocks import DenseFFN, Experts
+from ikpy.models.keys import Keys
 from ikpy.models.weights import Presence, WeightSource, split_rows
 
 
@@ -28,6 +29,23 @@ def take_dense(
         up_bias=weights.take_if(bias, f"{name % 'up'}.bias", (n_ff,)),
         down_bias=weights.take_if(bias, f"{name % 'down'}.bias", (n_embd,)),
     )
+
+
+def swiglu_limits(keys: Keys, n_layer: int, *names: str) -> list[float]:
+    """Bounds of SwiGLU per layer under the first name that the file has; 0: none."""
+    name = next((name for name in names if keys.has(name)), names[0])
+    return keys.floats_per_layer(name, n_layer, 0.0)
+
+
+def limited(ffn: DenseFFN | Experts, limit: float, shared: float) -> DenseFFN | Experts:
+    """A network with bounds of its SwiGLU: limit of routed experts, shared of the shared one and of dense networks."""
+    if isinstance(ffn, DenseFFN):
+        ffn.limit = shared
+        return ffn
+    ffn.limit = limit
+    if ffn.shared is not None:
+        ffn.shared.limit = shared
+    return ffn
 
 
 def take_fused_dense(weights: WeightSource, prefix: str, n_embd: int, n_ff: int) -> DenseFFN:

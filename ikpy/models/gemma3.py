@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 from ikpy.models.gemma import Gemma
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.rope import RopeParams
+from ikpy.models.weights import Presence
 
 WINDOW_FREQ_BASE = 10000.0
 LAYERS_27B = 62
@@ -17,7 +19,7 @@ LAYERS_27B = 62
 class Gemma3(Gemma):
     """Every sixth layer attends to everything; the others rotate with a fixed base and scale."""
 
-    output_weight = "optional"
+    output_weight: ClassVar[Presence] = "optional"
     post_norms = "required"
     qk_norm = "required"
 

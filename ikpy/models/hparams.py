@@ -10,10 +10,12 @@ from ikpy.errors import FileFormatError
 from ikpy.models.keys import MAX_LAYERS, Keys
 from ikpy.models.routing import Routing
 
-MAX_EXPERTS = 512
+MAX_EXPERTS = 1024
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 """What the numbers of the key pooling_type mean."""
 ROPE_SCALING_TYPES = ("none", "linear", "yarn")
+LONG_ROPE = "longrope"
+"""Frequency factors of their own: the type changes nothing else."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,11 @@ class HParams:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def read_hparams(keys: Keys, *, layer_norm: bool = False, may_lack_heads: bool = False) -> HParams:
+def read_hparams(
+    keys: Keys, *, layer_norm: bool = False, may_lack_heads: bool = False, long_rope: bool = False
+) -> HParams:
     """Reads and checks the common keys. layer_norm picks the LayerNorm epsilon key instead of the RMS one;
-    may_lack_heads: some layers may have no KV heads.
+    may_lack_heads: some layers may have no KV heads; long_rope: the architecture has factors of LongRoPE.
 
     Routing is set to the most common form: softmax over all experts, the chosen weights renormalised.
     """
@@ -91,6 +95,8 @@ def read_hparams(keys: Keys, *, layer_norm: bool = False, may_lack_heads: bool =
     n_rot = keys.u32("rope.dimension_count", n_embd_head_k)
     window_head_k = keys.u32("attention.key_length_swa", n_embd_head_k)
     scaling = keys.string("rope.scaling.type", "linear")
+    if scaling == LONG_ROPE and long_rope:
+        scaling = "none"
     if scaling not in ROPE_SCALING_TYPES:
         raise FileFormatError(f"{keys.gguf.path}: unknown RoPE scaling type '{scaling}'")
     factor = keys.f32("rope.scaling.factor", None)

@@ -1,4 +1,5 @@
-"""Manifold-constrained hyper-connections: several residual streams, mixed in and out of every branch (DeepSeek V4).
+"""Hyper-connections: several residual streams, summed to the input of every branch and given a share of its output.
+Manifold-constrained ones also mix them with each other (DeepSeek V4), independent ones do not (Tencent Hy4).
 
 In shapes: T tokens, n streams of D elements.
 """
@@ -7,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ikpy.errors import FileFormatError
+from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.hyper_connections import MAX_STREAMS
 from ikpy.graph.ir import Value
+from ikpy.models.base import Decoder
 from ikpy.models.batch import BatchGraph
 from ikpy.models.keys import Keys
 from ikpy.models.weights import WeightSource
@@ -19,11 +21,14 @@ MAX_ITERATIONS = 1000
 
 @dataclass(frozen=True)
 class StreamSizes:
-    """Number of streams; steps that bring rows and columns of their mixing matrix to a sum of 1, and the epsilon."""
+    """Number of streams; steps that bring rows and columns of their mixing matrix to a sum of 1, 0 where there is no
+    matrix; the epsilon of weights; factor of those of a branch's output.
+    """
 
     n: int
     iterations: int
     epsilon: float
+    magnitude: float = 2.0
 
     @classmethod
     def read(cls, keys: Keys) -> StreamSizes:
@@ -39,10 +44,23 @@ class StreamSizes:
             )
         return sizes
 
+    @classmethod
+    def read_independent(cls, keys: Keys) -> StreamSizes:
+        """The same of streams that are not mixed."""
+        n = keys.u32("hyper_connection.count")
+        if not 1 <= n <= MAX_STREAMS:
+            raise FileFormatError(f"{keys.gguf.path}: {n} residual streams are not possible")
+        return cls(n, 0, keys.f32("hyper_connection.epsilon"), keys.f32("hyper_connection.magnitude"))
+
+    @property
+    def n_weights(self) -> int:
+        """Weights of a branch for each token: of its input, of its output, and of the matrix."""
+        return (2 + self.n) * self.n if self.iterations else 2 * self.n
+
 
 @dataclass
 class HyperConnection:
-    """What makes the weights of a branch of the streams: fn [n D, (2 + n) n], base and three scales."""
+    """What makes the weights of a branch of the streams: fn [n D, weights], base and a scale of each part."""
 
     fn: Value
     base: Value
@@ -51,11 +69,10 @@ class HyperConnection:
 
 def take_connection(weights: WeightSource, prefix: str, d: int, sizes: StreamSizes) -> HyperConnection:
     """`prefix_fn`, `prefix_base` and `prefix_scale`."""
-    n = sizes.n
     return HyperConnection(
-        fn=weights.take(f"{prefix}_fn.weight", (n * d, (2 + n) * n)),
-        base=weights.take(f"{prefix}_base.weight", ((2 + n) * n,)),
-        scale=weights.take(f"{prefix}_scale.weight", (3,)),
+        fn=weights.take(f"{prefix}_fn.weight", (sizes.n * d, sizes.n_weights)),
+        base=weights.take(f"{prefix}_base.weight", (sizes.n_weights,)),
+        scale=weights.take(f"{prefix}_scale.weight", (3 if sizes.iterations else 2,)),
     )
 
 
@@ -81,5 +98,37 @@ def join_streams(
     g = b.graph
     flat = streams.reshape(streams.shape[0] * sizes.n, streams.shape[2])
     mix = g.mul_mat(connection.fn, g.rms_norm(flat, None, norm_eps))
-    weights = g.hyper_weights(mix, connection.base, connection.scale, sizes.n, sizes.iterations, sizes.epsilon)
+    weights = g.hyper_weights(
+        mix, connection.base, connection.scale, sizes.n, sizes.iterations, sizes.epsilon, sizes.magnitude
+    )
     return g.hyper_collapse(streams, weights), weights
+
+
+class StreamDecoder(Decoder):
+    """The frame of models with several residual streams: `layer` takes and gives these, [D, n, T]."""
+
+    stream_sizes: StreamSizes
+
+    def load_global(self, weights: WeightSource) -> None:
+        super().load_global(weights)
+        self.head = take_head(weights, "output_hc", self.hp.n_embd, self.stream_sizes)
+
+    def keep_rows(self, b: BatchGraph, il: int, streams: Value, *values: Value) -> tuple[Value, ...]:
+        """In the last layer, only the tokens whose logits were asked for, of streams [D, n, T] and values [m, T]."""
+        d, n = streams.shape[:2]
+        flat, *others = b.keep_outputs(il, self.hp.n_layer, streams.reshape(d * n, b.n_tokens), *values)
+        return flat.reshape(d, n, flat.shape[1]), *others
+
+    def build(self, b: BatchGraph) -> Value | None:
+        if b.steering is not None:
+            raise UsageError(f"control vectors act on one residual stream; {self.hp.arch} models have several")
+        if b.keeps_states:
+            raise UsageError(f"contexts of {self.hp.arch} models keep no states of tokens")
+        x = streams_of(b, self.embed(b), self.stream_sizes)
+        for il in range(self.hp.n_layer):
+            x = self.layer(b, il, x)
+        if b.n_outputs == 0:
+            return None
+        y, _ = join_streams(b, self.head, self.stream_sizes, self.hp.norm_eps, x)
+        b.embeddings = self.norm(b, y, self.output_norm)
+        return self.logits(b, b.embeddings)

@@ -49,10 +49,15 @@ class Keys:
         key = f"{self.arch}.{name}"
         return key in self.overrides or key in self.gguf.metadata
 
+    def is_list(self, name: str) -> bool:
+        """Whether the file gives an array as `A.name`, and no override another value."""
+        key = f"{self.arch}.{name}"
+        return key not in self.overrides and key in self.gguf.metadata and self.gguf.value_type(key) is VT.ARRAY
+
     def per_layer(self, name: str, n_layer: int, default: Any = REQUIRED) -> list[int]:
         """u32, or array of integers or booleans with one value per layer, as a list of n_layer integers."""
         key = f"{self.arch}.{name}"
-        if key not in self.overrides and key in self.gguf.metadata and self.gguf.value_type(key) is VT.ARRAY:
+        if self.is_list(name):
             values = np.asarray(self.gguf.metadata[key])
             if values.dtype.kind not in "iub":
                 raise FileFormatError(f"{self.gguf.path}: key {key} must hold integers or booleans")
@@ -70,7 +75,7 @@ class Keys:
     def floats_per_layer(self, name: str, n_layer: int, default: float) -> list[float]:
         """f32, or array of floats with one value per layer, as a list of n_layer numbers."""
         key = f"{self.arch}.{name}"
-        if key in self.overrides or key not in self.gguf.metadata or self.gguf.value_type(key) is not VT.ARRAY:
+        if not self.is_list(name):
             return [float(self._scalar(key, VT.FLOAT32, default))] * n_layer
         values = np.asarray(self.gguf.metadata[key])
         if values.dtype.kind != "f" or len(values) != n_layer:

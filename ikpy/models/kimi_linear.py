@@ -27,14 +27,13 @@ QKV = ("q", "k", "v")
 class DeltaAttention:
     """Tensors of a KDA layer; projections and convolutions by the letter of what they make.
 
-    The decay and the gate of the output are made of h by two matrices each, the first of which leaves as many rows as a
-    head has elements.
+    decay, gate: what makes the decay and the gate of the output of h, one matrix behind the other.
     """
 
     projections: dict[str, Value]
     convolutions: dict[str, Value]
-    decay: tuple[Value, Value]
-    gate: tuple[Value, Value]
+    decay: tuple[Value, ...]
+    gate: tuple[Value, ...]
     dt: Value
     a: Value
     beta: Value
@@ -84,21 +83,23 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
             return super()._load_attention(weights, il, prefix)
         d, size, n, heads = self.hp.n_embd, self.head_dim, self.n_channels, self.hp.n_head[0]
 
-        def pair(name: str) -> tuple[Value, Value]:
-            first = weights.take(f"{prefix}.ssm_{name}_a.weight", (d, size))
-            return first, weights.take(f"{prefix}.ssm_{name}_b.weight", (size, n))
-
         return DeltaAttention(
             projections={name: weights.take(f"{prefix}.attn_{name}.weight", (d, n)) for name in QKV},
             convolutions={name: self._take_taps(weights, f"{prefix}.ssm_conv1d_{name}.weight") for name in QKV},
-            decay=pair("f"),
-            gate=pair("g"),
+            decay=self.take_gate(weights, f"{prefix}.ssm_f"),
+            gate=self.take_gate(weights, f"{prefix}.ssm_g"),
             dt=weights.take(f"{prefix}.ssm_dt.bias", (n,)),
-            a=weights.take(f"{prefix}.ssm_a", (1, heads)),
+            a=weights.take(f"{prefix}.ssm_a", (1, heads), (heads,)).reshape(1, heads),
             beta=weights.take(f"{prefix}.ssm_beta.weight", (d, heads)),
             norm=weights.take(f"{prefix}.ssm_norm.weight", (size,)),
             out=weights.take(f"{prefix}.attn_output.weight", (n, d)),
         )
+
+    def take_gate(self, weights: WeightSource, name: str) -> tuple[Value, ...]:
+        """Two matrices, the first of which leaves as many rows as a head has elements."""
+        size = self.head_dim
+        first = weights.take(f"{name}_a.weight", (self.hp.n_embd, size))
+        return first, weights.take(f"{name}_b.weight", (size, self.n_channels))
 
     def _take_taps(self, weights: WeightSource, name: str) -> Value:
         """Taps [n_taps, C]; files have a dimension of 1 between, or none."""
@@ -114,6 +115,11 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
             return self.recurrence(b, il, attn, h)
         return super().attention(b, il, attn, h)
 
+    def decay(self, b: BatchGraph, net: DeltaAttention, h: Value) -> Value:
+        """Logarithms [n, H, T] of what remains of a state's channels for the normed input h [D, T]."""
+        step = b.graph.unary(product(b, net.decay, h, net.dt), "softplus")
+        return b.graph.mul(split_heads(step, self.head_dim), net.a)
+
     def recurrence(self, b: BatchGraph, il: int, net: DeltaAttention, h: Value) -> Value:
         """KDA on the normed input h [D, T]; [C, T] before the output projection."""
         g, size, slots = b.graph, self.head_dim, b.inputs["seq"]
@@ -125,13 +131,12 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
             return split_heads(x, size)
 
         q, k, v = (convolved(name) for name in QKV)
-        step = g.unary(g.mul_mat(net.decay[1], g.mul_mat(net.decay[0], h), net.dt), "softplus")
         state, kept = b.recurrent[il, "delta"]
         out = g.gated_delta_rule(
             q,
             k,
             v,
-            g.mul(split_heads(step, size), net.a),
+            self.decay(b, net, h),
             g.unary(g.mul_mat(net.beta, h), "sigmoid"),
             state,
             slots,
@@ -141,5 +146,11 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
             kept=b.kept(kept),
         )
         normed = g.rms_norm(out, net.norm, self.hp.norm_eps)
-        gate = g.mul_mat(net.gate[1], g.mul_mat(net.gate[0], h))
-        return g.gated(gate, normed.reshape(self.n_channels, b.n_tokens), "sigmoid")
+        return g.gated(product(b, net.gate, h), normed.reshape(self.n_channels, b.n_tokens), "sigmoid")
+
+
+def product(b: BatchGraph, matrices: tuple[Value, ...], h: Value, bias: Value | None = None) -> Value:
+    """h [D, T] through matrices one behind the other, plus a bias."""
+    for matrix in matrices[:-1]:
+        h = b.graph.mul_mat(matrix, h)
+    return b.graph.mul_mat(matrices[-1], h, bias)

@@ -13,7 +13,7 @@ from ikpy.errors import UsageError
 from ikpy.graph.ir import F16, F32, CellRange, Value
 from ikpy.models.base import Decoder
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
-from ikpy.models.blocks import MIB, attend_cached, concat_heads, heads_per_step, part_of_rows, store_heads
+from ikpy.models.blocks import MIB, attend_cached, concat_heads, gated_heads, heads_per_step, part_of_rows, store_heads
 from ikpy.models.rope import RopeParams
 from ikpy.models.sparse_attention import (
     LISTED_ON_DEVICES,
@@ -40,7 +40,11 @@ LISTED_TOKENS = 8
 
 @dataclass
 class LatentAttention:
-    """Projections of MLA. q or (q_a, q_a_norm, q_b); kv_b or (k_b, v_b) or all three. prefix: of their names."""
+    """Projections of MLA. q or (q_a, q_a_norm, q_b); kv_b or (k_b, v_b) or all three. prefix: of their names.
+
+    sinks: a score per head that takes part in the softmax without a value. gate: a row per head or per element, whose
+    sigmoid multiplies what the head attended to.
+    """
 
     prefix: str
     kv_a: Value
@@ -54,6 +58,8 @@ class LatentAttention:
     k_b: Value | None = None
     v_b: Value | None = None
     indexer: Indexer | None = None
+    sinks: Value | None = None
+    gate: Value | None = None
 
 
 class LatentDecoder(Decoder):
@@ -144,7 +150,7 @@ class LatentDecoder(Decoder):
                 choose_cells(b, il, attn.indexer, self.indexer_sizes, h, latent, table)
         q = q.reshape(hp.n_embd_head_k, hp.n_head[0], b.n_tokens)
         if table is not None:
-            q = g.rope(q, table, neox=False, offset=self.n_nope)
+            q = g.rope(q, table, neox=self.rope_neox, offset=self.n_nope)
         if self.temperature_scale:
             q = g.mul(q, b.attention_temperature(self.temperature_scale, self.temperature_length, offset=0))
         return q
@@ -155,14 +161,14 @@ class LatentDecoder(Decoder):
         both = g.mul_mat(attn.kv_a, h)
         c = self.norm(b, both.slice0(0, rkv), attn.kv_a_norm)
         kr = both.slice0(rkv, n_rot).view((n_rot, 1, b.n_tokens), (both.strides[1], both.strides[1]))
-        return c.reshape(rkv, 1, b.n_tokens), kr if table is None else g.rope(kr, table, neox=False)
+        return c.reshape(rkv, 1, b.n_tokens), kr if table is None else g.rope(kr, table, neox=self.rope_neox)
 
     def attention(self, b: BatchGraph, il: int, attn: LatentAttention, h: Value) -> Value:
         """Attention of a layer to hidden states h [d, T], before the output projection: [H * dv, T]."""
         scale, table = 1.0 / math.sqrt(self.hp.n_embd_head_k), None
         if self.is_rotated(il):
             scale, rope = self._scales(b.params.rope)
-            table = b.rope_table(self.hp.n_rot, rope)
+            table = b.rope_table(self.hp.n_rot, rope, self.rope_factors(il, b.params))
         q = self._queries(b, il, attn, h, table)
         c, kr = self._latents(b, attn, h, table)
         self._observe_latents(b, attn, q, c)
@@ -178,7 +184,8 @@ class LatentDecoder(Decoder):
             out = b.graph.new(self.hp.n_embd_head_v, self.hp.n_head[0], b.n_tokens)
             attend = self._prompt if self._is_prompt(b, attn) else self._absorbed
             attend(b, il, attn, q, scale, out)
-        return out.reshape(out.shape[0] * out.shape[1], b.n_tokens)
+        attended = out.reshape(out.shape[0] * out.shape[1], b.n_tokens)
+        return attended if attn.gate is None else gated_heads(b, attn.gate, h, attended, out.shape[0])
 
     def _is_prompt(self, b: BatchGraph, attn: LatentAttention) -> bool:
         """Whether cells are expanded. Not with adapters: their scales belong to queries, cells to any sequence."""
@@ -217,7 +224,8 @@ class LatentDecoder(Decoder):
         k = concat_heads(b, [kv.slice0(0, dn), kr], heads)
         store_heads(b, il, k, kv.slice0(dn, dv))
         seen = visible(b, listed=b.n_tokens <= LISTED_TOKENS and not b.params.on_devices)
-        return attend_cached(b, il, q, scale=scale, seen=seen).reshape(dv, heads, b.n_tokens)
+        attended = attend_cached(b, il, q, scale=scale, sinks=attn.sinks, seen=seen)
+        return attended.reshape(dv, heads, b.n_tokens)
 
     def _prompt(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float, out: Value) -> None:
         """Prompt path of modes 2 and 3, into out [dv, H, T]: the faster of both forms where cells were chosen."""
@@ -279,6 +287,7 @@ class LatentDecoder(Decoder):
             scale=scale,
             flash=b.params.flash_attn and b.params.mla != 2,
             heads_per_step=heads_per_step(b, heads),
+            sinks=attn.sinks,
             chosen=seen.chosen,
             common=seen.common,
         )
@@ -321,6 +330,7 @@ class LatentDecoder(Decoder):
                 seen.mask,
                 scale=scale,
                 flash=True,
+                sinks=None if attn.sinks is None else attn.sinks.slice0(h0, step),
                 dst=out.slice(1, h0, step),
                 common=seen.common,
             )

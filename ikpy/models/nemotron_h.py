@@ -4,17 +4,18 @@ without positions, or a network by squared ReLU, dense or with experts (arXiv:25
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.ir import Value
 from ikpy.models.base import Architecture
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
-from ikpy.models.blocks import DenseFFN, Experts, moe_ffn, shared_expert
+from ikpy.models.blocks import DenseFFN, Experts
 from ikpy.models.feed_forward import take_dense, take_experts
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
+from ikpy.models.latent_experts import LatentExperts, latent_moe
 from ikpy.models.mamba2_layers import Mamba2, Mamba2Layers
 from ikpy.models.prediction import PredictionLayers
 from ikpy.models.routing import Routing, gating_func
@@ -22,14 +23,6 @@ from ikpy.models.transformer import Attention, Transformer
 from ikpy.models.weights import Presence, WeightSource
 
 SIGMOID = 2
-
-
-@dataclass
-class LatentExperts(Experts):
-    """Routed experts that read and write latents; the router and the shared expert do not."""
-
-    latent_down: Value | None = None
-    latent_up: Value | None = None
 
 
 @dataclass
@@ -159,11 +152,4 @@ class NemotronHMoe(NemotronH):
     def ffn(self, b: BatchGraph, ffn: DenseFFN | Experts, x: Value) -> Value:
         if not isinstance(ffn, LatentExperts):
             return super().ffn(b, ffn, x)
-        assert ffn.latent_down is not None and ffn.latent_up is not None
-        g = b.graph
-        logits = g.mul_mat(ffn.gate_inp, x, ffn.gate_inp_bias)
-        latents = g.mul_mat(ffn.latent_down, x)
-        routed = moe_ffn(b, replace(ffn, shared=None), self.hp.routing, latents, self.activation, logits)
-        out = g.mul_mat(ffn.latent_up, routed)
-        shared = shared_expert(b, ffn, x, self.activation)
-        return out if shared is None else g.add(out, shared)
+        return latent_moe(b, ffn, self.hp.routing, x, self.hp.norm_eps, self.activation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
@@ -30,6 +31,8 @@ class PredictionLayers(Decoder):
 
     prediction: Prediction | None = None
     n_predict_layers: int = 0
+    prediction_norm: ClassVar[str] = "nextn.shared_head_norm"
+    """Name of the norm behind a prediction layer that has one of its own."""
 
     @classmethod
     def n_layers(cls, keys: Keys) -> int:
@@ -68,7 +71,7 @@ class PredictionLayers(Decoder):
         )
         own_embedding = weights.take(f"{prefix}.embed_tokens.weight", (d, n_vocab), required=False)
         own_output = weights.take(f"{prefix}.shared_head_head.weight", (d, n_vocab), required=False)
-        own_norm = weights.take(f"{prefix}.shared_head_norm.weight", (d,), required=False)
+        own_norm = weights.take(f"blk.{il}.{self.prediction_norm}.weight", (d,), required=False)
         head.token_embd = own_embedding or self.token_embd
         head.output = own_output or self.output
         head.output_norm = own_norm or self.output_norm

@@ -16,6 +16,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "mistral4": {27: "16B", 36: "119B.A6B", 47: "30B.A3B", 60: "236B", 61: "671B"},
     "glm-dsa": {61: "290B", 79: "744B.A40B"},
     "kimi-linear": {27: "48B.A3B"},
+    "kimi-k3": {93: "2.8T.A50B"},
     "lfm2moe": {24: "8B.A1B", 40: "24B.A2B"},
     "qwen2moe": {24: "A2.7B", 28: "57B.A14B"},
     "qwen3moe": {48: "30B.A3B", 94: "235B.A22B"},
@@ -26,6 +27,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "gemma": {18: "2B", 28: "7B"},
     "gemma2": {26: "2B", 42: "9B", 46: "27B"},
     "gemma3": {26: "2B", 34: "4B", 48: "12B", 62: "27B"},
+    "gemma-embedding": {24: "0.3B"},
     "gemma4": {30: "26B.A4B", 35: "2B", 42: "4B", 60: "31B"},
     "phi2": {24: "1B", 32: "3B"},
     "phi3": {24: "1B", 32: "3B", 40: "14B"},
@@ -59,10 +61,14 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "grok": {64: "314B"},
     "arctic": {35: "10B+128x3.66B"},
     "hunyuan-moe": {32: "80B.A13B"},
+    "hy_v3": {48: "30B.A3B", 49: "30B.A3B", 80: "295B.A21B", 81: "295B.A21B"},
+    "laguna": {40: "33B.A3B", 48: "118B.A8B", 70: "225B.A23B"},
+    "hy_v4": {78: "770B.A49B"},
     "dots1": {62: "142B"},
     "minimax-m2": {62: "230B.A10B"},
     "ernie4_5-moe": {18: "0.3B", 28: "21B.A3B", 54: "300B.A47B"},
     "bailingmoe2": {20: "16B.A1B", 21: "16B.A1B", 32: "100B.A6B", 33: "100B.A6B"},
+    "bailingmoe3": {24: "7.9B.A1.3B", 42: "124B.A5.1B", 43: "124B.A5.1B"},
     "mimo2": {48: "310B.A15B"},
     "step35": {45: "196B.A11B", 48: "196B.A11B"},
     "exaone4": {30: "1.2B", 64: "32B"},
@@ -73,8 +79,14 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "falcon-h1": {24: "1.5B", 32: "3B", 36: "0.5B", 44: "7B", 66: "1B", 72: "34B"},
     "nemotron_h": {42: "4B", 52: "8B", 56: "9B", 62: "12B", 98: "47B", 118: "56B"},
     "nemotron_h_moe": {52: "31B.A3.5B", 88: "120B.A12B"},
+    "jamba": {28: "3B", 32: "51B.A12B", 72: "398B.A94B"},
     "granitemoe": {32: "3B", 40: "3B"},
-    "minicpm": {40: "2B"},
+    "minicpm": {24: "0.5B", 32: "8B", 40: "2B", 52: "1B"},
+    "minicpm3": {62: "4B"},
+    "modern-bert": {12: "47M", 22: "149M", 28: "395M"},
+    "nomic-bert": {12: "137M"},
+    "nomic-bert-moe": {12: "475M"},
+    "jina-bert-v3": {24: "558M"},
     "bitnet": {26: "3B"},
     "bitnet-25": {30: "2B"},
 }
@@ -171,6 +183,11 @@ def _mamba2(shape: _Shape) -> str:
     return sizes.get(shape.embedding, UNKNOWN)
 
 
+def _mamba(shape: _Shape) -> str:
+    sizes = {768: "0.1B", 1024: "0.4B", 1536: "0.8B", 2048: "1.4B", 2560: "2.8B", 4096: "7B"}
+    return sizes.get(shape.embedding, UNKNOWN)
+
+
 def _bert(shape: _Shape) -> str:
     if shape.layers == 12:
         return {384: "33M", 768: "109M"}.get(shape.embedding, UNKNOWN)
@@ -188,6 +205,7 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "hunyuan-dense": _hunyuan_dense,
     "granitehybrid": _granite_hybrid,
     "lfm2": _lfm2,
+    "mamba": _mamba,
     "mamba2": _mamba2,
     "bloom": _bloom,
     "bert": _bert,

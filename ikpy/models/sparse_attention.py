@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ikpy.errors import FileFormatError, UsageError
+from ikpy.graph.builder import Graph
 from ikpy.graph.ir import ALWAYS, CellRange, Value
 from ikpy.models.batch import FULL, BatchGraph, CacheSpec, GraphParams, Window
 from ikpy.models.weights import WeightSource
@@ -14,7 +15,7 @@ LISTED_ON_DEVICES, LARGEST_ON_DEVICES = 8, 128
 """Tokens of a batch that devices attend to chosen cells for one by one, more hide the others by a mask; and elements of
 an index key up to which devices choose."""
 KEY_NORM_EPS = 1e-6
-"""Of the LayerNorm of index keys; no key of the files says it."""
+"""Of the LayerNorm of index keys of DeepSeek V3.2 and GLM-5; no key of the files says it."""
 TENSORS = ("attn_q_b.weight", "attn_k.weight", "k_norm.weight", "k_norm.bias", "proj.weight")
 """What a layer with an indexer has behind its prefix."""
 
@@ -24,6 +25,7 @@ class IndexerSizes:
     """Heads, elements of a head, and cells that a token attends to. neox: pairing of rotated elements.
 
     full: of every layer whether an indexer of its own chooses; the others take the choice of the layer before.
+    rotates_last: the last elements of a head are rotated, not the first. norm_eps: of the LayerNorm of keys.
     """
 
     n_heads: int
@@ -31,6 +33,12 @@ class IndexerSizes:
     top_k: int
     neox: bool
     full: tuple[bool, ...]
+    rotates_last: bool = False
+    norm_eps: float = KEY_NORM_EPS
+
+    def rotate(self, g: Graph, x: Value, table: Value) -> Value:
+        """RoPE of queries or keys [size, H, T]."""
+        return g.rope(x, table, neox=self.neox, offset=self.size - table.shape[0] if self.rotates_last else 0)
 
 
 @dataclass
@@ -94,14 +102,14 @@ def choose_cells(
     """
     g, heads, size, n_tokens = b.graph, sizes.n_heads, sizes.size, b.n_tokens
     top_k = effective_top_k(sizes.top_k, b.params)
-    keys = g.layer_norm(g.mul_mat(indexer.k, h), indexer.k_norm, indexer.k_norm_bias, KEY_NORM_EPS)
-    b.store(il, "ki", g.rope(keys.reshape(size, 1, n_tokens), table, neox=sizes.neox))
+    keys = g.layer_norm(g.mul_mat(indexer.k, h), indexer.k_norm, indexer.k_norm_bias, sizes.norm_eps)
+    b.store(il, "ki", sizes.rotate(g, keys.reshape(size, 1, n_tokens), table))
     b.chosen = None
     if top_k >= b.params.n_ctx and g.collector is None:
         return
     # Statistics are those of all tokens, wherever they stand.
     with g.only(ALWAYS if g.collector else CellRange(above=top_k)):
-        q = g.rope(g.mul_mat(indexer.q_b, q_latent).reshape(size, heads, n_tokens), table, neox=sizes.neox)
+        q = sizes.rotate(g, g.mul_mat(indexer.q_b, q_latent).reshape(size, heads, n_tokens), table)
         weights = g.mul_mat(indexer.proj, h)
         if top_k < b.params.n_ctx:
             b.chosen = g.choose_cells(q, weights, b.attended(il, "ki"), b.mask(), top_k)

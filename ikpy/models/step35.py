@@ -6,6 +6,7 @@ from ikpy.errors import UnsupportedError
 from ikpy.graph.ir import Value
 from ikpy.models.batch import GraphParams
 from ikpy.models.blocks import DenseFFN, Experts
+from ikpy.models.feed_forward import limited, swiglu_limits
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.routed_moe import RoutedMoe
@@ -36,15 +37,9 @@ class Step35(RoutedMoe):
         hp.n_ff_shared = keys.u32("expert_shared_feed_forward_length", 0)
         hp.n_rot //= 2
         self.has_window = window_layers(keys, n_all, period=1)
-        self.limits = self._limits(keys, n_all, "swiglu_clamp_exp", "swiglu_limits")
-        self.shared_limits = self._limits(keys, n_all, "swiglu_clamp_shexp", "swiglu_limits_shared")
+        self.limits = swiglu_limits(keys, n_all, "swiglu_clamp_exp", "swiglu_limits")
+        self.shared_limits = swiglu_limits(keys, n_all, "swiglu_clamp_shexp", "swiglu_limits_shared")
         return hp
-
-    @staticmethod
-    def _limits(keys: Keys, n_layer: int, *names: str) -> list[float]:
-        """Bounds of SwiGLU per layer under the first name that the file has; 0: none."""
-        name = next((name for name in names if keys.has(name)), names[0])
-        return keys.floats_per_layer(name, n_layer, 0.0)
 
     def gating_value(self, value: int) -> int:
         return value or 2
@@ -59,11 +54,4 @@ class Step35(RoutedMoe):
         return None if self.has_window[layer] else self.rope_freqs
 
     def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
-        ffn = super().load_ffn(weights, il, prefix)
-        if isinstance(ffn, DenseFFN):
-            ffn.limit = self.shared_limits[il]
-            return ffn
-        ffn.limit = self.limits[il]
-        if ffn.shared is not None:
-            ffn.shared.limit = self.shared_limits[il]
-        return ffn
+        return limited(super().load_ffn(weights, il, prefix), self.limits[il], self.shared_limits[il])

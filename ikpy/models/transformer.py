@@ -11,7 +11,7 @@ from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.base import Decoder
 from ikpy.models.batch import FULL, BatchGraph, GraphParams, Window
-from ikpy.models.blocks import DenseFFN, Experts, cached_attention, dense_ffn, moe_ffn, split_heads
+from ikpy.models.blocks import DenseFFN, Experts, cached_attention, dense_ffn, gated_heads, moe_ffn, split_heads
 from ikpy.models.feed_forward import take_dense, take_experts, take_fused_dense
 from ikpy.models.hparams import HeadSizes, HParams, read_hparams
 from ikpy.models.keys import Keys
@@ -62,6 +62,7 @@ class Transformer(Decoder):
     norms_all_heads: ClassVar[bool] = False
     norms_after_rope: ClassVar[bool] = False
     attn_gate: ClassVar[Presence] = "none"
+    gate_activation: ClassVar[str] = "sigmoid"
     pre_norms: ClassVar[Presence] = "required"
     post_norms: ClassVar[Presence] = "none"
     selection_bias: ClassVar[Presence] = "none"
@@ -76,7 +77,9 @@ class Transformer(Decoder):
     """Layers that attend to hp.n_swa tokens, in architectures whose files say so."""
 
     def read_hparams(self, keys: Keys) -> HParams:
-        hp = read_hparams(keys, layer_norm=self.layer_norm, may_lack_heads=self.may_lack_heads)
+        hp = read_hparams(
+            keys, layer_norm=self.layer_norm, may_lack_heads=self.may_lack_heads, long_rope=self.has_long_rope
+        )
         for sizes in (HeadSizes(hp.n_embd_head_k, hp.n_embd_head_v, hp.n_rot), hp.window_heads):
             if self.rotates_whole_head and sizes.rotated != sizes.k:
                 raise FileFormatError(
@@ -223,15 +226,9 @@ class Transformer(Decoder):
             softcap=self.hp.attn_softcap,
             sinks=attn.sinks,
         )
-        return attended if attn.gate is None else self.gated_heads(b, il, attn.gate, h, attended)
-
-    def gated_heads(self, b: BatchGraph, il: int, gate: Value, h: Value, attended: Value) -> Value:
-        """attended [dv*H, T] times the sigmoid of gate h, which has a row per head or per element."""
-        heads = split_heads(attended, self.head_sizes(il).v)
-        weights = b.graph.unary(b.graph.mul_mat(gate, h), "sigmoid")
-        n_head, n_tokens = heads.shape[1:3]
-        per_head = weights.reshape(weights.shape[0] // n_head, n_head, n_tokens)
-        return b.graph.mul(heads, per_head).reshape(*attended.shape[:2])
+        if attn.gate is None:
+            return attended
+        return gated_heads(b, attn.gate, h, attended, self.head_sizes(il).v, self.gate_activation)
 
     def attention_output(self, b: BatchGraph, attn: Attention, attended: Value) -> Value:
         """Output projection [dv*H, T] -> [D, T]."""

@@ -24,6 +24,7 @@ EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "token_types.", "position_
 ELEMENT_WISE = (
     "norm.weight",
     ".bias",
+    "exp_probs_b",
     "attn_sinks.weight",
     "rope_freqs.weight",
     "_long.weight",
@@ -128,6 +129,17 @@ class WeightSource:
         parts: sizes of the row ranges that will be used as views; interleaved rows must not cross them
         (UnsupportedError for a file where they do).
         """
+        info = self.find(name, shapes, required=required)
+        if info is None:
+            return None
+        value = self.values[name] = self._value(info, parts)
+        self._count(info)
+        return value
+
+    def find(self, name: str, shapes: Sequence[Sequence[int]], *, required: bool = True) -> TensorInfo | None:
+        """The entry of a tensor with one of the given ggml-order shapes, which counts as used; None if it is optional
+        and absent.
+        """
         info = self.gguf.tensors.get(name)
         if info is None:
             if required:
@@ -140,10 +152,11 @@ class WeightSource:
                 f"{self.gguf.path}: tensor '{name}' has wrong shape; expected {expected}, got {found}"
             )
         self.used.add(name)
-        value = self.values[name] = self._value(info, parts)
+        return info
+
+    def _count(self, info: TensorInfo) -> None:
         if self.taken:
             self.taken(info.nbytes)
-        return value
 
     def take_if(self, presence: Presence, name: str, *shapes: Sequence[int]) -> Value | None:
         """The tensor if the architecture has it: "none" does not look for it, "required" insists on it."""
@@ -162,10 +175,29 @@ class WeightSource:
 
     def array(self, name: str, *shape: int) -> np.ndarray | None:
         """An optional tensor of this ggml-order shape decoded to float32, in numpy order; None if it is absent."""
-        if self.take(name, shape, required=False) is None:
+        info = self.find(name, [shape], required=False)
+        if info is None:
             return None
-        info = self.gguf.tensors[name]
+        if self.header_only:
+            return np.broadcast_to(np.float32(0), shape[::-1])
+        self._count(info)
         return np.array(dequantize(self.gguf.data(info), info.type_id, info.shape), np.float32)
+
+    def transposed(self, name: str, shape: tuple[int, int]) -> Value:
+        """A matrix of this ggml-order shape as f32 with its dimensions exchanged, in memory of its own."""
+        info = self.find(name, [shape])
+        assert info is not None
+        self.own_bytes[name] = 4 * info.element_count
+        self.replaced.add(name)
+        if self.header_only:
+            turned = external(PLANNED_ADDRESS, None, F32, shape[::-1], name, "weight")
+        else:
+            decoded = dequantize(self.gguf.data(info), info.type_id, info.shape)
+            values = np.ascontiguousarray(decoded.reshape(shape[::-1]).T, np.float32)
+            turned = external(values.ctypes.data, values, F32, shape[::-1], name, "weight")
+        self.values[name] = turned
+        self._count(info)
+        return turned
 
     def scalar(self, name: str, default: float) -> float:
         """The value of an optional f32 tensor of one element."""

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from ikpy.models.keys import Keys
 
+PATTERN = "attention.sliding_window_pattern"
+
 
 def window_layers(keys: Keys, n_layer: int, period: int) -> list[bool]:
     """Whether each layer has a window: attention.sliding_window_pattern of the file, else all but every period-th.
 
     The key holds a flag per layer.
     """
-    name = "attention.sliding_window_pattern"
-    if keys.has(name):
-        return [bool(flag) for flag in keys.per_layer(name, n_layer)]
+    if keys.has(PATTERN):
+        return [bool(flag) for flag in keys.per_layer(PATTERN, n_layer)]
     return [(il + 1) % period != 0 for il in range(n_layer)]
+
+
+def periodic_window_layers(keys: Keys, n_layer: int, period: int, *, full_first: bool = False) -> list[bool]:
+    """As `window_layers`, of files whose attention.sliding_window_pattern may be a number, the period itself (0: all
+    layers have a window). full_first: layers without a window are the first of their periods, not the last.
+    """
+    if keys.is_list(PATTERN):
+        return window_layers(keys, n_layer, period)
+    period = keys.u32(PATTERN, period)
+    full = 0 if full_first else period - 1
+    return [not period or il % period != full for il in range(n_layer)]

@@ -23,6 +23,9 @@ _NEVER_QUANTIZED = (
     "ssm_x.weight",
     "ssm_dt.weight",
     "attn_rel_b.weight",
+    # Behind pooling, where no importance matrix sees them.
+    "dense_2.weight",
+    "dense_3.weight",
     # DeepSeek V4: small, and what they decide is multiplied through all layers.
     "hc_attn_fn.weight",
     "hc_ffn_fn.weight",

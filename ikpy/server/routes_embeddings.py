@@ -169,7 +169,8 @@ def pooled(front: Front, states: Vectors) -> Vectors:
     """Vectors [1, n_embd] of a text from hidden states [n_tokens, n_embd], or scores of a classification head
     [1, n_classes]; without pooling all states as they are."""
     pooling = front.settings.pooling
-    found = pool(states, pooling, front.model.arch.classifier)
+    arch = front.model.arch
+    found = pool(states, pooling, arch.classifier, arch.projection)
     return found if pooling == "none" else found[None]
 
 

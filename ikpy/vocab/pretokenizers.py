@@ -29,7 +29,7 @@ class PreTokenizer:
 _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
     ("default", PreTokenizer("DEFAULT")),
     (
-        "llama3 llama-v3 llama-bpe laguna falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
         PreTokenizer("LLAMA3", ignore_merges=True, add_bos=True),
     ),
     ("dbrx smaug-bpe", PreTokenizer("LLAMA3")),
@@ -52,6 +52,7 @@ _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
         PreTokenizer("QWEN2", clean_spaces=False),
     ),
     ("stablelm2 megrez", PreTokenizer("QWEN2")),
+    ("laguna", PreTokenizer("LAGUNA", clean_spaces=False)),
     ("qwen35", PreTokenizer("QWEN35", clean_spaces=False)),
     ("poro-chat", PreTokenizer("BLOOM", clean_spaces=False)),
     ("bloom gpt3-finnish", PreTokenizer("BLOOM")),

@@ -119,6 +119,8 @@ _BUILDERS: dict[str, Callable[[], SplitRule]] = {
     "GPT2": lambda: whole(_GPT2),
     "LLAMA3": lambda: whole(f"{_LLAMA3_HEAD}|{_W}"),
     "QWEN2": lambda: whole(_QWEN2),
+    # Line ends stand apart from what is before them.
+    "LAGUNA": lambda: in_order(code_points(r"[^\n]+|\n+"), exact(_QWEN2)),
     "QWEN35": lambda: in_order(
         collapsed(rf"{_C}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_W}")
     ),

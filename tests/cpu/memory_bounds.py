@@ -224,6 +224,11 @@ def recurrent_ops(n: int, place: Place) -> None:
         many = np.zeros(40, np.int32)
         v, q, steps = (np.zeros((40, *a.shape[1:]), np.float32) for a in (v, q, steps))
         _op("ssm_scan", place, v, [v, steps, per_head, q, q, per_head, state, many])
+    for rows in (1, 16):
+        x, b = np.zeros((3, 1, n), np.float32), np.zeros((3, 1, rows), np.float32)
+        steps, rates, skips = (np.zeros(shape, np.float32) for shape in ((3, n), (rows, n), (n,)))
+        state = np.zeros((2, 1, rows, n), np.float32)
+        _op("ssm_scan", place, x, [x, steps, rates, b, b, skips, state, slots], [1])
 
 
 def hyper_connections(d: int, place: Place) -> None:

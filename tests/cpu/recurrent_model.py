@@ -11,8 +11,11 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from tests.cpu import (
+    test_arch_bailingmoe3,
     test_arch_falcon_h1,
     test_arch_granite_hybrid,
+    test_arch_jamba,
+    test_arch_kimi_k3,
     test_arch_kimi_linear,
     test_arch_lfm2,
     test_arch_mamba2,
@@ -34,6 +37,16 @@ def qwen35(seed: int) -> RandomModel:
 def kimi_linear(seed: int) -> RandomModel:
     """A decay per channel, latents and experts."""
     return test_arch_kimi_linear.new_model(seed, split=True)
+
+
+def bailingmoe3(seed: int) -> RandomModel:
+    """A decay that is bounded, gated latents, groups of experts."""
+    return test_arch_bailingmoe3.new_model(seed, low_rank=True)
+
+
+def kimi_k3(seed: int) -> RandomModel:
+    """Layers that read residual streams of earlier ones; the last one starts a stream."""
+    return test_arch_kimi_k3.new_model(seed, published=True, n_layer=7, attends=(2, 5), block=3)
 
 
 def lfm2(seed: int) -> RandomModel:
@@ -61,14 +74,28 @@ def mamba2(seed: int) -> RandomModel:
     return test_arch_mamba2.new_model(seed)
 
 
+def jamba(seed: int) -> RandomModel:
+    """Rates of every channel, experts, and layers that attend."""
+    return test_arch_jamba.new_jamba(seed)
+
+
+def mamba(seed: int) -> RandomModel:
+    """Rates of every channel, states alone; odd sizes."""
+    return test_arch_jamba.new_mamba(seed)
+
+
 MODELS = {
     "qwen35": qwen35,
     "kimi-linear": kimi_linear,
+    "bailingmoe3": bailingmoe3,
+    "kimi-k3": kimi_k3,
     "lfm2": lfm2,
     "nemotron_h": nemotron_h,
     "granitehybrid": granite_hybrid,
     "falcon-h1": falcon_h1,
     "mamba2": mamba2,
+    "jamba": jamba,
+    "mamba": mamba,
 }
 
 

@@ -16,13 +16,20 @@ def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     return e / e.sum(axis, keepdims=True)
 
 
-def weights(mix: np.ndarray, base: np.ndarray, scale: np.ndarray, n: int, iterations: int, eps: float) -> np.ndarray:
-    """mix [T, (2 + n) * n] or [T, n] -> as many weights: of the sum, of the output, and the matrix [j, k]."""
+def weights(
+    mix: np.ndarray, base: np.ndarray, scale: np.ndarray, n: int, iterations: int, eps: float, magnitude: float = 2.0
+) -> np.ndarray:
+    """mix [T, (2 + n) * n] -> as many weights: of the sum, of the output, and the matrix [j, k].
+
+    [T, n] and [T, 2 * n] give the first of these alone.
+    """
     mix, base, scale = (x.astype(np.float64) for x in (mix, base, scale))
     pre = sigmoid(mix[:, :n] * scale[0] + base[:n]) + eps
     if mix.shape[1] == n:
         return pre
-    post = 2 * sigmoid(mix[:, n : 2 * n] * scale[1] + base[n : 2 * n])
+    post = magnitude * sigmoid(mix[:, n : 2 * n] * scale[1] + base[n : 2 * n])
+    if mix.shape[1] == 2 * n:
+        return np.concatenate([pre, post + eps], axis=1)
     matrix = softmax((mix[:, 2 * n :] * scale[2] + base[2 * n :]).reshape(-1, n, n)) + eps
     matrix /= matrix.sum(1, keepdims=True) + eps
     for _ in range(iterations - 1):
@@ -37,8 +44,10 @@ def collapse(streams: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def expand(streams: np.ndarray, y: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """streams [T, n, D], y [T, D], weights [T, (2 + n) * n] -> [T, n, D]."""
+    """streams [T, n, D], y [T, D], weights [T, (2 + n) * n], or [T, 2 * n] of streams that stay -> [T, n, D]."""
     n = streams.shape[1]
+    if w.shape[1] == 2 * n:
+        return streams.astype(np.float64) + w[:, n:, None].astype(np.float64) * y[:, None].astype(np.float64)
     post, matrix = w[:, n : 2 * n].astype(np.float64), w[:, 2 * n :].reshape(-1, n, n).astype(np.float64)
     mixed = np.einsum("tjk,tjd->tkd", matrix, streams.astype(np.float64))
     return mixed + post[:, :, None] * y[:, None].astype(np.float64)

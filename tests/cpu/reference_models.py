@@ -38,6 +38,7 @@ class RandomModel:
         self.encoded: dict[str, tuple[int, np.ndarray]] = {}
         self.words: list[str] = []
         self.numbered_words = False
+        self.bare: tuple[str, ...] = ()  # ends of names without a suffix, beside the usual ones
 
     def matrix(self, name: str, *shape: int) -> None:
         """Rows of unit variance products: [.., n_out, n_in]."""
@@ -82,6 +83,8 @@ class RandomModel:
         out.add("tokenizer.ggml.model", GGUFValueType.STRING, "bert")
         out.add_array("tokenizer.ggml.tokens", GGUFValueType.STRING, tokens)
         out.add_array("tokenizer.ggml.token_type", GGUFValueType.INT32, [3] * 4 + [1] * (len(tokens) - 4))
+        n_types = len(self.weights["token_types"]) if "token_types" in self.weights else 1
+        out.add("tokenizer.ggml.token_type_count", GGUFValueType.UINT32, n_types)
         for name, value in (("padding", 0), ("unknown", 1), ("cls", 2), ("bos", 2), ("seperator", 3), ("eos", 3)):
             out.add(f"tokenizer.ggml.{name}_token_id", GGUFValueType.UINT32, value)
 
@@ -107,9 +110,8 @@ class RandomModel:
                     out.add_array(f"{self.arch}.{key}", VALUE_TYPES[type(value[0])], value)
                 else:
                     out.add(f"{self.arch}.{key}", VALUE_TYPES[type(value)], value)
-            names = {
-                n: n if n.endswith((".bias", ".scale", ".ssm_a", ".ssm_d")) else f"{n}.weight" for n in self.weights
-            }
+            bare = (".bias", ".scale", ".ssm_a", ".ssm_d", *self.bare)
+            names = {n: n if n.endswith(bare) else f"{n}.weight" for n in self.weights}
             for name, w in self.weights.items():
                 out.add_tensor(names[name], w.shape[::-1], self.encoded.get(name, (F32, w))[0])
             for name, w in self.weights.items():

@@ -81,3 +81,28 @@ def ssm_scan(
             s += np.outer(b[t, group], dt[t, h] * x[t, h])
             out[t, h] = s.T @ c[t, group] + d[h] * x[t, h]
     return out, state
+
+
+def channel_scan(
+    x: np.ndarray,
+    dt: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray,
+    d: np.ndarray,
+    state: np.ndarray,
+    slots: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Results [T, P] and the states after them (arXiv:2312.00752, equations 2 and 4 with the simplified B).
+
+    x, dt [T, P], dt behind softplus; a [N, P]; b, c [T, N]; d [P]; state [slots, 1, N, P].
+    """
+    x, dt, a, b, c, d, state = (v.astype(np.float64) for v in (x, dt, a, b, c, d, state))
+    out = np.zeros(x.shape)
+    for t, slot in enumerate(slots):
+        s = state[slot, 0]
+        for channel in range(x.shape[1]):
+            s[:, channel] *= np.exp(dt[t, channel] * a[:, channel])
+            s[:, channel] += dt[t, channel] * x[t, channel] * b[t]
+            out[t, channel] = c[t] @ s[:, channel] + d[channel] * x[t, channel]
+    return out, state

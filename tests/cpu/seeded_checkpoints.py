@@ -40,15 +40,23 @@ def head(name: str, model_type: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Tiny:
-    """A kind of checkpoint: its config.json and the shapes of its tensors."""
+    """A kind of checkpoint: its config.json and the shapes of its tensors.
+
+    arranged: a tensor by name and values as transformers takes it, where that is not as published.
+    """
 
     name: str
     config: dict[str, Any]
     shapes: Callable[[], Shapes]
+    arranged: Callable[[str, np.ndarray], np.ndarray] = lambda name, values: values
+
+    is_encoder: bool = False
 
     @property
     def golden(self) -> Path:
-        """Rows (i32 [R]) and logits (f32 [R, C]) after these rows, of the first C tokens of the vocabulary."""
+        """Rows (i32 [R]) and logits (f32 [R, C]) after these rows, of the first C tokens of the vocabulary; of encoders
+        the states of these rows.
+        """
         return made.DATA / f"{self.name}.npz"
 
 
@@ -325,11 +333,12 @@ def entry(name: str, values: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
     return ("F32", values.shape, values.tobytes()) if name.endswith(IS_F32) else made.bf16(values)
 
 
-def write(tiny: Tiny, folder: Path, **config: Any) -> Path:
+def write(tiny: Tiny, folder: Path, *, for_transformers: bool = False, **config: Any) -> Path:
     """The checkpoint with the tokenizer of DeepSeek V3; config: further values of config.json."""
     made.copy("deepseek-v3", folder.parent).rename(folder)
     (folder / "golden.npz").unlink()
     (folder / "config.json").write_text(json.dumps({**tiny.config, **config}))
-    stored = {name: entry(name, values) for name, values in weights(tiny).items()}
+    arranged = tiny.arranged if for_transformers else lambda name, values: values
+    stored = {name: entry(name, arranged(name, values)) for name, values in weights(tiny).items()}
     made.write_tensors(folder / "model.safetensors", stored)
     return folder

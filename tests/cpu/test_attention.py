@@ -170,6 +170,7 @@ def test_sinks_softcap_and_windows(n_tokens, flash):
     run_case(n_tokens, 500, 8, 2, 64, 64, softcap=2.0, flash=flash, threads=(1, 2), tolerance=5e-5)
     run_case(n_tokens, 500, 8, 2, 64, 64, sinks=True, kind=1, n_swa=70, flash=flash)
     run_case(n_tokens, 500, 8, 2, 64, 64, kind=2, n_swa=128, flash=flash)
+    run_case(n_tokens, 500, 8, 2, 64, 64, kind=3, n_swa=131, flash=flash)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 5, 64])
@@ -333,7 +334,7 @@ def test_large_scores_stay_finite():
     assert np.abs(got - ref.attend(q, values, values, visible, 1.0)).max() < 2e-2
 
 
-@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("kind", [0, 1, 2, 3])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_mask(kind, causal, n_threads):
@@ -481,7 +482,7 @@ def test_broken_query_stays_visible(type_id, n_tokens, flash):
         assert bad[0, 1].all() and bad.sum() == 64
 
 
-@pytest.mark.parametrize(("kind", "n_swa"), [(0, 0), (1, 300), (2, 256)])
+@pytest.mark.parametrize(("kind", "n_swa"), [(0, 0), (1, 300), (2, 256), (3, 301)])
 def test_mask_and_ranges_of_many_cells_in_any_order(kind, n_swa):
     rng = np.random.default_rng(5)
     n_cells, n_tokens = 5000, 9

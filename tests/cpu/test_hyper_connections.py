@@ -21,11 +21,18 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def weights(
-    mix: np.ndarray, base: np.ndarray, scale: np.ndarray, n: int, iterations: int, eps: float, n_threads: int
+    mix: np.ndarray,
+    base: np.ndarray,
+    scale: np.ndarray,
+    n: int,
+    iterations: int,
+    eps: float,
+    n_threads: int,
+    magnitude: float = 2.0,
 ) -> np.ndarray:
     """The native op on mix [T, ..]."""
     x, b, s = (value_of(array) for array in (mix, base, scale))
-    return run_graph(lambda g: [g.hyper_weights(x, b, s, n, iterations, eps)], n_threads)[0][0, 0]
+    return run_graph(lambda g: [g.hyper_weights(x, b, s, n, iterations, eps, magnitude)], n_threads)[0][0, 0]
 
 
 def through(streams: Value, y: np.ndarray, w: np.ndarray, n_threads: int) -> tuple[np.ndarray, np.ndarray]:
@@ -42,11 +49,11 @@ def test_weights(n: int, iterations: int, n_threads: int) -> None:
     rng = np.random.default_rng(n)
     worst = 0.0
     for n_tokens in (1, 2, 15, 16, 17, 40):
-        for n_weights, parts in ((n, 1), ((2 + n) * n, 3)):
+        for n_weights, parts, magnitude in ((n, 1, 2.0), (2 * n, 2, 1.7), ((2 + n) * n, 3, 2.0)):
             wide = 3 * normal(rng, n_tokens, n_weights + 5)
             mix, base, scale = wide[:, 2 : 2 + n_weights], normal(rng, n_weights), normal(rng, parts)
-            expected = ref.weights(mix, base, scale, n, iterations, EPS)
-            found = weights(mix, base, scale, n, iterations, EPS, n_threads)
+            expected = ref.weights(mix, base, scale, n, iterations, EPS, magnitude)
+            found = weights(mix, base, scale, n, iterations, EPS, n_threads, magnitude)
             error = np.abs(found - expected) / np.maximum(expected, 1e-3)
             worst = max(worst, float(error.max()))
             assert worst < 4e-6, f"{n_tokens} tokens, {n_weights} weights: {worst:.1e} of a weight"
@@ -59,6 +66,12 @@ def test_rows_and_columns_of_the_matrix_sum_to_one() -> None:
     matrix = weights(mix, base, scale, 4, 20, EPS, 2)[:, 8:].reshape(-1, 4, 4)
     np.testing.assert_allclose(matrix.sum(1), 1, atol=1e-5)
     np.testing.assert_allclose(matrix.sum(2), 1, atol=1e-3)
+
+
+def test_streams_that_are_not_mixed_get_an_epsilon() -> None:
+    """Of a weight of their output as of one of the sum."""
+    mix, base, scale = np.full((1, 8), -1e4, np.float32), np.zeros(8, np.float32), np.ones(2, np.float32)
+    np.testing.assert_allclose(weights(mix, base, scale, 4, 0, 0.25, 1), 0.25, atol=1e-30)
 
 
 def test_weights_far_from_zero_stay_finite() -> None:
@@ -81,12 +94,14 @@ def test_what_is_no_number_stays_in_its_token() -> None:
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
 @pytest.mark.parametrize(("n", "d"), [(1, 40), (2, 1), (3, 257), (4, 4096), (4, 1000), (5, 300), (MAX_STREAMS, 515)])
-def test_streams(n: int, d: int, n_threads: int) -> None:
+@pytest.mark.parametrize("mixes", [True, False])
+def test_streams(n: int, d: int, n_threads: int, mixes: bool) -> None:
     """Sum and mixture; the streams as an array, inside of a wider one, and as n times the same."""
+    n_weights = (2 + n) * n if mixes else 2 * n
     rng = np.random.default_rng(d)
     worst = 0.0
     for n_tokens, form in ((1, "whole"), (2, "view"), (5, "same"), (33, "whole"), (1, "same")):
-        streams, y, w = normal(rng, n_tokens, n, d), normal(rng, n_tokens, d), normal(rng, n_tokens, (2 + n) * n)
+        streams, y, w = normal(rng, n_tokens, n, d), normal(rng, n_tokens, d), normal(rng, n_tokens, n_weights)
         value = value_of(streams)
         if form == "view":
             wide = normal(rng, n_tokens, n, d + 3)
@@ -128,5 +143,7 @@ def test_wrong_shapes_are_named() -> None:
         graph.hyper_weights(mix, base, scale, 3, 20, EPS)
     with pytest.raises(ValueError, match="mixture of streams"):
         graph.hyper_expand(streams, y.slice0(0, 9), mix)
+    with pytest.raises(ValueError, match="mixture of streams"):
+        graph.hyper_expand(streams, y, mix.slice0(0, 4))
     with pytest.raises(ValueError, match="sum of streams"):
         graph.hyper_collapse(streams, mix.slice0(0, 3))

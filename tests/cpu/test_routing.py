@@ -67,6 +67,24 @@ def test_experts_of_a_table(gating: str, n_threads: int) -> None:
     np.testing.assert_allclose(weights, expected, rtol=2e-6)
 
 
+@pytest.mark.parametrize("groups", [(1, 1), (16, 5)])
+def test_the_most_experts(groups: tuple[int, int]) -> None:
+    """1024, the best by score and bias, of the groups whose two best sum highest."""
+    n_group, n_used = groups
+    rng = np.random.default_rng(4)
+    logits = rng.standard_normal((7, 1024)).astype(np.float32)
+    bias = rng.standard_normal(1024).astype(np.float32)
+    x, b = value_of(logits), value_of(bias)
+    ids, weights = run_graph(lambda g: g.moe_route(x, USED, gating="sigmoid", bias=b, groups=groups), 2)
+    scores = sigmoid(logits.astype(np.float64))
+    choice = (scores + bias).reshape(7, n_group, -1)
+    left_out = np.argsort(-np.sort(choice, axis=2)[..., -2:].sum(2), axis=1)[:, n_used:]
+    np.put_along_axis(choice, left_out[..., None], -np.inf, 1)
+    best = np.argsort(-choice.reshape(7, -1), axis=1)[:, :USED]
+    np.testing.assert_array_equal(ids[0, 0], best)
+    np.testing.assert_allclose(weights[0, 0], np.take_along_axis(scores, best, 1), rtol=2e-6)
+
+
 @pytest.mark.parametrize("gating", sorted(OPTIONS))
 def test_tokens_and_experts_that_there_are_not(gating: str) -> None:
     rng = np.random.default_rng(0)

@@ -86,13 +86,15 @@ def test_rounded_sums_of_shorter_vectors(file: str) -> None:
 
 
 @pytest.mark.parametrize("tier", OTHER_TIERS)
-@pytest.mark.parametrize("ops", ("recurrent_ops", "ssm_scan", "hyper_connections", "compress_cells", "routing"))
+@pytest.mark.parametrize(
+    "ops", ("recurrent_ops", "ssm_scan", "channel_scan", "hyper_connections", "compress_cells", "routing")
+)
 def test_ops(ops: str, tier: str) -> None:
     check_tests(f"tests/cpu/test_{ops}.py", {"IKPY_ISA": tier})
 
 
 ENCODING_CHILD = """
-import sys
+import hashlib, sys
 import numpy as np
 from ikpy._native import core
 from ikpy.quants import registry
@@ -102,25 +104,39 @@ values = (rng.standard_normal((4, 1024)) * 0.03).astype(np.float32)
 weights = rng.gamma(1.0, 1.0, 1024).astype(np.float32)
 for name in sys.argv[1:]:
     kind = registry.by_name(name).id
-    decoded = core.dequantize(core.quantize(values, kind, weights), kind, 1024, 4, True)
-    print((weights * (values - decoded) ** 2).sum() / (weights * values**2).sum())
+    encoded = core.quantize(values, kind, weights)
+    decoded = core.dequantize(encoded, kind, 1024, 4, True)
+    error = (weights * (values - decoded) ** 2).sum() / (weights * values**2).sum()
+    print(hashlib.sha256(encoded).hexdigest(), error)
 """
 TRELLIS = ("iq1_kt", "iq2_kt", "iq3_kt", "iq4_kt")
+LEVELS = ("iq4_nl", "iq4_xs", "iq4_k", "iq5_k", "iq6_k", "iq4_ks", "iq5_ks", "iq2_kl", "q4_1", "q5_1")
+
+
+def encoded_by(tier: str, types: tuple[str, ...]) -> tuple[list[str], np.ndarray]:
+    """Hashes of what a process of that tier writes, and the relative squared errors, of every type."""
+    if tier not in available_tiers:
+        pytest.skip(f"tier {tier} is not built or this CPU cannot run it")
+    env = {**os.environ, "IKPY_ISA": tier, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", ENCODING_CHILD, *types]
+    out = subprocess.run(command, check=True, env=env, cwd=ROOT, capture_output=True, text=True).stdout.split()
+    assert len(out) == 2 * len(types)
+    return out[::2], np.array(out[1::2], float)
 
 
 @pytest.mark.parametrize("tier", [t for t in TIERS if t != "avx512"])
 def test_trellis_encoders_look_at_the_same_vectors(tier: str) -> None:
     """Narrow vectors of the machine do not mean fewer candidates: the errors are the same but for rounding."""
-    if tier not in available_tiers:
-        pytest.skip(f"tier {tier} is not built or this CPU cannot run it")
-    errors = []
-    for isa in (available_tiers[0], tier):
-        env = {**os.environ, "IKPY_ISA": isa, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", ENCODING_CHILD, *TRELLIS]
-        out = subprocess.run(command, check=True, env=env, cwd=ROOT, capture_output=True, text=True).stdout
-        errors.append(np.array(out.split(), float))
-    assert len(errors[0]) == len(TRELLIS)
+    errors = [encoded_by(isa, TRELLIS)[1] for isa in (available_tiers[0], tier)]
     assert np.abs(errors[1] / errors[0] - 1).max() < 5e-4, dict(zip(TRELLIS, zip(*errors, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("tier", ["avx2", "avxvnni"])
+def test_encoders_write_the_same_bytes(tier: str) -> None:
+    """Levels that are looked up in registers or gathered, and vectors of a trellis, where both tiers fuse products."""
+    types = LEVELS + TRELLIS
+    (best, _), (other, _) = encoded_by(available_tiers[0], types), encoded_by(tier, types)
+    assert {name: (a, b) for name, a, b in zip(types, best, other, strict=True) if a != b} == {}
 
 
 @pytest.mark.parametrize(

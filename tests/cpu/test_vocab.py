@@ -31,7 +31,9 @@ from tests.shared import SHARED
 
 EXTRA = recorded("extra.json")["vocabs"]
 VARIANTS = recorded("pre-variants.json")
-PRE_NAMES = [(name, group["plain"]) for group in VARIANTS["groups"] for name in group["pre"]]
+# The reference cuts Laguna's texts as Llama 3's; llama.cpp, whose files have the name, as the model does.
+OWN_RULES = {"laguna"}
+PRE_NAMES = [(name, group["plain"]) for group in VARIANTS["groups"] for name in group["pre"] if name not in OWN_RULES]
 FILES = sorted(entry["file"] for entry in EXTRA.values() if entry["file"].startswith("ggml-vocab"))
 
 # Ids the reference gives for wiki.test.raw with the bundled vocabulary (little-endian i32).
@@ -73,8 +75,8 @@ def test_published_ids(file):
 
 
 def test_every_pre_tokenizer_name_is_recorded():
-    assert {name for name, _ in PRE_NAMES} == set(PRE_TOKENIZERS)
-    assert len(PRE_NAMES) == 82
+    assert {name for name, _ in PRE_NAMES} | OWN_RULES == set(PRE_TOKENIZERS)
+    assert len(PRE_NAMES) == 81
 
 
 @pytest.mark.parametrize(("name", "plain"), PRE_NAMES, ids=[name for name, _ in PRE_NAMES])
@@ -97,6 +99,7 @@ def test_pre_tokenizer(name, plain):
         ("LLAMA3", "O'Doherty 12345", ["O", "'D", "oherty", " ", "123", "45"]),
         ("DEEPSEEK3", "a~b", ["a", "~b"]),
         ("GPT2", "x  y\n", ["x", " ", " y", "\n"]),
+        ("LAGUNA", "f(12);\n\n  x  \n", ["f", "(", "1", "2", ");", "\n\n", " ", " x", "  ", "\n"]),
     ],
 )
 def test_split_rule(rule, text, want):

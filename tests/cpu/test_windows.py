@@ -29,6 +29,7 @@ from tests.cpu.reference_cells import dropped_tokens
 from tests.cpu.reference_models import N_VOCAB, RandomModel
 from tests.cpu.test_arch_afmoe import afmoe
 from tests.cpu.test_arch_exaone import exaone_moe
+from tests.cpu.test_arch_laguna import laguna
 from tests.cpu.test_arch_mimo2 import mimo2
 from tests.cpu.test_arch_step35 import step35
 from tests.cpu.test_zoo_holdouts import gemma2_27b, gpt_oss, llama4_two_experts
@@ -62,7 +63,7 @@ def run(context: Context, tokens: np.ndarray, start: int = 0, seq_id: int = 0) -
     )
 
 
-ARCHITECTURES = [gpt_oss, gemma2_27b, llama4_two_experts, exaone_moe, afmoe, mimo2, step35]
+ARCHITECTURES = [gpt_oss, gemma2_27b, llama4_two_experts, exaone_moe, afmoe, laguna, mimo2, step35]
 
 
 @pytest.mark.parametrize("make", ARCHITECTURES, ids=lambda f: f.__name__)

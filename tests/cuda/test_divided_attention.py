@@ -27,6 +27,7 @@ from tests.cpu.test_adapters import make_pairs, write_adapter
 from tests.cpu.test_arch_afmoe import afmoe
 from tests.cpu.test_arch_gemma4 import gemma4
 from tests.cpu.test_arch_granite_hybrid import granite_hybrid_moe
+from tests.cpu.test_arch_laguna import laguna
 from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
 from tests.cpu.test_arch_mimo2 import mimo2
 from tests.cpu.test_arch_nemotron_h import nemotron_h
@@ -54,6 +55,7 @@ BUILT: list[Callable[[], Any]] = [
     command_r_plus,
     gemma2_27b,
     gemma4,
+    laguna,
     lfm2,
     lfm2moe,
     nemotron_h,

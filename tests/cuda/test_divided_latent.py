@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from ikpy.engine.sequence_state import load_sequence, save_sequence
 from ikpy.graph.placement import PlacementParams
 from ikpy.models.latent_attention import LatentDecoder
 from scripts.make_deepseek_header import write_header
+from tests.cpu.reference_models import RandomModel
 from tests.cpu.shaped_models import Dims, deepseek2
 from tests.cpu.sparse_latent_models import Sizes, random_model
 from tests.cpu.test_adapters import latent, make_pairs, write_adapter
+from tests.cpu.test_arch_bailingmoe3 import bailingmoe3
+from tests.cpu.test_arch_kimi_k3 import kimi_k3
 from tests.cpu.test_arch_kimi_linear import kimi_linear
 from tests.cuda.models import emulated, logits_of, recorded_operations, zoo
 from tests.cuda.test_divided import EXACT
@@ -90,15 +94,18 @@ def test_queries_with_a_temperature(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mla", (0, 1, 2, 3))
-def test_layers_beside_recurrent_ones(mla: int, tmp_path: Path) -> None:
-    """Kimi Linear: latent attention without positions is divided, KDA layers stay whole."""
-    path, log = kimi_linear()[0].write(tmp_path / "model.gguf"), list[str]()
+@pytest.mark.parametrize("make", (kimi_linear, bailingmoe3, kimi_k3), ids=lambda f: f.__name__)
+def test_layers_beside_recurrent_ones(make: Callable[[], tuple[RandomModel, Any]], mla: int, tmp_path: Path) -> None:
+    """Latent attention, without positions or with a gate per head, is divided, KDA layers stay whole."""
+    model, log = make()[0], list[str]()
+    path, attends = model.write(tmp_path / "model.gguf"), model.keys["attention.head_count_kv"]
     tokens, params = tokens_for(6, N_TOKENS), {"mla": mla, **LONG, **EXACT}
     truth = logits_of(path, tokens, N_PROMPT, **params)
     with emulated(2):
         ours = logits_of(path, tokens, N_PROMPT, placement=graph(1.0, 1.0), log=log, **params)
-    assert n_divided(log) == (1, 5)
-    assert any("attention of 4 layers stays whole: it is of a kind that is not divided" in line for line in log)
+    assert n_divided(log) == (sum(attends), len(attends))
+    whole = attends.count(0)
+    assert any(f"attention of {whole} layers stays whole: it is of a kind that is not divided" in line for line in log)
     assert_same(ours, truth)
 
 

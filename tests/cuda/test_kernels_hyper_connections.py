@@ -21,10 +21,10 @@ def test_weights(n: int, iterations: int) -> None:
     rng = np.random.default_rng(n)
     p = Program()
     results = []
-    for n_weights, parts in ((n, 1), ((2 + n) * n, 3)):
+    for n_weights, parts, magnitude in ((n, 1, 2.0), (2 * n, 2, 1.7), ((2 + n) * n, 3, 2.0)):
         mix = p.array(2 * normal(rng, 3, n_weights + 5)).slice0(4, n_weights)
         base, scale = p.array(normal(rng, n_weights)), p.array(normal(rng, parts))
-        results.append(p.graph.hyper_weights(mix, base, scale, n, iterations, 1e-6))
+        results.append(p.graph.hyper_weights(mix, base, scale, n, iterations, 1e-6, magnitude))
     p.compare(*results, bound=2e-6)
 
 
@@ -32,7 +32,7 @@ def test_weights(n: int, iterations: int) -> None:
     ("n", "d", "n_tokens"), [(1, 40, 1), (3, 257, 2), (4, 128, 3), (4, 300, 1), (MAX_STREAMS, 1, 2)]
 )
 def test_streams(n: int, d: int, n_tokens: int) -> None:
-    """Sum and mixture of streams, and of n times the same one."""
+    """Sum and mixture of streams, and of n times the same one; streams that are not mixed."""
     rng = np.random.default_rng(d)
     p = Program()
     y, weights = p.array(normal(rng, n_tokens, d)), p.array(normal(rng, n_tokens, (2 + n) * n))
@@ -40,6 +40,7 @@ def test_streams(n: int, d: int, n_tokens: int) -> None:
     results = []
     for streams in (p.array(normal(rng, n_tokens, n, d)), same):
         results += [p.graph.hyper_collapse(streams, weights), p.graph.hyper_expand(streams, y, weights)]
+        results.append(p.graph.hyper_expand(streams, y, weights.slice0(0, 2 * n)))
     p.compare(*results, bound=1e-6)
 
 

@@ -183,7 +183,7 @@ def test_cache_shift(rng: np.random.Generator, type_name: str, transform: int) -
     p.compare(p.graph.copy(cache, p.graph.new(64, 2, 6)), bound=1e-4 if type_name in ("f16", "q8_0", "bf16") else 1e-2)
 
 
-@pytest.mark.parametrize("window", ["none", "sliding", "chunked"])
+@pytest.mark.parametrize("window", ["none", "sliding", "chunked", "symmetric"])
 @pytest.mark.parametrize(("causal", "own"), [(True, False), (False, False), (True, True)])
 def test_mask(rng: np.random.Generator, window: str, causal: bool, own: bool) -> None:
     p = Program()
@@ -235,21 +235,22 @@ ROUTES = {
 }
 
 
+@pytest.mark.parametrize("n_expert", [40, 1000])
 @pytest.mark.parametrize("case", sorted(ROUTES))
-def test_routing(rng: np.random.Generator, case: str) -> None:
+def test_routing(rng: np.random.Generator, case: str, n_expert: int) -> None:
     p = Program()
     options = dict(ROUTES[case])
-    logits = normal(rng, 9, 40)
+    logits = normal(rng, 9, n_expert)
     logits[3] = 0.5  # all equal: the larger index wins
-    bias = p.array(normal(rng, 40)) if options.pop("bias", False) else None
+    bias = p.array(normal(rng, n_expert)) if options.pop("bias", False) else None
     ids, weights = p.graph.moe_route(p.array(logits), 4, bias=bias, **options)
-    groups = p.graph.moe_group(ids, 40)
+    groups = p.graph.moe_group(ids, n_expert)
     outputs, addend = p.array(normal(rng, 9, 4, 50)), p.array(normal(rng, 9, 50))
     combined = p.graph.moe_combine(outputs, weights, ids, addend)
     plain = p.graph.moe_combine(outputs, None, ids)
     expected = p.run([ids, weights, groups, combined, plain], on_cuda=False)
     actual = p.run([ids, weights, groups, combined, plain], on_cuda=True)
-    n = 41 + int(expected[2].reshape(-1)[40])
+    n = n_expert + 1 + int(expected[2].reshape(-1)[n_expert])
     assert np.array_equal(actual[0], expected[0])
     assert np.array_equal(actual[2].reshape(-1)[:n], expected[2].reshape(-1)[:n])
     for a, e in zip(actual, expected, strict=True):

@@ -134,6 +134,22 @@ def test_scan(rng: np.random.Generator, size: int, rows: int, n_tokens: int, kee
     scan(rng, n_tokens, size, rows, keep=keep)
 
 
+@pytest.mark.parametrize(("n_tokens", "keep"), [(1, False), (8, True), (9, False), (30, True)])
+@pytest.mark.parametrize(("size", "rows"), [(128, 16), (300, 16), (33, 5), (200, 40), (64, 64)])
+def test_scan_of_channels(rng: np.random.Generator, size: int, rows: int, n_tokens: int, keep: bool) -> None:
+    """B and C are part of a wider row."""
+    p, n_slots = Program(), 3
+    mixed = p.array(normal(rng, n_tokens, 5 + 2 * rows))
+    b, c = (mixed.slice0(start, rows) for start in (5, 5 + rows))
+    x, dt = p.array(normal(rng, n_tokens, size)), p.array(rng.exponential(0.5, (n_tokens, size)).astype(np.float32))
+    a, d = p.array(-2.0 * rng.random((rows, size), np.float32)), p.array(normal(rng, size))
+    state, slots = p.array(normal(rng, n_slots, 1, rows, size)), p.array(mixed_slots(rng, n_tokens, n_slots))
+    copies, behind = p.array(normal(rng, n_tokens, 1, rows, size)), p.array(some_kept(rng, n_tokens))
+    kept = KeptStates(copies, behind) if keep else None
+    y = p.graph.channel_scan(x, dt, a, b, c, d, state, slots, kept=kept)
+    p.compare(y, state, *([copies] if keep else []), bound=3e-6)
+
+
 def test_states_that_no_kernel_takes() -> None:
     def known(type_id: int, *shape: int) -> Value:
         return external(64, None, type_id, shape)
@@ -149,3 +165,6 @@ def test_states_that_no_kernel_takes() -> None:
     per_head = known(F32, 1, heads)
     graph.ssm_scan(values, known(F32, heads, 3), per_head, keys, keys, per_head, state, slots)
     assert "300 rows" in (launch.supports(graph.nodes[-1]) or "")
+    x, rows = known(F32, 8, 3), known(F32, 65, 3)
+    graph.channel_scan(x, x, known(F32, 8, 65), rows, rows, known(F32, 8), known(F32, 8, 65, 1, 4), slots)
+    assert "65 rows" in (launch.supports(graph.nodes[-1]) or "")

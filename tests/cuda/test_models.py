@@ -18,6 +18,8 @@ from ikpy.graph.ir import Node
 from ikpy.graph.placement import DeviceParams, PlacementParams
 from tests.cpu.definition_checks import TOKENS as CHECKED_TOKENS
 from tests.cpu.test_arch_afmoe import afmoe
+from tests.cpu.test_arch_hy_v3 import hy_v3
+from tests.cpu.test_arch_laguna import laguna
 from tests.cpu.test_arch_mimo2 import mimo2
 from tests.cpu.test_arch_step35 import step35
 from tests.cuda.models import logits_of, zoo
@@ -79,7 +81,7 @@ def test_every_architecture(path: Path, cuda_devices: int) -> None:
     assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
 
 
-@pytest.mark.parametrize("make", [afmoe, mimo2, step35], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [afmoe, mimo2, step35, hy_v3, laguna], ids=lambda f: f.__name__)
 def test_gates_and_layers_of_two_kinds(make: Callable, tmp_path: Path, cuda_devices: int) -> None:
     """Gated heads, heads of two sizes, bounded SwiGLU; experts and a gate on the CPU."""
     path, tokens = make()[0].write(tmp_path / "model.gguf"), CHECKED_TOKENS[:16]

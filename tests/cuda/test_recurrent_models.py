@@ -18,8 +18,11 @@ from ikpy.engine.session import put_state, take_state
 from ikpy.graph.placement import PlacementParams
 from ikpy.tools.run_logs import state_lines
 from tests.cpu.definition_checks import TOKENS
+from tests.cpu.test_arch_bailingmoe3 import bailingmoe3, bailingmoe3_low_rank
 from tests.cpu.test_arch_falcon_h1 import falcon_h1
 from tests.cpu.test_arch_granite_hybrid import granite_hybrid, granite_hybrid_moe
+from tests.cpu.test_arch_jamba import falcon_mamba, jamba, mamba
+from tests.cpu.test_arch_kimi_k3 import kimi_k3, kimi_k3_plain
 from tests.cpu.test_arch_kimi_linear import kimi_linear
 from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
 from tests.cpu.test_arch_mamba2 import mamba2
@@ -35,6 +38,10 @@ MODELS = [
     qwen3next,
     qwen3next_grouped,
     kimi_linear,
+    bailingmoe3,
+    bailingmoe3_low_rank,
+    kimi_k3,
+    kimi_k3_plain,
     lfm2,
     lfm2moe,
     nemotron_h,
@@ -44,6 +51,9 @@ MODELS = [
     granite_hybrid_moe,
     falcon_h1,
     mamba2,
+    jamba,
+    mamba,
+    falcon_mamba,
 ]
 PLACES = {
     "whole": PlacementParams(split_mode="none"),
@@ -69,7 +79,9 @@ def states_of(context: Context) -> dict[str, int]:
     return context.devices.state_bytes()
 
 
-@pytest.fixture(scope="module", params=[qwen35moe, kimi_linear, lfm2moe, nemotron_h_moe], ids=lambda f: f.__name__)
+@pytest.fixture(
+    scope="module", params=[qwen35moe, kimi_linear, kimi_k3, lfm2moe, nemotron_h_moe, jamba], ids=lambda f: f.__name__
+)
 def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     return request.param()[0].write(tmp_path_factory.mktemp("model") / "model.gguf")
 

@@ -93,16 +93,32 @@ void mix_streams(const float* weights, const float* y, const float* const* strea
     }
 }
 
+// out[k] = post[k] * y + x[k]: streams that are not mixed.
+template <int N>
+void add_output(const float* weights, const float* y, const float* const* streams, int64_t n,
+                float* const* outputs) {
+    for (int k = 0; k < N; ++k) {
+        const float post = weights[N + k];
+        const float* const x = streams[k];
+        float* const out = outputs[k];
+#pragma GCC ivdep
+        for (int64_t i = 0; i < n; ++i) out[i] = post * y[i] + x[i];
+    }
+}
+
 using Mix = void (*)(const float*, const float*, const float* const*, int64_t, float* const*);
 constexpr Mix kMix[kMaxStreams] = {mix_streams<1>, mix_streams<2>, mix_streams<3>, mix_streams<4>,
                                    mix_streams<5>, mix_streams<6>, mix_streams<7>, mix_streams<8>};
+constexpr Mix kAdd[kMaxStreams] = {add_output<1>, add_output<2>, add_output<3>, add_output<4>,
+                                   add_output<5>, add_output<6>, add_output<7>, add_output<8>};
 
 }  // namespace
 
-// src: mix [(2+n)*n, T] or [n, T], base of as many elements as a row, scale [3] or [1]; ip: n, iterations;
-// fp: eps. dst as mix: n weights sigmoid(mix * scale + base) + eps of the streams in the sum, n weights
-// 2 * sigmoid of the output in every stream, and the matrix [k, j] of stream j in the new stream k: softmax
-// of its rows plus eps, columns and then rows and columns in turns divided by their sum plus eps.
+// src: mix [(2+n)*n, T], [2*n, T] or [n, T], base of as many elements as a row, scale [3], [2] or [1]; ip: n,
+// iterations; fp: eps, magnitude. dst as mix: n weights sigmoid(mix * scale + base) + eps of the streams in
+// the sum, n weights magnitude * sigmoid of the output in every stream (plus eps where no matrix follows),
+// and the matrix [k, j] of stream j in the new stream k: softmax of its rows plus eps, columns and then rows
+// and columns in turns divided by their sum plus eps.
 void op_hyper_weights(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     const Tensor &mix = ts[op.src[0]], &dst = ts[op.dst];
     const float* base = row<const float>(ts[op.src[1]], 0);
@@ -121,9 +137,10 @@ void op_hyper_weights(const ThreadContext& ctx, const Op& op, const Tensor* ts, 
             for (int64_t i = 0; i < n_weights; ++i) x[i][t] = from[i];
         }
         sigmoid_weights(x, n, base, scale[0], 1.0f, eps);
-        if (n_weights > n) {
+        const bool mixes = n_weights > 2 * n;
+        if (n_weights > n) sigmoid_weights(x + n, n, base + n, scale[1], op.fp[1], mixes ? 0.0f : eps);
+        if (mixes) {
             Lanes* const matrix = x + 2 * n;
-            sigmoid_weights(x + n, n, base + n, scale[1], 2.0f, 0.0f);
             softmax_rows(matrix, n, base + 2 * n, scale[2], eps);
             normalize_lines(matrix, n, 1, n, eps);
             for (int i = 1; i < iterations; ++i) {
@@ -151,10 +168,12 @@ void op_hyper_collapse(const ThreadContext& ctx, const Op& op, const Tensor* ts,
 }
 
 // src: streams [D, n, T], y [D, T], weights of hyper_weights; dst [D, n, T]:
-// dst[:, k] = weights[n + k] * y + sum_j weights[2 n + j n + k] * streams[:, j]
+// dst[:, k] = weights[n + k] * y + sum_j weights[2 n + j n + k] * streams[:, j], or, with 2 n weights,
+// + streams[:, k]
 void op_hyper_expand(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     const Tensor &streams = ts[op.src[0]], &y = ts[op.src[1]], &weights = ts[op.src[2]], &dst = ts[op.dst];
     const int64_t n = streams.ne[1];
+    const Mix mix = (weights.ne[0] > 2 * n ? kMix : kAdd)[n - 1];
     for_columns(ctx, dst.ne[2], dst.ne[0], [&](int64_t t, int64_t column, int64_t length) {
         const float* x[kMaxStreams];
         float* out[kMaxStreams];
@@ -162,7 +181,7 @@ void op_hyper_expand(const ThreadContext& ctx, const Op& op, const Tensor* ts, c
             x[i] = row<const float>(streams, i, t) + column;
             out[i] = row<float>(dst, i, t) + column;
         }
-        kMix[n - 1](row<const float>(weights, t), row<const float>(y, t) + column, x, length, out);
+        mix(row<const float>(weights, t), row<const float>(y, t) + column, x, length, out);
     });
 }
 

@@ -22,6 +22,10 @@ Visible visible_to(const Op& op, int32_t pos, int32_t seq) {
     const int32_t n_swa = op.ip[1];
     if (op.ip[0] == 1 && n_swa > 0 && pos >= n_swa) v.lowest = pos - n_swa + 1;
     if (op.ip[0] == 2 && n_swa > 0) v.lowest = pos - pos % n_swa;
+    if (op.ip[0] == 3 && n_swa > 0) {
+        v.lowest = std::max(0, pos - n_swa / 2);
+        v.highest = int32_t(std::min<int64_t>(v.highest, int64_t(pos) + n_swa / 2));
+    }
     return v;
 }
 
@@ -93,7 +97,7 @@ void mask_all(const Op& op, const Tokens& tokens, const Tensor& cell_pos, const 
         const Chunk chunk(pos + c, seq + c, first + c, std::min(kChunk, n - c));
         for (int64_t t = tokens.begin; t < tokens.end; ++t) {
             Visible v = visible_to(op, tokens.pos[t], tokens.seq[t]);
-            if (!windowed) v.lowest = 0;
+            if (!windowed) v.lowest = 0;  // a window to both sides has no further cells
             chunk.mask_token(v, row<uint16_t>(tokens.mask, t), row<int32_t>(tokens.ranges, t));
         }
     }

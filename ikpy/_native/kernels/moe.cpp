@@ -17,7 +17,7 @@ enum Gating {
     kGateSqrtSoftplus = 4,
     kGateSelectedSigmoid = 5
 };
-constexpr int kMaxExperts = 512;
+constexpr int kMaxExperts = 1024;
 
 struct Score {
     float value;

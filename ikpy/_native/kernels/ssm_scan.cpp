@@ -6,6 +6,7 @@
 
 #include "ikpy/ops.hpp"
 #include "ikpy/vecmath.hpp"
+#include "kernels/channel_scan.hpp"
 #include "kernels/item_ranges.hpp"
 #include "kernels/state_copies.hpp"
 #include "kernels/token_runs.hpp"
@@ -207,14 +208,16 @@ size_t tile_nbytes(const Tensor& b) { return b.ne[0] * kMostColumns * sizeof(flo
 }  // namespace
 
 size_t ssm_scan_scratch_bytes(const Op& op, const Tensor* ts) {
+    if (op.ip[0]) return channel_scan_scratch_bytes(op, ts);
     return tile_nbytes(ts[op.src[3]]) + TokenRuns::nbytes(ts[op.src[6]].ne[3], ts[op.src[7]].ne[0]);
 }
 
 // src: x [P, H, T], dt [H, T], A [1, H], B, C [N, G, T], D [1, H], states [P, N, H, slots], slots [T], and
 // perhaps kept states and their slots [T]. Of every token of a slot S <- exp(dt A) S + B (dt x)^T and
 // y = S^T C + D x; head h reads group h / (H / G). Heads do not depend on each other, so results do not
-// depend on the threads.
+// depend on the threads. ip: whether rates belong to channels (channel_scan.cpp).
 void op_ssm_scan(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
+    if (op.ip[0]) return channel_scan(ctx, op, ts);
     const Sources s(op, ts);
     const Tensor& slots = ts[op.src[7]];
     const size_t tile = tile_nbytes(s.b);

@@ -51,9 +51,13 @@ struct Candidates {
         for (int i = 0; i < count; i++) {
             if (index[i] == point) return;
         }
-        index[count] = static_cast<uint16_t>(point);
-        p[count] = point_p;
-        q[count++] = point_q;
+        set(count++, point, point_p, point_q);
+    }
+
+    void set(int i, int point, float point_p, float point_q) {
+        index[i] = static_cast<uint16_t>(point);
+        p[i] = point_p;
+        q[i] = point_q;
     }
 
     // Best candidate per lane for positive scales dl: reduces the error by dl*(2p - dl*q).

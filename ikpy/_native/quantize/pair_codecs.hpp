@@ -206,7 +206,12 @@ class PairCodec {
             }
             List& list = pair.list[negative];
             list.count = 0;
-            for (int i : index) list.add(i, negative ? -p[i] : p[i], q[i]);
+            uint32_t seen = 0;
+            for (int i : index) {  // without branches, as which candidates come again cannot be foreseen
+                list.set(list.count, i, negative ? -p[i] : p[i], q[i]);
+                list.count += !(seen >> i & 1);
+                seen |= 1u << i;
+            }
         }
     }
 

@@ -65,10 +65,11 @@ struct ScaleOffsetLanes {
 };
 
 // 4 x 4 starts: how far the upper and the lower end move inwards, as fractions of the range; later batches
-// lie between those of the first. Steps are positive, so that those of the refits are.
+// lie between those of the first. Steps are positive, so that those of the refits are. Not inline: its
+// constants would take registers from the sums of evaluate().
 template <int LEVELS, int SIZE>
-void start_inside(ScaleOffsetLanes<LEVELS, SIZE>& lanes, float low, float high, float highest,
-                  float narrowest, int batch, int batches) {
+[[gnu::noinline]] void start_inside(ScaleOffsetLanes<LEVELS, SIZE>& lanes, float low, float high,
+                                    float highest, float narrowest, int batch, int batches) {
     const float range = high - low, inwards = (1.0f - narrowest) / (3 * batches);
     for (int l = 0; l < LANES; l++) {
         const float bottom = low + range * inwards * (batches * (l >> 2) + batch);

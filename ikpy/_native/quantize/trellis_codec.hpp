@@ -63,14 +63,17 @@ class TrellisCodec {
     // Adds what is found at the scale dl; returns the scale that fits it best, 0 if that has another sign.
     float search(int b, const float* x, const float* w, int table, float dl) {
         if (dl == 0) return 0;
-        float p = 0, q = 0;
+        TrellisMatches found[OUTPUTS];
         for (int g = 0; g < OUTPUTS; g++) {
             const int at = g * Format::DIM;
-            TrellisMatches found;
-            Format::index(table).template nearest<Format::PROBED>(x + at, w + at, dl, found);
-            const int best = add_best(found, dl, groups_[(b * TABLES + table) * OUTPUTS + g]);
-            p += found.p[best];
-            q += found.q[best];
+            Format::index(table).template nearest<Format::PROBED>(x + at, w + at, dl, found[g]);
+        }
+        // In a loop of their own the long waits of these choices overlap.
+        float p = 0, q = 0;
+        for (int g = 0; g < OUTPUTS; g++) {
+            const int best = add_best(found[g], dl, groups_[(b * TABLES + table) * OUTPUTS + g]);
+            p += found[g].p[best];
+            q += found[g].q[best];
         }
         return q > 0 && (p > 0) == (dl > 0) ? p / q : 0;
     }
@@ -137,16 +140,12 @@ class TrellisCodec {
 
     // Adds the KEPT best matches to the list and returns the number of the best.
     static int add_best(const TrellisMatches& found, float dl, List& list) {
-        float cost[LANES];
-        for (int l = 0; l < LANES; l++) cost[l] = dl * (dl * found.q[l] - 2.0f * found.p[l]);
-        int first = 0;
-        for (int k = 0; k < Format::KEPT; k++) {
-            const int l = static_cast<int>(std::min_element(cost, cost + LANES) - cost);
-            if (k == 0) first = l;
-            cost[l] = INFINITY;
-            list.add(found.index[l], found.p[l], found.q[l]);
-        }
-        return first;
+        alignas(64) float cost[LANES];
+        found.costs(dl, cost);
+        int best[Format::KEPT];
+        indices_of_least<Format::KEPT>(cost, best);
+        for (int l : best) list.add(found.index[l], found.p[l], found.q[l]);
+        return best[0];
     }
 
     std::vector<List> groups_;

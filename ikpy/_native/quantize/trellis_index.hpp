@@ -17,15 +17,16 @@ struct TrellisMatches {
     alignas(64) float p[LANES];
     alignas(64) float q[LANES];
 
+    // What the error at the scale dl is above sum w*x*x, of every lane.
+    void costs(float dl, float* cost) const {
+        for (int k = 0; k < LANES; k += VECTOR) store(cost + k, dl * (dl * load(q + k) - 2.0f * load(p + k)));
+    }
+
+    // Lane of the least error at the scale dl.
     int best(float dl) const {
-        int winner = 0;
-        float least = INFINITY;
-        for (int l = 0; l < LANES; l++) {
-            const float cost = dl * (dl * q[l] - 2.0f * p[l]);
-            winner = cost < least ? l : winner;
-            least = std::min(cost, least);
-        }
-        return winner;
+        alignas(64) float cost[LANES];
+        costs(dl, cost);
+        return index_of_least(cost);
     }
 };
 
@@ -59,23 +60,25 @@ class TrellisIndex {
         FloatVector best[PARTS];
         IntVector at[PARTS]{};
         for (FloatVector& part : best) part = broadcast(INFINITY);
-        for (int cell : cells) scan_cell(cell, w, linear, best, at);
-        for (int l = 0; l < LANES; l++) {
-            const int first = at[l / VECTOR][l % VECTOR];
-            const int8_t* v = values_.data() + first * DIM + l;
-            float p = 0, q = 0;
-            for (int j = 0; j < DIM; j++) {
-                const float value = v[j * LANES], wv = w[j] * value;
-                p += size[j] * wv;
-                q += value * wv;
-            }
-            found.p[l] = p;
-            found.q[l] = q;
-            found.index[l] = number_[first + l];
-        }
+        int32_t blocks[MOST_BLOCKS];
+        int n_blocks = 0;
+        for (int cell : cells) add_blocks(cell, blocks, n_blocks);
+        scan(blocks, n_blocks, w, linear, best, at);
+        for (int k = 0; k < PARTS; k++) sum_up(k, at[k] + lane_numbers(k), size, w, found);
     }
 
   private:
+    static constexpr int WORDS = DIM / 4;
+    static constexpr int MOST_BLOCKS = 1
+                                       << 13;  // 65,536 vectors in 256 cells are little more than half of it
+    // What a step along a component adds to the number of a cell.
+    struct Places {
+        int of[BINNED];
+        constexpr Places() : of() {
+            for (int j = BINNED - 1, place = 1; j >= 0; j--, place *= BINS) of[j] = place;
+        }
+    };
+    static constexpr Places PLACES{};
     static constexpr int CELLS = BINS == 4 ? 1 << 2 * BINNED : 1 << BINNED;
 
     static std::array<int8_t, DIM> generate(uint32_t seed, bool absolute) {
@@ -91,13 +94,13 @@ class TrellisIndex {
         for (int j = 0; j < BINNED; j++) {
             for (size_t i = 0; i < vectors.size(); i++) values[i] = vectors[i][j];
             std::sort(values.begin(), values.end());
-            for (int e = 0; e < BINS - 1; e++) edges_[j][e] = values[values.size() * (e + 1) / BINS] - 0.5f;
+            for (int e = 0; e < BINS - 1; e++) edges_[e][j] = values[values.size() * (e + 1) / BINS] - 0.5f;
         }
     }
 
     int bin_of(int j, float v) const {
         int bin = 0;
-        for (int e = 0; e < BINS - 1; e++) bin += v > edges_[j][e];
+        for (int e = 0; e < BINS - 1; e++) bin += v > edges_[e][j];
         return bin;
     }
 
@@ -114,35 +117,79 @@ class TrellisIndex {
             while (list.size() % LANES) list.push_back(list.back());
             for (int i : list) number_.push_back(i);
             start_.push_back(static_cast<int>(number_.size()));
+            widest_ = std::max(widest_, static_cast<int>(list.size()) / LANES);
         }
         values_.resize(number_.size() * DIM);
+        words_.resize(number_.size() * WORDS);
         for (size_t i = 0; i < number_.size(); i++) {
-            for (int j = 0; j < DIM; j++)
-                values_[i / LANES * LANES * DIM + j * LANES + i % LANES] = vectors[number_[i]][j];
+            const auto& v = vectors[number_[i]];
+            for (int j = 0; j < DIM; j++) values_[i / LANES * LANES * DIM + j * LANES + i % LANES] = v[j];
+            std::memcpy(&words_[i * WORDS], v.data(), DIM);
         }
     }
 
+    // Sums and numbers of the vectors `at` of part k of the lanes.
+    void sum_up(int k, IntVector at, const float* size, const float* w, TrellisMatches& found) const {
+        FloatVector p{}, q{};
+        for (int word = 0; word < WORDS; word++) {
+            const IntVector bytes = gather(words_.data(), at * WORDS + word);
+            for (int b = 0; b < 4; b++) {
+                const int j = 4 * word + b;
+                const FloatVector v = __builtin_convertvector(bytes << (24 - 8 * b) >> 24, FloatVector);
+                const FloatVector wv = w[j] * v;
+                p += size[j] * wv;
+                q += v * wv;
+            }
+        }
+        store(found.p + k * VECTOR, p);
+        store(found.q + k * VECTOR, q);
+        const IntVector number = gather(number_.data(), at);
+        std::memcpy(found.index + k * VECTOR, &number, sizeof number);
+    }
+
+    // The loops have no branches: which side of an edge a value is on cannot be foreseen.
     template <int PROBED>
     void choose_cells(const float* u, const float* w, int* cells) const {
-        int cell = 0, step[BINNED], place = 1;
         float distance[BINNED];
-        for (int j = BINNED - 1; j >= 0; j--, place *= BINS) {
-            const int bin = bin_of(j, u[j]);
-            const float below = bin > 0 ? u[j] - edges_[j][bin - 1] : INFINITY;
-            const float above = bin < BINS - 1 ? edges_[j][bin] - u[j] : INFINITY;
+        int step[BINNED], cell = 0;
+        for (int j = 0; j < BINNED; j++) {
+            int bin = 0;
+            float below = INFINITY, above = INFINITY;
+            for (int e = 0; e < BINS - 1; e++) {
+                const float over = u[j] - edges_[e][j];
+                bin += u[j] > edges_[e][j];
+                below = std::min(below, over > 0 ? over : INFINITY);
+                above = std::min(above, over > 0 ? INFINITY : -over);
+            }
+            const int place = PLACES.of[j];
             // Of values that are no numbers too, the neighbour must exist and be taken once.
-            const bool up = bin == 0 || above < below;
+            const bool up = (bin == 0) | (above < below);
             step[j] = up ? place : -place;
             const float nearest = up ? above : below, weighted = w[j] * nearest * nearest;
             distance[j] = weighted < FLT_MAX ? weighted : FLT_MAX;
             cell += bin * place;
         }
+        int order[BINNED];
+        for (int j = 0; j < BINNED; j++) {
+            int rank = 0;
+            for (int i = 0; i < BINNED; i++)
+                rank += (distance[i] < distance[j]) | ((distance[i] == distance[j]) & (i < j));
+            order[rank] = step[j];
+        }
         cells[0] = cell;
         for (int k = 0; k < PROBED; k++) {
-            const int j = static_cast<int>(std::min_element(distance, distance + BINNED) - distance);
-            distance[j] = INFINITY;
-            for (int c = 0; c < 1 << k; c++) cells[(1 << k) + c] = cells[c] + step[j];
+            for (int c = 0; c < 1 << k; c++) cells[(1 << k) + c] = cells[c] + order[k];
         }
+    }
+
+    // Adds where the blocks of LANES vectors of a cell begin. All blocks are scanned in one loop: ends of
+    // loops over single cells are not foreseen by a processor.
+    void add_blocks(int cell, int32_t* blocks, int& n_blocks) const {
+        for (int i = 0; i < widest_; i += VECTOR) {
+            const IntVector begins = start_[cell] + (lane_numbers() + i) * LANES;
+            std::memcpy(blocks + n_blocks + i, &begins, sizeof begins);
+        }
+        n_blocks += (start_[cell + 1] - start_[cell]) / LANES;
     }
 
     static FloatVector load_bytes(const int8_t* p) {
@@ -152,32 +199,37 @@ class TrellisIndex {
 #elif defined(__AVX2__)
         return (FloatVector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 #else
-        FloatVector v;
-        for (int l = 0; l < VECTOR; l++) v[l] = p[l];
-        return v;
+        typedef int8_t Bytes __attribute__((vector_size(VECTOR)));
+        Bytes bytes;
+        std::memcpy(&bytes, p, sizeof bytes);
+        return __builtin_convertvector(bytes, FloatVector);
 #endif
     }
 
-    void scan_cell(int cell, const float* w, const float* linear, FloatVector* best, IntVector* at) const {
-        for (int i = start_[cell]; i < start_[cell + 1]; i += LANES) {
+    void scan(const int32_t* blocks, int n_blocks, const float* w, const float* linear, FloatVector* best,
+              IntVector* at) const {
+        for (int block = 0; block < n_blocks; block++) {
+            const int32_t i = blocks[block];
+            const int8_t* values = values_.data() + static_cast<size_t>(i) * DIM;
             for (int k = 0; k < PARTS; k++) {
                 FloatVector cost{};
 #pragma GCC unroll 8
                 for (int j = 0; j < DIM; j++) {
-                    const FloatVector v = load_bytes(values_.data() + i * DIM + j * LANES + k * VECTOR);
+                    const FloatVector v = load_bytes(values + j * LANES + k * VECTOR);
                     cost += (w[j] * v + linear[j]) * v;
                 }
-                const IntVector better = cost < best[k];
-                best[k] = select(better, cost, best[k]);
-                at[k] = better ? IntVector{} + i : at[k];
+                at[k] = cost < best[k] ? IntVector{} + i : at[k];
+                best[k] = smaller(cost, best[k]);  // does not wait for the comparison
             }
         }
     }
 
     const bool absolute_;
-    float edges_[BINNED][BINS];
+    float edges_[BINS][BINNED];
+    int widest_ = 0;  // blocks of the largest cell
     std::vector<int> number_, start_;
     std::vector<int8_t> values_;  // LANES vectors after the other, component by component
+    std::vector<int32_t> words_;  // vector by vector, four components each
 };
 
 }  // namespace ikpy::quantize

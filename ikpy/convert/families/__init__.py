@@ -11,9 +11,11 @@ from ikpy.errors import UnsupportedError
 _FOLDER = "ikpy.convert.families"
 FAMILIES = {
     "afmoe": "windowed_moe:Afmoe",
+    "bailing_hybrid": "bailing_hybrid:BailingHybrid",
     "bailing_moe_v2": "moe:BailingMoe2",
     "cohere": "cohere:CommandR",
     "cohere2": "cohere:Cohere2",
+    "deci": "deci:Deci",
     "deepseek_v2": "deepseek:DeepSeekV2",
     "deepseek_v3": "deepseek:DeepSeekV3",
     "dots1": "moe:Dots1",
@@ -23,7 +25,9 @@ FAMILIES = {
     "ernie4_5_moe": "ernie:Ernie45Moe",
     "exaone_moe": "windowed_moe:ExaoneMoe",
     "exaone4": "olmo:Exaone4",
+    "exaone4_5_text": "olmo:Exaone4",
     "falcon_h1": "falcon_h1:FalconH1",
+    "falcon_mamba": "jamba:FalconMamba",
     "gemma": "gemma:Gemma",
     "gemma2": "gemma:Gemma2",
     "gemma3_text": "gemma:Gemma3",
@@ -38,18 +42,30 @@ FAMILIES = {
     "granitemoehybrid": "granite_hybrid:GraniteHybrid",
     "hunyuan_v1_dense": "moe:HunyuanDense",
     "hunyuan_v1_moe": "moe:HunyuanMoe",
+    "hy_v3": "hy_v3:HyV3",
+    "hy_v4": "hy_v4:HyV4",
+    "iquestcoder": "llama:IQuestCoder",
+    "jamba": "jamba:Jamba",
     "kimi_k2": "deepseek:DeepSeekV3",
+    "kimi_k3": "kimi_k3:KimiK3",
     "kimi_linear": "kimi_linear:KimiLinear",
+    "laguna": "laguna:Laguna",
     "lfm2": "lfm2:Lfm2",
     "lfm2_moe": "lfm2:Lfm2Moe",
     "llama": "llama:Llama",
     "llama4_text": "llama4:Llama4",
+    "mamba": "jamba:Mamba",
     "mamba2": "mamba2:Mamba2",
+    "minicpm": "minicpm:MiniCPM",
+    "minicpm3": "minicpm:MiniCPM3",
     "minimax_m2": "moe:MiniMaxM2",
+    "ministral": "llama:Llama",
     "ministral3": "llama:Ministral3",
     "mistral": "llama:Llama",
     "mistral4": "mistral4:Mistral4",
     "mixtral": "llama:Mixtral",
+    "modernbert": "modern_bert:ModernBert",
+    "nemotron-nas": "deci:Deci",
     "nemotron_h": "nemotron_h:NemotronH",
     "olmo2": "olmo:Olmo2",
     "olmo3": "olmo:Olmo3",
@@ -62,8 +78,12 @@ FAMILIES = {
     "qwen3_5_text": "qwen_next:Qwen35",
     "qwen3_moe": "qwen:Qwen3Moe",
     "qwen3_next": "qwen_next:Qwen3Next",
+    "sarvam_mla": "sarvam:SarvamMla",
+    "sarvam_moe": "sarvam:SarvamMoe",
     "seed_oss": "llama:SeedOss",
     "smollm3": "llama:SmolLM3",
+    "step3p5": "step35:Step35",
+    "step3p7": "step35:Step35",
 }
 # Classes whose checkpoints carry the model type of an older relative.
 _MODEL_TYPES = {
@@ -74,8 +94,7 @@ _MODEL_TYPES = {
 
 def family(config: Config) -> Family:
     """The family of a configuration; UnsupportedError names the known ones."""
-    classes = config.get("architectures", default=None)
-    name = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
+    name = config.class_name
     model_type = _MODEL_TYPES.get(name, config.model_type)
     target = FAMILIES.get(model_type)
     if target is None:

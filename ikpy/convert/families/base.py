@@ -14,7 +14,7 @@ from ikpy.errors import UnsupportedError
 View = Callable[[np.ndarray], np.ndarray]
 Change = Callable[[np.ndarray], np.ndarray]
 """Of values float32, element by element."""
-KeyValue = int | float | bool | str | list[int] | list[bool] | list[float]
+KeyValue = int | float | bool | str | list[int] | list[bool] | list[float] | list[str]
 Keys = dict[str, KeyValue]
 Targets = str | tuple[str, ...]
 Modules = Mapping[str, Targets]
@@ -84,9 +84,12 @@ class Family:
     arch: ClassVar[str]
     modules: ClassVar[Modules] = {**ATTENTION, **DENSE}
     bare: ClassVar[frozenset[str]] = BARE  # tensors whose names have no suffix
-    biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that may have one
+    biases: ClassVar[frozenset[str]] = frozenset()  # tensors that may have one
+    unused: ClassVar[frozenset[str]] = frozenset()  # modules outside the layers that are left out
     needed_biases: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that must have one
     tables: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that hold integers
+    # Modules, of layers and outer ones, whose values multiply those that a tensor is made of.
+    factors: ClassVar[Mapping[str, str]] = {}
     outer: ClassVar[Mapping[str, str]] = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",
@@ -97,6 +100,7 @@ class Family:
     norm_offset: ClassVar[float] = 0.0  # added to every norm weight
     needs_output: ClassVar[bool] = False  # output.weight is written even if it is the token embedding
     has_output: ClassVar[bool] = True
+    writes_texts: ClassVar[bool] = True
     rope_scalings: ClassVar[tuple[str, ...]] = ()  # that can be expressed, beside linear and yarn
     has_windows: ClassVar[bool] = False  # in the layers that `layer_types` says
     own_yarn_magnitude: ClassVar[bool] = False
@@ -163,11 +167,15 @@ class Family:
             keys["expert_used_count"] = config.integer("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
         return keys
 
+    def targets(self, module: str, layer: int) -> Targets | None:
+        """What a module of a layer becomes; None: it has no place."""
+        return self.modules.get(module)
+
     def view(self, target: str, source: str) -> View | None:
         """Change of layout from a checkpoint module to a GGUF tensor (both without suffix), None for none."""
         if self.rotates_pairs and target in ("attn_q", "attn_k"):
             return rope_pairs(self.n_head if target == "attn_q" else self.n_head_kv)
-        return flat if target in ("exp_probs_b.bias", "ffn_gate_inp_shexp") else None
+        return flat if target in ("exp_probs_b", "exp_probs_b.bias", "ffn_gate_inp_shexp") else None
 
     def change(self, target: str) -> Change | None:
         """What becomes of every value of a tensor, None if they stay."""
@@ -188,6 +196,10 @@ class Family:
 
     def may_lack(self, target: str, layer: int) -> bool:
         """Whether a layer may be without a tensor (with its suffix) that others have."""
+        return False
+
+    def is_empty(self, layer: int) -> bool:
+        """Whether a layer has no tensors at all."""
         return False
 
     def notes(self) -> list[str]:

@@ -93,6 +93,32 @@ class DeepSeekV2(Family):
         return group_note(self.config)
 
 
+class LatentHead(DeepSeekV2):
+    """As files of llama.cpp: layers that attend have one KV head of latents, and attn_kv_b in two parts only."""
+
+    def keys(self) -> Keys:
+        keys, rank = super().keys(), self.config.integer("kv_lora_rank")
+        return keys | {
+            "attention.head_count_kv": 1,
+            "attention.key_length_mla": keys["attention.key_length"],
+            "attention.value_length_mla": keys["attention.value_length"],
+            "attention.key_length": rank + self.n_rot,
+            "attention.value_length": rank,
+        }
+
+    def view(self, target: str, source: str) -> View | None:
+        view = super().view(target, source)
+        if target not in ("attn_k_b", "attn_v_b"):
+            return view
+        n_rows = self.config.integer("kv_lora_rank" if target == "attn_k_b" else "v_head_dim")
+        return self._per_head(view, n_rows)
+
+    def _per_head(self, view: View | None, n_rows: int) -> View:
+        """A view with a matrix of so many rows per head."""
+        assert view is not None
+        return lambda values: view(values).reshape(self.n_head, n_rows, -1)
+
+
 class DeepSeekV3(DeepSeekV2):
     """Sigmoid routing with a selection bias."""
 

@@ -6,7 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
+import numpy as np
+
+from ikpy.convert.config import Config
 from ikpy.convert.families.base import ATTENTION, DENSE, HEAD_NORMS, Family, Keys, Modules
+from ikpy.convert.sentence import dense_matrices, pooling_number
+from ikpy.models.hparams import POOLINGS
 
 
 class Gemma(Family):
@@ -84,14 +89,21 @@ class Gemma3(Gemma2):
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,
     }
+    attends_both_ways: ClassVar[bool] = False
     modules: ClassVar[Modules] = {**Gemma2.modules, **HEAD_NORMS}
     layers_27b = 62
+
+    @classmethod
+    def chosen(cls, config: Config) -> type[Family]:
+        is_text_model = config.class_name == "Gemma3TextModel"
+        both_ways = config.get("use_bidirectional_attention", default=False)
+        return GemmaEmbedding if is_text_model and both_ways else Gemma3
 
     def check(self) -> None:
         Gemma.check(self)
         config = self.config
-        both = bool(config.get("use_bidirectional_attention", default=False))
-        config.require("use_bidirectional_attention true", not both)
+        both_ways = bool(config.get("use_bidirectional_attention", default=False))
+        config.require("use_bidirectional_attention true", self.attends_both_ways or not both_ways)
         self.check_window_layers([(il + 1) % 6 != 0 for il in range(config.n_layer)])
         pattern = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
         config.require(f"sliding_window_pattern {pattern}", pattern == 6)
@@ -110,3 +122,48 @@ class Gemma3(Gemma2):
 
     def keys(self) -> Keys:
         return Gemma.keys(self) | {"attention.sliding_window": self.config.integer("sliding_window")}
+
+
+class GemmaEmbedding(Gemma3):
+    """EmbeddingGemma: every token sees those around it; two matrices behind pooling."""
+
+    arch = "gemma-embedding"
+    attends_both_ways = True
+    has_output = False
+    writes_texts = False
+    outer: ClassVar[Mapping[str, str]] = {
+        **{f"{model}embed_tokens": "token_embd" for model in ("", "model.")},
+        **{f"{model}norm": "output_norm" for model in ("", "model.")},
+        "lm_head": "output",
+    }
+
+    @property
+    def head_scalar(self) -> float:
+        return float(self.config.head_dim)
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        folder = config.path.parent
+        self.pooling = pooling_number(folder)
+        self.matrices = dense_matrices(folder)
+
+    def check(self) -> None:
+        super().check()
+        shapes = [matrix.shape for matrix in self.matrices]
+        n = self.config.integer("hidden_size")
+        fits = not shapes or (len(shapes) == 2 and shapes[0][1:] == (n,) and shapes[1] == (n, shapes[0][0]))
+        self.config.require(f"matrices of shapes {shapes} behind pooling", fits)
+
+    def keys(self) -> Keys:
+        keys = super().keys()
+        keys["pooling_type"] = POOLINGS.index("mean") if self.pooling is None else self.pooling
+        for name, matrix in self.named_matrices().items():
+            keys |= {f"{name}_feat_in": matrix.shape[1], f"{name}_feat_out": matrix.shape[0]}
+        return keys
+
+    def named_matrices(self) -> dict[str, np.ndarray]:
+        """The matrices by their names in GGUF files."""
+        return dict(zip(("dense_2", "dense_3"), self.matrices, strict=False))
+
+    def extra_tensors(self) -> dict[str, np.ndarray]:
+        return super().extra_tensors() | {f"{name}.weight": m for name, m in self.named_matrices().items()}

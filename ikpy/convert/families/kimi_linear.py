@@ -10,13 +10,14 @@ from ikpy.convert.families.base import (
     DENSE,
     MIXTRAL_EXPERTS,
     Change,
+    Family,
     Keys,
     Modules,
     View,
     decay_rates,
     feed_forward,
 )
-from ikpy.convert.families.deepseek import DeepSeekV3
+from ikpy.convert.families.deepseek import DeepSeekV3, LatentHead
 
 # Names of the published configuration -> those of its relatives.
 _NAMES = {
@@ -28,8 +29,8 @@ _NAMES = {
 }
 
 
-class KimiLinear(DeepSeekV3):
-    """As files of llama.cpp: layers that attend have one KV head of latents, and attn_kv_b in two parts only."""
+class KimiLinear(LatentHead, DeepSeekV3):
+    """Recurrent layers have no KV heads."""
 
     arch = "kimi-linear"
     needs_output = False
@@ -57,6 +58,12 @@ class KimiLinear(DeepSeekV3):
         "self_attn.dt_bias": "ssm_dt.bias",
         "self_attn.o_norm": "ssm_norm",
     }
+
+    @classmethod
+    def chosen(cls, config: Config) -> type[Family]:
+        from ikpy.convert.families.kimi_k3 import KimiK3
+
+        return cls if config.get("attn_res_block_size", default=None) is None else KimiK3
 
     def __init__(self, config: Config) -> None:
         values = config.values
@@ -89,35 +96,25 @@ class KimiLinear(DeepSeekV3):
         config.require("moe_layer_freq above 1", config.integer("moe_layer_freq", default=1) == 1)
         heads = linear.integer("num_heads")
         config.require(f"{heads} heads of KDA layers beside {self.n_head} others", heads == self.n_head)
-        bound = linear.get("gate_lower_bound", default=None)
-        config.require(f"gate_lower_bound {bound}", bound is None)
+        self.check_bound(linear.get("gate_lower_bound", default=None))
+
+    def check_bound(self, bound: object) -> None:
+        """Refuse a bound of decays that the architecture does not have."""
+        self.config.require(f"gate_lower_bound {bound}", bound is None)
 
     def keys(self) -> Keys:
-        keys, rank = super().keys(), self.config.integer("kv_lora_rank")
-        return keys | {
+        return super().keys() | {
             "attention.head_count_kv": [int(attends) for attends in self.attends],
-            "attention.key_length_mla": keys["attention.key_length"],
-            "attention.value_length_mla": keys["attention.value_length"],
-            "attention.key_length": rank + self.n_rot,
-            "attention.value_length": rank,
             "ssm.conv_kernel": self.linear.integer("short_conv_kernel_size"),
             "kda.head_dim": self.linear.integer("head_dim"),
         }
 
     def view(self, target: str, source: str) -> View | None:
-        if target in ("attn_k_b", "attn_v_b"):
-            n_rows = self.config.integer("kv_lora_rank" if target == "attn_k_b" else "v_head_dim")
-            return self._per_head(super().view(target, source), n_rows)
         if target.startswith("ssm_conv1d"):
             return lambda taps: taps.reshape(taps.shape[0], 1, -1)
         if target == "ssm_a":
             return lambda logarithms: logarithms.reshape(-1, 1)
         return super().view(target, source)
-
-    def _per_head(self, view: View | None, n_rows: int) -> View:
-        """A view with a matrix of so many rows per head."""
-        assert view is not None
-        return lambda values: view(values).reshape(self.n_head, n_rows, -1)
 
     def change(self, target: str) -> Change | None:
         return decay_rates if target == "ssm_a" else super().change(target)

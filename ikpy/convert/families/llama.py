@@ -1,4 +1,4 @@
-"""LLaMA 1 to 3, Mistral, Mixtral, Ministral 3, SmolLM3, Seed-OSS."""
+"""LLaMA 1 to 3, Mistral, Ministral 8B, IQuest Coder, Mixtral, Ministral 3, SmolLM3, Seed-OSS."""
 
 from __future__ import annotations
 
@@ -32,6 +32,20 @@ class Llama(Family):
         if not window or window >= self.config.integer("max_position_embeddings"):
             return []
         return [f"the attention window of {window} tokens is not part of this architecture; beyond it results differ"]
+
+
+class IQuestCoder(Llama):
+    """IQuest Coder, whose configuration may name a window that is not used."""
+
+    def check(self) -> None:
+        super().check()
+        clip = self.config.get("clip_qkv", default=None)
+        self.config.require(f"clip_qkv {clip}", clip is None)
+        windows = bool(self.config.get("use_sliding_window", default=False))
+        self.config.require("use_sliding_window true", not windows)
+
+    def notes(self) -> list[str]:
+        return []
 
 
 class Mixtral(Llama):

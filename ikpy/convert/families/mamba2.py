@@ -28,7 +28,7 @@ def mamba2_view(target: str, n_groups: int) -> View | None:
         return lambda values: values.reshape(-1, 1)
     if target == "ssm_norm":
         return lambda weights: weights.reshape(n_groups, -1)
-    return _without_ones if target == CONV else None
+    return without_ones if target == CONV else None
 
 
 def mamba2_change(target: str) -> Change | None:
@@ -36,7 +36,8 @@ def mamba2_change(target: str) -> Change | None:
     return decay_rates if target == "ssm_a" else None
 
 
-def _without_ones(values: np.ndarray) -> np.ndarray:
+def without_ones(values: np.ndarray) -> np.ndarray:
+    """Taps of channels without a dimension of 1."""
     return values.reshape(values.shape[0], -1) if values.ndim > 1 else values
 
 

@@ -82,6 +82,9 @@ class Qwen35(Qwen3):
         }
         return keys | ({"rope.dimension_sections": [*sections, 0]} if sections else {})
 
+    def may_lack(self, target: str, layer: int) -> bool:
+        return target == "attn_gate.weight"  # of recurrent layers, which have no head norms
+
     def change(self, target: str) -> Change | None:
         if target == "ssm_a":
             return decay_rates

@@ -52,16 +52,21 @@ __device__ __forceinline__ void softmax_rows(float* matrix, int n, float eps) {
 
 }  // namespace
 
-// Weights [(2 + n) n, T], or [n, T], of n streams from mix of the same shape; one warp per token.
+// Weights [(2 + n) n, T], [2 n, T] or [n, T], of n streams from mix of the same shape; one warp per token.
 IKPY_KERNEL hyper_weights(View dst, View mix, const float* base, const float* scale, int n, int iterations,
-                          float eps) {
+                          float eps, float magnitude) {
     __shared__ float matrix[kMaxStreams * kMaxStreams];
     const int t = blockIdx.x, lane = lane_id();
     const float* x = mix.row<const float>(t);
     float* out = dst.row<float>(t);
     if (lane < n) out[lane] = sigmoid(x[lane] * scale[0] + base[lane]) + eps;
     if (dst.ne[0] == n) return;
-    if (lane < n) out[n + lane] = 2.0f * sigmoid(x[n + lane] * scale[1] + base[n + lane]);
+    const bool mixes = dst.ne[0] > 2 * n;
+    if (lane < n) {
+        const float weight = sigmoid(x[n + lane] * scale[1] + base[n + lane]);
+        out[n + lane] = magnitude * weight + (mixes ? 0.0f : eps);
+    }
+    if (!mixes) return;
     for (int e = lane; e < n * n; e += 32) matrix[e] = x[2 * n + e] * scale[2] + base[2 * n + e];
     __syncwarp();
     softmax_rows(matrix, n, eps);
@@ -85,8 +90,8 @@ IKPY_KERNEL hyper_collapse(View dst, View streams, View weights) {
 }
 IKPY_EXPORT(hyper_collapse);
 
-// dst[:, k] = weights[n + k] * y + sum_j weights[2 n + j n + k] * streams[:, j]. grid (tokens, blocks of
-// columns).
+// dst[:, k] = weights[n + k] * y + sum_j weights[2 n + j n + k] * streams[:, j], or, with 2 n weights,
+// + streams[:, k]. grid (tokens, blocks of columns).
 IKPY_KERNEL hyper_expand(View dst, View streams, View y, View weights) {
     const int t = blockIdx.x, d = blockIdx.y * blockDim.x + threadIdx.x, n = streams.ne[1];
     if (d >= dst.ne[0]) return;
@@ -95,11 +100,13 @@ IKPY_KERNEL hyper_expand(View dst, View streams, View y, View weights) {
     float x[kMaxStreams];
 #pragma unroll
     for (int j = 0; j < kMaxStreams; ++j) x[j] = j < n ? streams.row<const float>(j, t)[d] : 0.0f;
+    const bool mixes = weights.ne[0] > 2 * n;
     for (int k = 0; k < n; ++k) {
         float sum = post[k] * output;
+        if (!mixes) sum += streams.row<const float>(k, t)[d];
 #pragma unroll
         for (int j = 0; j < kMaxStreams; ++j)
-            if (j < n) sum += matrix[j * n + k] * x[j];
+            if (mixes && j < n) sum += matrix[j * n + k] * x[j];
         dst.row<float>(k, t)[d] = sum;
     }
 }

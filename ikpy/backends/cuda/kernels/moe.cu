@@ -5,7 +5,7 @@ using namespace ikpy::cuda;
 
 namespace {
 
-constexpr int kMaxExperts = 512;
+constexpr int kMaxExperts = 1024;
 
 enum Gating {
     kGateSoftmax = 1,

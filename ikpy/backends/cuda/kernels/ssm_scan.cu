@@ -1,4 +1,5 @@
-// Selective scan of Mamba-2 (arXiv:2405.21060), whose states belong to slots.
+// Selective scans of Mamba-2 (arXiv:2405.21060) and, with rates of every channel, of Mamba
+// (arXiv:2312.00752), whose states belong to slots.
 #include "recurrent.cuh"
 
 using namespace ikpy::cuda;
@@ -75,6 +76,77 @@ __device__ __forceinline__ void ssm_scan(const Scan& s) {
     state.store();
 }
 
+// What the channels of a block need of some tokens. Rows behind N are zero.
+template <int kRows>
+struct __align__(16) ChannelTokens {
+    float b[kTokens][kRows], c[kTokens][kRows];
+    int token[kTokens], n;
+};
+
+__device__ __forceinline__ int row_stride(const View& v) { return static_cast<int>(v.nb[1] / sizeof(float)); }
+
+template <int kRows>
+__device__ __forceinline__ void store_rows(const float (&rows)[kRows], int n, float* to, int stride) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+        if (r < n) to[r * stride] = rows[r];
+}
+
+// Of every token and channel: S <- exp(dt A) S + dt B x; y = C S + D x. A thread per channel; x [P, 1, T],
+// dt [P, T], A [P, N], B, C [N, 1, T], D [P], states [P, N, 1, slots], result [P, 1, T].
+template <int kRows>
+__device__ __forceinline__ void channel_scan(const Scan& s) {
+    __shared__ ChannelTokens<kRows> p;
+    const int slot = blockIdx.y, channel = blockIdx.x * 32 * kWarps + threadIdx.x;
+    const int n_rows = s.b.ne[0], lane = lane_id();
+    const bool own = channel < s.x.ne[0];
+    int at = 0;
+    if (warp_id() == 0) take_tokens(s.slots, s.x.ne[2], slot, at, p);
+    __syncthreads();
+    if (p.n == 0) return;
+    float rates[kRows], rows[kRows];
+    const float* const first_rate = s.a.row<const float>(0) + channel;
+    float* const state = s.state.row<float>(0, 0, slot) + channel;
+    const int rate_stride = row_stride(s.a), stride = row_stride(s.state);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+        const bool known = own && r < n_rows;
+        rates[r] = known ? first_rate[r * rate_stride] : 0.0f;
+        rows[r] = known ? state[r * stride] : 0.0f;
+    }
+    const float skip = own ? s.d.row<const float>(0)[channel] : 0.0f;
+    while (const int n = p.n) {
+        for (int i = warp_id(); i < n; i += kWarps) {
+            const int t = p.token[i];
+            const float *b = s.b.row<const float>(0, t), *c = s.c.row<const float>(0, t);
+            for (int r = lane; r < kRows; r += 32) {
+                p.b[i][r] = r < n_rows ? b[r] : 0.0f;
+                p.c[i][r] = r < n_rows ? c[r] : 0.0f;
+            }
+        }
+        __syncthreads();
+        for (int i = 0; own && i < n; ++i) {
+            const int t = p.token[i];
+            const float x = s.x.row<const float>(0, t)[channel], dt = s.dt.row<const float>(t)[channel];
+            float y = skip * x;
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+                rows[r] = expf(dt * rates[r]) * rows[r] + dt * x * p.b[i][r];
+                y += p.c[i][r] * rows[r];
+            }
+            s.dst.row<float>(0, t)[channel] = y;
+            const int keep = s.kept.behind(t);
+            if (keep >= 0)
+                store_rows(rows, n_rows, s.kept.states.row<float>(0, 0, keep) + channel,
+                           row_stride(s.kept.states));
+        }
+        __syncthreads();
+        if (warp_id() == 0) take_tokens(s.slots, s.x.ne[2], slot, at, p);
+        __syncthreads();
+    }
+    if (own) store_rows(rows, n_rows, state, stride);
+}
+
 }  // namespace
 
 // The scan for states of at most so many rows, of which `parts` lanes share a column. Grid (blocks of
@@ -91,3 +163,15 @@ IKPY_SSM_SCAN(ssm_scan_32, 32, 4);
 IKPY_SSM_SCAN(ssm_scan_64, 64, 4);
 IKPY_SSM_SCAN(ssm_scan_128, 128, 8);
 IKPY_SSM_SCAN(ssm_scan_256, 256, 8);
+
+// The scan of Mamba for states of at most so many rows. Grid (blocks of channels, slots).
+#define IKPY_CHANNEL_SCAN(name, rows)                                                                 \
+    IKPY_KERNEL __launch_bounds__(32 * kWarps)                                                        \
+        name(View dst, View x, View dt, View a, View b, View c, View d, View state, const int* slots, \
+             View copies, const int* to) {                                                            \
+        channel_scan<rows>({dst, x, dt, a, b, c, d, state, slots, {copies, to}});                     \
+    }                                                                                                 \
+    IKPY_EXPORT(name)
+
+IKPY_CHANNEL_SCAN(channel_scan_16, 16);
+IKPY_CHANNEL_SCAN(channel_scan_64, 64);

@@ -26,7 +26,7 @@ TILED_ROWS, TILED_DEPTH = 128, 64
 MATVEC_COLUMNS = 8
 # Warps of a block of the matrix-vector kernels.
 VECTOR_WARPS = 4
-MAX_EXPERTS = 512
+MAX_EXPERTS = 1024
 MAX_GRID_YZ = 65535
 SHARED_LIMIT = 99 * 1024  # of sm_86, sm_89 and sm_120
 

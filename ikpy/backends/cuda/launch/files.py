@@ -39,6 +39,7 @@ _KERNEL_FILES = {
     "causal_conv_past": "recurrent",
     **dict.fromkeys((f"gated_delta_rule_{n}" for n in (32, 64, 128, 256)), "recurrent"),
     **dict.fromkeys((f"ssm_scan_{n}" for n in (32, 64, 128, 256)), "ssm_scan"),
+    **dict.fromkeys((f"channel_scan_{n}" for n in (16, 64)), "ssm_scan"),
     **dict.fromkeys(("index_scores", "choose_cells", "chosen_mask", "chosen_list", "gather_cells"), "indexer"),
     **dict.fromkeys(("hyper_weights", "hyper_collapse", "hyper_expand"), "hyper_connections"),
     "compress_cells": "compress",

@@ -14,7 +14,7 @@ _THREADS = 128
 @lowers("hyper_weights")
 def _hyper_weights(c: OpContext) -> list[Launch]:
     n, iterations = c.op.ip
-    args = [c.dst, c.view(0), c.at(1), c.at(2), i32(n), i32(iterations), f32(c.op.fp[0])]
+    args = [c.dst, c.view(0), c.at(1), c.at(2), i32(n), i32(iterations), *map(f32, c.op.fp)]
     return [Launch("hyper_weights", (c.op.dst.shape[1], 1, 1), (32, 1, 1), 0, args)]
 
 

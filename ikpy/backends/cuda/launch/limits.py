@@ -25,6 +25,7 @@ _BLOCK_THREADS = {
     "attention_temperature": 128,
     "binary_f32": 256,
     "causal_conv": 128,
+    "channel_scan": 128,
     "chosen_list": 32,
     "chosen_mask": 256,
     "compress_cells": 128,

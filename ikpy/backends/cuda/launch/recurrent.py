@@ -11,6 +11,8 @@ _CHANNELS = 128
 # Columns of a head's state per block, by the most rows that a kernel takes (kernels/recurrent.cu, ssm_scan.cu).
 _COLUMNS = {32: 32, 64: 32, 128: 16, 256: 16}
 _MAX_ROWS = max(_COLUMNS)
+# Most rows that the kernels of the scan with rates of every channel take.
+_CHANNEL_ROWS = (16, 64)
 # Where the states stand among the sources; the slots of the tokens follow.
 _STATES = {"causal_conv": 2, "gated_delta_rule": 5, "ssm_scan": 6}
 
@@ -21,8 +23,9 @@ def unsupported(op: Node) -> str | None:
     state, slots = op.src[place : place + 2]
     assert slots is not None and state is not None
     rows, heads = (state.shape[1], state.shape[2]) if has_heads else (0, 0)
-    if rows > _MAX_ROWS:
-        return f"states of {rows} rows have no CUDA kernel (at most {_MAX_ROWS})"
+    most_rows = _CHANNEL_ROWS[-1] if _is_channel_scan(op) else _MAX_ROWS
+    if rows > most_rows:
+        return f"states of {rows} rows have no CUDA kernel (at most {most_rows})"
     n_slots = state.shape[3] if has_heads else state.shape[2]
     most = max(slots.shape[0], n_slots, heads)
     return f"{most} tokens, slots or heads at once are above {MAX_GRID_YZ}" if most > MAX_GRID_YZ else None
@@ -52,10 +55,18 @@ def _gated_delta_rule(c: OpContext) -> list[Launch]:
     return [Launch(f"gated_delta_rule_{size}", (ceil_div(dv, columns), heads, n_slots), (128, 1, 1), 0, args)]
 
 
+def _is_channel_scan(op: Node) -> bool:
+    """Whether an op is the scan of Mamba: rates belong to channels."""
+    return op.kind == "ssm_scan" and bool(op.ip) and op.ip[0] == 1
+
+
 @lowers("ssm_scan")
 def _ssm_scan(c: OpContext) -> list[Launch]:
     size, rows, heads, n_slots = c.source(6).shape
     args = [c.dst, *(c.view(i) for i in range(7)), c.at(7), c.view(8), c.at(9)]
+    if _is_channel_scan(c.op):
+        most = next(n for n in _CHANNEL_ROWS if rows <= n)
+        return [Launch(f"channel_scan_{most}", (ceil_div(size, _CHANNELS), n_slots, 1), (_CHANNELS, 1, 1), 0, args)]
     most, columns = _kernel_for(rows)
     return [Launch(f"ssm_scan_{most}", (ceil_div(size, columns), heads, n_slots), (128, 1, 1), 0, args)]
 

@@ -1,0 +1,116 @@
+"""`ikpy convert` of model types whose checkpoints are those of another one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ikpy.convert import Conversion, ConvertOptions
+from ikpy.errors import IkpyError
+from ikpy.gguf.reader import GGUFFile
+from tests.cpu import checkpoints as made
+from tests.cpu import seeded_checkpoints as tiny
+from tests.cpu.checkpoints import convert
+from tests.cpu.ling_checkpoints import SARVAM_MLA, SARVAM_MOE
+from tests.cpu.test_convert_seeded import converted, logits_of
+
+WINDOW = {"sliding_window": 100, "max_position_embeddings": 256}
+
+
+def hold_equal(ours: GGUFFile, plain: GGUFFile) -> None:
+    """Two files say the same."""
+    said, expected = ({key: np.asarray(value).tolist() for key, value in f.metadata.items()} for f in (ours, plain))
+    assert said == expected
+    assert set(ours.tensors) == set(plain.tensors)
+    for name, info in plain.tensors.items():
+        np.testing.assert_array_equal(ours.data(ours.tensors[name]), plain.data(info), name)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values"),
+    [("iquestcoder", {"clip_qkv": None, "use_sliding_window": False}), ("ministral", {})],
+)
+def test_files_of_llama(model_type: str, values: dict[str, Any], tmp_path: Path) -> None:
+    """The window of IQuest Coder is not used; of Ministral 8B it is left out as of Mistral 7B, which is said."""
+    files, notes = [], []
+    for name, config in (("mistral", {}), (model_type, values)):
+        (tmp_path / name).mkdir()
+        folder = made.copy("mistral", tmp_path / name)
+        made.amend(folder, **{"model_type": name, **WINDOW, **config})
+        conversion = Conversion(folder, ConvertOptions(outfile=str(tmp_path / f"{name}.gguf"), model_name="model"))
+        notes.append([note for note in conversion.notes if "window" in note])
+        conversion.write()
+        files.append(GGUFFile.open(tmp_path / f"{name}.gguf"))
+    hold_equal(*files)
+    assert notes == [notes[0], notes[0] if model_type == "ministral" else []] and notes[0]
+
+
+@pytest.mark.parametrize(
+    ("what", "config"),
+    [("clip_qkv 8", {"clip_qkv": 8}), ("use_sliding_window true", {"use_sliding_window": True})],
+)
+def test_what_iquest_coder_does_not_have(what: str, config: dict[str, Any], tmp_path: Path) -> None:
+    folder = made.copy("mistral", tmp_path)
+    made.amend(folder, model_type="iquestcoder", **config)
+    with pytest.raises(IkpyError, match=what):
+        Conversion(folder)
+
+
+def test_text_of_exaone_4_5(tmp_path: Path) -> None:
+    """The language model of a checkpoint with images and a prediction layer is EXAONE 4, under either name."""
+    plain = convert(made.CHECKPOINTS / "exaone4", tmp_path, model_name="exaone")
+    for model_type in ("exaone4", "exaone4_5_text"):
+        (tmp_path / model_type).mkdir()
+        folder = made.copy("exaone4", tmp_path / model_type)
+        inner = json.loads((folder / "config.json").read_text())
+        outer = {"model_type": "exaone4_5", "architectures": ["Exaone4_5_ForConditionalGeneration"]}
+        text = {**inner, "model_type": model_type}
+        (folder / "config.json").write_text(json.dumps({**outer, "text_config": text}))
+
+        def wrap(tensors: made.Tensors) -> None:
+            for name in [name for name in tensors if name.startswith("model.")]:
+                tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
+            other = made.bf16(np.ones((4, 4), np.float32))
+            tensors["model.visual.patch_embed.proj.weight"] = tensors["mtp.fc.weight"] = other
+
+        made.change_tensors(folder, wrap)
+        hold_equal(convert(folder, tmp_path / model_type, model_name="exaone"), plain)
+
+
+# Sarvam
+
+
+def test_sarvam_105b(tmp_path: Path) -> None:
+    """Its configuration is that of DeepSeek V3 in other words."""
+    file = converted(SARVAM_MLA, tmp_path / "sarvam")
+    keys = {name.removeprefix("deepseek2."): value for name, value in file.metadata.items()}
+    assert (keys["rope.scaling.type"], keys["rope.scaling.factor"]) == ("yarn", 4.0)
+    assert (keys["expert_gating_func"], keys["expert_weights_scale"], keys["attention.q_lora_rank"]) == (2, 2.5, 0)
+    assert keys["attention.key_length"] == tiny.NOPE + tiny.ROT
+    (tmp_path / "other").mkdir()
+    folder = tiny.write(SARVAM_MLA, tmp_path / "other" / "checkpoint", model_type="deepseek_v3")
+    scaling = {**SARVAM_MLA.config["rope_scaling"], "type": "yarn"}
+    counts = {"n_routed_experts": tiny.N_EXPERT, "n_shared_experts": 1}
+    made.amend(folder, drop=("num_experts", "num_shared_experts"), rope_scaling=scaling, **counts)
+    again = convert(folder, tmp_path / "other", outtype="f32")
+    np.testing.assert_array_equal(logits_of(again), logits_of(file))
+
+
+def test_sarvam_30b_rotates_whole_heads(tmp_path: Path) -> None:
+    file = converted(SARVAM_MOE, tmp_path)
+    keys = {name.removeprefix("bailingmoe2."): value for name, value in file.metadata.items()}
+    assert keys["rope.dimension_count"] == keys["attention.key_length"] == tiny.HEAD
+    assert (keys["rope.freq_base"], keys["expert_gating_func"], keys["leading_dense_block_count"]) == (8e6, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("what", "config"),
+    [("use_qk_norm false", {"use_qk_norm": False}), ("partial_rotary_factor 0.5", {"partial_rotary_factor": 0.5})],
+)
+def test_what_no_file_of_sarvam_can_say(what: str, config: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(IkpyError, match=what):
+        Conversion(tiny.write(SARVAM_MOE, tmp_path / "checkpoint", **config))

@@ -185,6 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         arguments = named_command(sys.argv[0], sys.argv) + sys.argv[1:]
     arguments = list(arguments) or ["--help"]
+    if arguments[0] not in COMMANDS:  # `ikpy gguf-split` of scripts in which `llama-` was replaced
+        arguments[:1] = named_command(f"llama-{arguments[0]}", arguments) or arguments[:1]
     if next((name for name in arguments if not name.startswith("-")), None) not in WRITERS:
         return run(arguments)
     with end_signals.as_interruptions() as signals:

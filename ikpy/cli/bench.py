@@ -16,7 +16,7 @@ from ikpy.cli.start import place_on_nodes, print_devices, warn_of_threads
 from ikpy.errors import UsageError
 
 if TYPE_CHECKING:
-    from ikpy.tools.bench import BenchParams
+    from ikpy.tools.bench_tests import BenchParams
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -34,8 +34,9 @@ def run(arguments: Sequence[str]) -> int:
     for line in dict.fromkeys(command.warnings):
         print(f"warning: {line}", file=sys.stderr)
     from ikpy.cli.bench_log import LoggingEngine
-    from ikpy.tools.bench import Runner, bench_tests
+    from ikpy.tools.bench import Runner
     from ikpy.tools.bench_output import PRINTERS
+    from ikpy.tools.bench_tests import bench_tests
 
     limit = place_on_nodes(command.values.get("numa"))  # before the cores are counted
     command.values["models"] = [*command.values.get("models", []), *fetch_models(command.values)]
@@ -83,7 +84,8 @@ def fetch_models(values: Mapping[str, Any]) -> list[str]:
 def print_plans(params: BenchParams) -> None:
     """Print what every test would take in memory, on standard output."""
     from ikpy.cli.bench_log import LoggingEngine
-    from ikpy.tools.bench import Runner, bench_tests
+    from ikpy.tools.bench import Runner
+    from ikpy.tools.bench_tests import bench_tests
 
     runner = Runner(params, LoggingEngine(params))
     for test in bench_tests(params):

@@ -11,7 +11,7 @@ from ikpy.cli.options import NO_GPU, normalize_name
 from ikpy.cli.parser import HELP_NAMES, has_devices, suggest
 from ikpy.cli.values import in_range
 from ikpy.errors import IkpyError, UsageError
-from ikpy.tools.bench import BenchParams
+from ikpy.tools.bench_tests import BenchParams
 
 
 @dataclass

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ikpy.cli.logs import context_log
 from ikpy.cli.session import rope_type
 from ikpy.gguf.reader import GGUFFile
-from ikpy.tools.bench import BenchParams, BenchTest, Engine
+from ikpy.tools.bench import Engine
+from ikpy.tools.bench_tests import BenchParams, BenchTest
 from ikpy.tools.model_logs import loader_lines, meta_lines
 
 if TYPE_CHECKING:

@@ -32,7 +32,8 @@ def run(arguments: Sequence[str]) -> int:
     from ikpy.tools.imatrix_file import is_gguf
 
     data = ImatrixData()
-    files_alone = not params.prompt.text and bool(params.prompt.in_files) and params.model.path is None
+    needs_no_model = params.model.path is None or params.imatrix.show_statistics
+    files_alone = not params.prompt.text and bool(params.prompt.in_files) and needs_no_model
     # Legacy files do not hold numbers of tokens: those of the others would outweigh their calls by far.
     by_calls = files_alone and len({is_gguf(path) for path in params.prompt.in_files}) > 1
     for path in params.prompt.in_files:

@@ -25,6 +25,7 @@ Divides a text into tokens with the vocabulary of a model and prints them.
     --stdin                  read the text from standard input
     --no-bos                 do not add a BOS token, even if the model wants one
     --no-parse-special       special tokens in the text are ordinary text
+    --no-escape              \\n and the like stand for themselves, as they always do
     --log-disable            no log lines on standard error
     --show-count             print the number of tokens
 """
@@ -41,6 +42,7 @@ FLAGS = {
     "--stdin": "stdin",
     "--no-bos": "no_bos",
     "--no-parse-special": "no_parse_special",
+    "--no-escape": "no_escape",
     "--log-disable": "log_disable",
     "--show-count": "show_count",
     "-h": "help",
@@ -61,6 +63,7 @@ class TokenizeOptions:
     ids: bool = False
     no_bos: bool = False
     no_parse_special: bool = False
+    no_escape: bool = False
     log_disable: bool = False
     show_count: bool = False
     verbose: bool = False

@@ -13,7 +13,6 @@ from typing import Any
 
 from ikpy.engine.sampling_params import RANDOM_SEED
 from ikpy.errors import UsageError
-from ikpy.gguf.types import MAGIC
 from ikpy.quants import registry
 
 Warn = Callable[[str], None]
@@ -24,7 +23,6 @@ RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
 MAX_RANGE = 10_000
 """Numbers."""
 FLOAT = re.compile(r"\s*[+-]?(inf(inity)?|nan|(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)", re.IGNORECASE)
-BYTE_ORDER_MARK = "\ufeff"
 LARGEST = (1 << 31) - 1
 """Largest integer of options: positions and counts have 32 bits."""
 SWITCH_WORDS = {
@@ -329,54 +327,6 @@ def to_json_object(text: str, warn: Warn) -> dict[str, Any]:
     return value
 
 
-def read_bytes(path: str) -> bytes:
-    """Content of a file named by an option.
-
-    Raises:
-        UsageError: the file cannot be read, or is a model, which may be larger than memory.
-    """
-    try:
-        with open(path, "rb") as stream:
-            start = stream.read(len(MAGIC))
-            if start == MAGIC:
-                raise UsageError(f"file '{path}' is a GGUF file, no text; a model is given with -m")
-            return start + stream.read()
-    except OSError as error:
-        hint = " (standard input is called /dev/stdin)" if path == "-" else ""
-        raise UsageError(f"failed to open file '{path}': {error.strerror}{hint}") from error
-
-
-def to_file_text(text: str, warn: Warn) -> str:
-    """Text of the named file; bytes that are not UTF-8 become surrogate escapes, as in command-line arguments."""
-    return read_bytes(text).decode("utf-8", "surrogateescape")
-
-
-def to_code_file(text: str, warn: Warn) -> str:
-    """Text of the named file without the mark that some editors put before UTF-8: it is no part of a grammar."""
-    return to_file_text(text, warn).removeprefix(BYTE_ORDER_MARK)
-
-
-def to_utf8_file(text: str, warn: Warn) -> str:
-    """Text of the named file, which must be UTF-8, without a byte order mark."""
-    try:
-        return read_bytes(text).decode("utf-8").removeprefix(BYTE_ORDER_MARK)
-    except UnicodeDecodeError as error:
-        raise UsageError(f"file '{text}' is not valid UTF-8: byte {error.start}") from error
-
-
-def to_template_file(text: str, warn: Warn) -> str:
-    """A chat template from a file that is not empty."""
-    template = to_utf8_file(text, warn)
-    if not template.strip():
-        raise UsageError(f"file '{text}' holds no chat template")
-    return template
-
-
-def to_file_lines(text: str, warn: Warn) -> list[str]:
-    """Lines of the named file that are not empty."""
-    return [line for line in to_file_text(text, warn).splitlines() if line]
-
-
 ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
 ESCAPE = re.compile(rb"""\\(x[0-9a-fA-F]{2}|[nrt'"\\])""")
 
@@ -391,11 +341,6 @@ def unescape(text: str) -> str:
         return bytes([int(code[1:], 16)]) if code.startswith(b"x") else ESCAPES[code]
 
     return ESCAPE.sub(replace, text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
-
-
-def to_prompt_file(text: str, warn: Warn) -> str:
-    """Text of the named file without exactly one newline at its end."""
-    return to_file_text(text, warn).removesuffix("\n")
 
 
 def to_table_format(text: str, warn: Warn) -> str:

@@ -73,7 +73,10 @@ class ExpertReads:
         }
 
     def _add_layer(self, records: list[Record], n_experts: int) -> int:
-        return self.reader.add_layer(np.array(records, np.int64), n_experts)
+        """Number of a layer, which is the same in all plans: other places of its products are no other stages."""
+        matrices = np.array(records, np.int64)
+        matrices[:, 3] = np.unique(matrices[:, 3], return_inverse=True)[1]
+        return self.reader.add_layer(matrices, n_experts)
 
     def _records(self, product: Node, stage: int) -> list[Record]:
         weights = product.src[: 2 if product.kind in FUSED_KINDS else 1]

@@ -53,9 +53,13 @@ class DeviceRules:
     policy: Mapping[str, bool] = field(default_factory=dict)
 
     def runs(self, node: Node) -> bool:
-        """Whether devices have a kernel for a node."""
+        """Whether devices have a kernel for a node, and for what prepares the activations of a product."""
         if node.kind in MATMUL_KINDS:
-            node = replace(node, ip=[self.activation_format(node), *node.ip[1:]])
+            fmt, x = self.activation_format(node), node.src[2 if node.kind in FUSED_KINDS else 1]
+            assert x is not None
+            if self.supports(Node("act_prepare", x, [x], [fmt])) is not None:
+                return False
+            node = replace(node, ip=[fmt, *node.ip[1:]])
         return self.supports(node) is None
 
     def weight_device(self, value: Value, kind: str) -> str:

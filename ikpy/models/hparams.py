@@ -140,6 +140,12 @@ def read_hparams(
     return hp
 
 
+def check_any_heads(keys: Keys, hp: HParams) -> None:
+    """For models that are nothing without attention, some of whose layers may lack it. Raises FileFormatError."""
+    if not any(hp.n_head):
+        raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.attention.head_count is 0")
+
+
 def _pooling(keys: Keys) -> str | None:
     number = keys.u32("pooling_type", None)
     if number is None:

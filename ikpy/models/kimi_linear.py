@@ -14,7 +14,7 @@ from ikpy.models.batch import BatchGraph, StateSpec
 from ikpy.models.blocks import split_heads
 from ikpy.models.deepseek2 import DeepSeek2
 from ikpy.models.delta_net import L2_EPS
-from ikpy.models.hparams import HParams
+from ikpy.models.hparams import HParams, check_any_heads
 from ikpy.models.keys import Keys
 from ikpy.models.latent_attention import LatentAttention
 from ikpy.models.recurrent_layers import RecurrentLayers
@@ -53,6 +53,7 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
+        check_any_heads(keys, hp)
         self.head_dim, self.n_taps = keys.u32("kda.head_dim"), keys.u32("ssm.conv_kernel")
         if not self.head_dim or not self.n_taps:
             raise FileFormatError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.graph.ir import Value
 from ikpy.models.batch import BatchGraph, StateSpec
-from ikpy.models.hparams import HParams
+from ikpy.models.hparams import HParams, check_any_heads
 from ikpy.models.keys import Keys
 from ikpy.models.recurrent_layers import RecurrentLayers
 from ikpy.models.routing import Routing, gating_func
@@ -37,6 +37,7 @@ class Lfm2(RecurrentLayers, Transformer):
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
+        check_any_heads(keys, hp)
         self.n_taps = keys.u32("shortconv.l_cache")
         if not self.n_taps:
             raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.shortconv.l_cache is 0")

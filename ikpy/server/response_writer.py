@@ -135,7 +135,7 @@ class ResponseWriter:
             self._keep(found)
             for delta in self._reader.feed(text):
                 self._add(delta)
-        for delta in self._reader.finish(cut=event.stopped_limit):
+        for delta in self._reader.end(event):
             self._add(delta)
         self._add_rest()
         if not self._items:
@@ -217,7 +217,7 @@ class ResponseWriter:
                 for text in await apart(self.n_values(event), self._deltas, self._reader.feed(event.text)):
                     yield text
             elif isinstance(event, Finished):
-                for text in [*self._deltas(self._reader.finish(cut=event.stopped_limit)), *self._rest()]:
+                for text in [*self._deltas(self._reader.end(event)), *self._rest()]:
                     yield text
                 for text in await apart(self.n_values(event), self._end, event):
                     yield text

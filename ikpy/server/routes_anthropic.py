@@ -220,7 +220,7 @@ class MessageStream:
 
     def _deltas(self, event: Piece | Finished) -> list[Delta]:
         if isinstance(event, Finished):
-            return self._reader.finish(cut=event.stopped_limit)
+            return self._reader.end(event)
         return self._reader.feed(event.text)
 
     def _start(self, event: Piece | Finished) -> str:
@@ -293,7 +293,7 @@ async def messages(request: Request) -> Response:
         return EventStream(MessageStream(front, chat).events(generation), generation.cancel)
     event = (await generation.results(request))[0]
     reader, message = chat.output.reader(), ChatMessage()
-    for delta in [*reader.feed(event.text), *reader.finish(cut=event.stopped_limit)]:
+    for delta in [*reader.feed(event.text), *reader.end(event)]:
         message.add(delta)
     return json_response(
         {

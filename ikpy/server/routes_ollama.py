@@ -163,13 +163,13 @@ class Answer:
 
     def finish(self, event: Finished) -> list[dict[str, Any]]:
         """Objects for what was held back, and for calls."""
-        out = self.add(self._reader.finish(cut=event.stopped_limit))
+        out = self.add(self._reader.end(event))
         calls = self._calls()
         return [*out, self._object("", "", calls) | self._logprobs()] if calls and self._chat else out
 
     def whole(self, event: Finished, prompt: Prompt) -> dict[str, Any]:
         """The answer as one object."""
-        self.add([*self._reader.feed(event.text), *self._reader.finish(cut=event.stopped_limit)])
+        self.add([*self._reader.feed(event.text), *self._reader.end(event)])
         message = self._message
         self._unsent = list(event.probabilities)
         said = self._object(message.content, message.reasoning, self._calls())

@@ -85,7 +85,7 @@ class ChatAnswer:
     def message(self, event: Finished) -> ChatMessage:
         """Reasoning, content and calls of a whole answer."""
         reader, message = self.chat.output.reader(), ChatMessage()
-        for delta in [*reader.feed(event.text), *reader.finish(cut=event.stopped_limit)]:
+        for delta in [*reader.feed(event.text), *reader.end(event)]:
             message.add(delta)
         return message
 
@@ -132,10 +132,7 @@ class ChatAnswer:
                 yield self.chunk(choices, prompt_progress=event.json())
             elif isinstance(event, (Piece, Finished)):
                 reader = readers[event.index]
-                if isinstance(event, Finished):
-                    deltas = reader.finish(cut=event.stopped_limit)
-                else:
-                    deltas = reader.feed(event.text)
+                deltas = reader.end(event) if isinstance(event, Finished) else reader.feed(event.text)
                 called[event.index] |= any(delta.kind == "tool" for delta in deltas)
                 for text in await apart(self.n_values(event), self._delta_chunks, event, deltas):
                     yield text

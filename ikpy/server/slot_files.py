@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from pathlib import Path
@@ -15,6 +16,7 @@ from ikpy.gguf.atomic import replacing
 if TYPE_CHECKING:
     from ikpy.engine.speculative import Drafter
     from ikpy.server.build import Server
+    from ikpy.server.log import ServerLog
     from ikpy.server.scheduler import Engine
     from ikpy.server.slots import Slot
 
@@ -26,14 +28,19 @@ AUTOSAVE = "autosave-{}-{:08x}"
 def write_slot(folder: Path, name: str, engine: Engine, slot: Slot) -> int:
     """Writes the state and the tokens of a slot, each file as a whole; returns the bytes of the state.
 
-    Raises OSError.
+    A drafter that cannot be written (which is logged) leaves no file. Raises OSError.
     """
     size = save_sequence(folder / name, engine.context, slot.id, slot.tokens)
     content = {"has_mtmd": False, "map_idx_to_media": [], "tokens": slot.tokens, "magic": TOKENS_MAGIC, "version": 1}
     with replacing(folder / f"{name}.tokens.json") as file:
         file.write(json.dumps(content).encode())
     for path, drafter in draft_files(folder, name, slot):
-        drafter.write_state(path)
+        try:
+            drafter.write_state(path)
+        except Exception as error:
+            log_error(engine.log, "write_slot", "drafter's cache not saved", error, slot)
+            with contextlib.suppress(OSError):
+                path.unlink()  # one that is older is of another text
     return size
 
 
@@ -53,9 +60,17 @@ def read_slot(folder: Path, name: str, engine: Engine, slot: Slot) -> int:
             drafter.read_state(path)
         except FileNotFoundError:
             continue  # saved without that drafter
-        except (OSError, IkpyError) as error:
-            engine.log.failure("read_slot", "drafter's cache not restored", id_slot=slot.id, error=str(error))
+        except Exception as error:
+            log_error(engine.log, "read_slot", "drafter's cache not restored", error, slot)
     return size
+
+
+def log_error(log: ServerLog, function: str, message: str, error: Exception, slot: Slot) -> None:
+    """Logs what went wrong with a slot's file, in one line if it can be expected of files."""
+    if isinstance(error, (OSError, IkpyError)):
+        log.failure(function, message, id_slot=slot.id, error=str(error))
+    else:
+        log.caught(function, message, error, id_slot=slot.id)
 
 
 def draft_files(folder: Path, name: str, slot: Slot) -> list[tuple[Path, Drafter]]:
@@ -95,8 +110,8 @@ def save_slots(server: Server) -> None:
                 path = autosave_file(server, slot)
                 write_slot(path.parent, path.name, engine, slot)
                 engine.log.event("save_slots", "slot saved", id_slot=slot.id, n_saved=len(slot.tokens))
-        except OSError as error:
-            engine.log.failure("save_slots", "slot not saved", id_slot=slot.id, error=str(error))
+        except Exception as error:
+            log_error(engine.log, "save_slots", "slot not saved", error, slot)
 
 
 def restore_slots(server: Server) -> None:
@@ -111,5 +126,6 @@ def restore_slots(server: Server) -> None:
         try:
             read_slot(path.parent, path.name, engine, slot)
             engine.log.event("restore_slots", "slot restored", id_slot=slot.id, n_restored=len(slot.tokens))
-        except (OSError, IkpyError) as error:
-            engine.log.failure("restore_slots", "slot not restored", id_slot=slot.id, error=str(error))
+        except Exception as error:
+            log_error(engine.log, "restore_slots", "slot not restored", error, slot)
+            slot.truncate(0)

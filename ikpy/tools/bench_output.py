@@ -9,7 +9,8 @@ from typing import Any, TextIO
 from ikpy.backends.cuda.devices import available
 from ikpy.threads import physical_cores
 from ikpy.tools import machine
-from ikpy.tools.bench import BenchParams, Result, bench_tests
+from ikpy.tools.bench import Result
+from ikpy.tools.bench_tests import BenchParams, bench_tests
 
 GIB = 1 << 30
 MIB = 1 << 20

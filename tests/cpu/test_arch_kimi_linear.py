@@ -209,6 +209,17 @@ def test_what_cannot_be(tmp_path: Path) -> None:
             Model.load(model.write(tmp_path / "model.gguf"))
 
 
+@pytest.mark.parametrize("changes", [{"head_count": 0}, {"head_count": 0, "head_count_kv": 0}, {}], ids=str)
+def test_files_without_heads(changes: dict[str, int], tmp_path: Path) -> None:
+    """The shapes of tensors would be none of theirs."""
+    model = kimi_linear()[0]
+    for key in ("head_count", "head_count_kv"):
+        model.keys.pop(f"attention.{key}")
+    model.keys |= {f"attention.{key}": value for key, value in changes.items()}
+    with pytest.raises(FileFormatError, match=r"model\.gguf: kimi-linear\.attention\.head_count is 0$"):
+        Model.load(model.write(tmp_path / "model.gguf"))
+
+
 def test_rope_options_have_no_effect(tmp_path: Path) -> None:
     path = kimi_linear()[0].write(tmp_path / "model.gguf")
     logits, log = [], list[str]()

@@ -15,7 +15,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
-from ikpy.errors import IkpyError
+from ikpy.errors import FileFormatError, IkpyError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.graph.activations import ActivationCollector
 from tests.cpu import definition_checks as checks
@@ -138,6 +138,17 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         model.keys[key] = value
         with pytest.raises(IkpyError, match=message):
             Model.load(model.write(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("changes", [{"head_count": 0}, {"head_count": 0, "head_count_kv": 0}, {}], ids=str)
+def test_files_without_heads(changes: dict[str, int], tmp_path: Path) -> None:
+    """The shapes of tensors would be none of theirs."""
+    model = lfm2()[0]
+    for key in ("head_count", "head_count_kv"):
+        model.keys.pop(f"attention.{key}")
+    model.keys |= {f"attention.{key}": value for key, value in changes.items()}
+    with pytest.raises(FileFormatError, match=r"model\.gguf: lfm2\.attention\.head_count is 0$"):
+        Model.load(model.write(tmp_path / "model.gguf"))
 
 
 @pytest.mark.parametrize("make", [lfm2, lfm2moe], ids=lambda f: f.__name__)

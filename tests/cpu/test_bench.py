@@ -14,8 +14,9 @@ from ikpy.cli import main
 from ikpy.cli.bench_command import BenchCommand, parse_bench
 from ikpy.cli.bench_options import BY_NAME
 from ikpy.errors import ResourceError, UsageError
-from ikpy.tools.bench import BenchTest, Engine, Runner, bench_tests, sample_deviation
+from ikpy.tools.bench import Engine, Runner, sample_deviation
 from ikpy.tools.bench_output import PRINTERS
+from ikpy.tools.bench_tests import BenchTest, bench_tests
 from tests.shared import DATA, SHARED
 
 GOLDEN = DATA / "cli"

@@ -15,6 +15,7 @@ import ikpy
 from ikpy._native import core
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
+from ikpy.engine.expert_reads import ExpertReads
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.builder import Graph
@@ -140,6 +141,30 @@ def test_a_model_that_is_read_ahead() -> None:
     of_last = sum(w.strides[2] for w in experts[-3:]) * hp.n_expert_used
     wait_for(lambda: bytes_asked(context) >= before + of_last, lambda: bytes_asked(context) - before)
     assert bytes_asked(context) <= before + 2 * per_token  # what the token before asked for may have been under way
+
+
+@pytest.mark.parametrize("path", [TINY, ZOO / "qwen3moe.gguf"], ids=lambda path: path.stem)
+def test_layers_have_one_number_in_all_plans(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are picked in front of the last layer's network in some plans: behind itself it would be read once more."""
+    numbers: list[int] = []
+    add = ExpertReads._add_layer
+    monkeypatch.setattr(ExpertReads, "_add_layer", lambda *a: numbers.append(add(*a)) or numbers[-1])
+    context = load(path, prefetch_experts=True)
+    logits(context)
+    context.decode(Batch.single([3, 4, 5], 42, logits="all"))
+    hp = context.model.hparams
+    n_layers = hp.n_layer - hp.n_dense_layers
+    assert numbers == [*range(n_layers)] * (len(numbers) // n_layers) and len(numbers) >= 3 * n_layers
+
+
+def test_contexts_of_a_model_read_by_themselves() -> None:
+    """What one asks for ends what it asked for before, not what another one is about to need."""
+    first = load(TINY, prefetch_experts=True)
+    second = Context(first.model, ContextParams(n_ctx=256, n_threads=2))
+    for context in (first, second):
+        logits(context)
+    one, other = (context._plans._reads for context in (first, second))
+    assert one is not None and other is not None and one.reader is not other.reader
 
 
 def test_what_is_in_memory_is_not_read_ahead(tmp_path: Path) -> None:

@@ -54,6 +54,19 @@ def test_dump_text(model):
     assert '"nul\\u0000inside", ""' in run("dump", model, "--full")[0]
 
 
+def test_names_of_other_programs_without_their_beginning(model, tmp_path, capfd):
+    """As in scripts in which `llama-` was replaced by `ikpy `."""
+    from ikpy.cli import main
+
+    assert main(["gguf-split", "--split", "--split-max-tensors", "1", str(model), str(tmp_path / "part")]) == 0
+    first = min(tmp_path.glob("part-00001-of-*.gguf"))
+    assert main(["gguf-split", "--merge", str(first), str(tmp_path / "merged.gguf")]) == 0
+    assert main(["gguf-hash", str(tmp_path / "merged.gguf")]) == 0
+    assert capfd.readouterr().out.splitlines()[-1].endswith("merged.gguf")
+    assert main(["gguf-slit", "x"]) == 1
+    assert capfd.readouterr().err.startswith("error: no such command: gguf-slit")
+
+
 def test_the_two_modes_of_gguf_split_exclude_each_other(model, capfd, monkeypatch):
     from ikpy.cli import main
 

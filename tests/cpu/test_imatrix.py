@@ -472,6 +472,8 @@ def test_statistics(tmp_path, capfd):
     assert run(["--in-file", str(path), "--show-statistics"]) == 0
     out = capfd.readouterr().out
     assert f"Statistics of {path} (2 tensors)" in out
+    assert run(["-m", "missing.gguf", "--in-file", str(path), "--show-statistics"]) == 0, "no model is needed"
+    assert capfd.readouterr().out == out
     data = ImatrixData()
     data.load(str(path))
     first, second = imatrix_report.tensor_statistics(data)

@@ -10,12 +10,14 @@ import pytest
 import ikpy
 from ikpy import LLM
 from ikpy.cli import main
+from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.nan_search import first_not_a_number
 from ikpy.engine.params import ContextParams
 from ikpy.engine.sampling import NotANumberError
 from ikpy.gguf.reader import GGUFFile
+from ikpy.quants.registry import CACHE_TYPES
 from tests.shared import DATA
 
 ZOO = DATA / "zoo"
@@ -116,6 +118,44 @@ def test_generated_text_ends_with_its_name(tmp_path, capfd):
     path = str(damaged(tmp_path, model, tensor, value))
     assert main(["cli", "-m", path, "-p", "Three sheep", "-n", "4", "-c", "256", "-t", "2"]) == 1
     assert capfd.readouterr().err.rstrip().endswith(NO_NUMBER + where)
+
+
+def with_nan_in_row(tmp_path, model, tensor, row):
+    """Copy of a model with a NaN in one row of a matrix: one element of every key, or value, or latent."""
+    source, path = ZOO / f"{model}.gguf", tmp_path / "damaged.gguf"
+    data = bytearray(source.read_bytes())
+    with GGUFFile.open(source) as file:
+        info = file.tensors[tensor]
+    at = info.offset + row * info.nbytes // info.shape[1]
+    data[at : at + 2] = np.float16(np.nan).tobytes()
+    path.write_bytes(data)
+    return path
+
+
+CACHED = [("qwen3", "attn_k"), ("qwen3", "attn_v"), ("deepseek2-v3-mla", "attn_kv_a_mqa")]
+
+
+@pytest.mark.parametrize("kind", CACHE_TYPES)
+@pytest.mark.parametrize(("model", "tensor"), CACHED)
+def test_no_cache_hides_it(model, tensor, kind, tmp_path):
+    """Scales of blocks are made of the largest magnitude, which NaN is not."""
+    name = f"blk.0.{tensor}.weight"
+    loaded = Model.load(with_nan_in_row(tmp_path, model, name, 9))
+    value = {} if tensor == "attn_k" else {"type_v": kind}
+    for flash in (True, False) if tensor == "attn_k" else (True,):
+        params = ContextParams(n_ctx=256, n_threads=1, type_k=kind, flash_attn=flash, **value)
+        context = Context(loaded, params, log=lambda _: None)
+        assert np.isnan(context.decode(Batch.single(np.arange(20), logits="all"))).all(), (kind, flash)
+        assert np.isnan(context.decode(Batch.single([7], 20))).all(), "a single token"
+        assert context.first_not_a_number(list(range(20))) == f"mul_mat with {name} (f16)"
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "iq4_nl", "q8_KV"])
+def test_generated_text_ends_with_its_name_whatever_the_cache_is(kind, tmp_path, capfd):
+    path = str(with_nan_in_row(tmp_path, "qwen3", "blk.0.attn_k.weight", 9))
+    arguments = ["-p", "Three sheep", "-n", "4", "-c", "256", "-t", "1", "-ctk", kind, "-ctv", kind]
+    assert main(["cli", "-m", path, *arguments]) == 1
+    assert capfd.readouterr().err.rstrip().endswith(NO_NUMBER + "mul_mat with blk.0.attn_k.weight (f16)")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from ikpy.errors import UsageError
 from ikpy.graph.placement import DeviceParams, PlacementParams
 from ikpy.server.settings import ServerSettings
 from ikpy.tools.batched_bench import BatchedSettings
-from ikpy.tools.bench import BenchParams
+from ikpy.tools.bench_tests import BenchParams
 from ikpy.tools.imatrix import Settings as ImatrixSettings
 from ikpy.tools.sweep_bench import SweepSettings
 from tests.shared import DATA, ROOT

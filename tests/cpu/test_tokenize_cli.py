@@ -36,6 +36,12 @@ def test_output_equals_the_golden_capture(name, arguments, text):
     assert result.returncode == 0
 
 
+def test_backslashes_stand_for_themselves():
+    without, given = (run("--log-disable", "--ids", "-p", r"a\nb", *more) for more in ((), ("--no-escape",)))
+    assert (given.returncode, given.stdout) == (0, without.stdout)
+    assert given.stdout.count(b",") == 4, "BOS, a, backslash, n, b"
+
+
 def test_file_with_bytes_that_are_not_utf8(tmp_path):
     file = tmp_path / "text"
     file.write_bytes(b"a\xff\xfeb")

@@ -28,7 +28,7 @@ from ikpy.quants import by_name, dequantize
 from tests.cpu.test_adapters import llama
 from tests.cuda.models import MIB, emulated, logits_of, recorded_operations, zoo
 from tests.cuda.test_adapters import adapted, logits, written
-from tests.cuda.test_placement_matrix import ZOO, assert_same, tokens_for, worst
+from tests.cuda.test_placement_matrix import KINDS, ZOO, assert_same, lacks, tokens_for, worst
 
 # With a header per row, a header per group of interleaved rows, interleaved rows, blocks of 32 and of 256.
 TYPES = (
@@ -128,6 +128,16 @@ def test_logits_are_those_of_the_cpu(path: Path, where: str, n_devices: int, tru
     assert ("mul_mat_id" in parts) == (
         where not in ("one device has no share", "experts on the CPU") and path != zoo("qwen3")
     )
+    assert_same(ours, truths[str(path)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", (default_model_path(), zoo("qwen3")), ids=lambda path: path.stem)
+def test_what_lacks_a_kernel_stays_whole(path: Path, kind: str, truths: dict[str, np.ndarray]) -> None:
+    """Activations of parts are prepared by the device that has the part: one that cannot gets no part."""
+    with emulated(2, unsupported=lacks(kind)) as kernels:
+        ours = logits_of(path, tokens_for(), 16, placement=PlacementParams(**GRAPH), **EXACT)
+    assert kind not in {node.kind for node in kernels.launched}
     assert_same(ours, truths[str(path)])
 
 

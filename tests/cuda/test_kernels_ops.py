@@ -139,6 +139,28 @@ def test_cache_store_and_copy(rng: np.random.Generator, type_name: str) -> None:
     p.compare(read, back, bound=2e-3 if type_name in ("q6_0", "iq4_nl") else 1e-7)
 
 
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("type_name", registry.CACHE_TYPES)
+def test_broken_values_stay_visible_in_caches(rng: np.random.Generator, type_name: str, broken: float) -> None:
+    """A block holds one scale: all of it is no number then, and other blocks are what they were."""
+    p = Program()
+    kind = registry.by_name(type_name)
+    cache = p.weight(np.zeros(4 * kind.row_nbytes(96), np.uint8), type_name, (96, 1, 4))
+    values = normal(rng, 4, 1, 96)
+    for cell, place in enumerate((0, 41, 95)):
+        values[cell, 0, place] = broken
+    p.graph.kv_store(p.array(values), cache, p.array(np.arange(4, dtype=np.int32)))
+    read = p.graph.copy(cache, p.graph.new(96, 1, 4))
+    unit = 96 if type_name == "q8_KV" else 32
+    for on_cuda in (False, True):
+        found = p.run([read], on_cuda=on_cuda)[0].reshape(4, 96)
+        for cell, place in enumerate((0, 41, 95)):
+            assert not np.isfinite(found[cell, place])
+            others = np.arange(96) // unit != place // unit
+            assert np.isfinite(found[cell, others]).all()
+        assert np.isfinite(found[3]).all()
+
+
 def test_hadamard(rng: np.random.Generator) -> None:
     p = Program()
     x = p.array(normal(rng, 4, 3, 96))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+
 import pytest
 
 from ikpy.server.chat.gemma_calls import GEMMA
 from ikpy.server.chat.harmony import HARMONY
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, DSML, GCML, GIGACHAT_GCML, MINIMAX
 from ikpy.server.chat.output import ChatMessage, OutputFormat
+from ikpy.server.chat.python_calls import LFM2
 from ikpy.server.chat.recipients import NO_CALLS, RECIPIENTS
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
@@ -15,6 +19,7 @@ from ikpy.server.chat.tags import answer_tags, reasoning_tags
 from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA, SOLAR
 from ikpy.server.chat.tool_formats import FUNCTIONARY, GIGACHAT, HERMES, MISTRAL, MISTRAL_ARGS, SIGNS, tool_format
 from ikpy.server.chat.tool_reading import ToolFormat
+from tests.server.harness import running
 
 WRITE = {"name": "write", "parameters": {"properties": {"path": {"type": "string"}, "lines": {"type": "array"}}}}
 ARGUMENTS = '{"path": "a b", "lines": [1, 2]}'
@@ -77,14 +82,15 @@ CALLS: list[tuple[ToolFormat, str]] = [
     (CODER, tagged("tool_call", "\n")),
     (SEED, tagged("seed:tool_call", "")),
     (GEMMA, '<|tool_call>call:write{lines:[1,2],path:<|"|>a b<|"|>}<tool_call|>' * 2),
+    (LFM2, "<|tool_call_start|>[write(path='a b', lines=[1, 2]), write('a b', [1, 2])]<|tool_call_end|>"),
     (HARMONY, f"{HARMONY_CALL}<|start|>assistant{HARMONY_CALL}"),
 ]
 
 
-def read(text: str, output: OutputFormat, size: int, *, cut: bool) -> ChatMessage:
+def read(text: str, output: OutputFormat, size: int, *, cut: bool, stop: str = "") -> ChatMessage:
     reader, message = output.reader(), ChatMessage()
     deltas = [delta for at in range(0, len(text), size) for delta in reader.feed(text[at : at + size])]
-    for delta in [*deltas, *reader.finish(cut=cut)]:
+    for delta in [*deltas, *reader.finish(cut=cut, stop=stop)]:
         assert delta.text or delta.name is not None
         message.add(delta)
     return message
@@ -128,6 +134,45 @@ def test_what_the_model_ends_itself_is_text(format_: ToolFormat, call: str) -> N
     if format_ is not HARMONY:
         text = f"Hi. {format_.opening} no call"
         assert read(text, output_of(format_), 3, cut=False).content.split() == text.split()
+
+
+ENDS = [
+    (GLM, GLM_CALL, ("</tool_call>", "</tool", "</", "\n</tool_call>")),
+    (CODER, tagged("tool_call", "\n"), ("</tool_call>", "</tool", "</function>", "</function>\n</tool_call>")),
+    (SEED, tagged("seed:tool_call", ""), ("</seed:tool_call>", "</seed", "</function>")),
+    (GEMMA, '<|tool_call>call:write{lines:[1,2],path:<|"|>a b<|"|>}<tool_call|>', ("<tool_call|>", "<tool")),
+    (KIMI, KIMI_CALL.join(KIMI_SECTION), (KIMI_SECTION[1], "<|tool_call_end|>")),
+    (SOLAR, f"<|tool_calls|>{SOLAR_CALL}", ("<|tool_call:end|>",)),
+    (DEEPSEEK, IN_BLOCK.join(DEEPSEEK_SECTION), (DEEPSEEK_SECTION[1], "<｜tool▁call▁end｜>")),
+    (MINIMAX, f"<minimax:tool_call>\n{invoke('')}</minimax:tool_call>", ("</minimax:tool_call>", "</invoke>")),
+    (
+        LFM2,
+        "<|tool_call_start|>[write(path='a b', lines=[1, 2])]<|tool_call_end|>",
+        ("<|tool_call_end|>", "<|tool", ")]"),
+    ),
+    (HERMES, f"<tool_call>\n{OBJECT}\n</tool_call>", ("</tool_call>", "\n</")),
+]
+"""A call, and stop strings that end an answer where nothing of it is missing but the end."""
+
+
+@pytest.mark.parametrize(("format_", "call", "stops"), ENDS, ids=lambda value: getattr(value, "name", ""))
+def test_stop_strings_that_are_the_end_of_a_call(format_: ToolFormat, call: str, stops: tuple[str, ...]) -> None:
+    for stop in stops:
+        text = f"Hi. {call[: call.rindex(stop)]}"
+        for size in (1, 3, len(text)):
+            message = read(text, output_of(format_), size, cut=False, stop=stop)
+            calls = [(c["name"], json.loads(c["arguments"])) for c in message.calls]
+            assert (message.content.strip(), calls) == ("Hi.", [("write", json.loads(ARGUMENTS))]), stop
+
+
+@pytest.mark.parametrize("format_", [GLM, CODER, SEED], ids=lambda value: value.name)
+def test_other_stop_strings_make_no_calls(format_: ToolFormat) -> None:
+    """Nothing says that a call without its later parameters is the one that was meant."""
+    call = next(call for f, call in CALLS if f is format_).split("</tool_call>")[0]
+    for n in range(call.index("write"), call.rindex("</function>") if "</function>" in call else len(call)):
+        for stop in ("\n", "<", "<arg_key>", "<parameter=", call[n : n + 4]):
+            message = read(f"Hi. {call[:n]}", output_of(format_), 3, cut=False, stop=stop)
+            assert (message.content.split(), message.calls) == (f"Hi. {call[:n]}".split(), []), (n, stop)
 
 
 @pytest.mark.parametrize(
@@ -185,3 +230,20 @@ def test_beginnings_of_markers() -> None:
         message = read(text, output, 1, cut=True)
         assert message.content == content and message.reasoning == ("a" if "k>" in text else "")
         assert read(text, output, 1, cut=False).content == (text if "k>" not in text else "")
+
+
+def test_the_end_of_a_call_as_a_stop_string_of_requests() -> None:
+    template = "{{ tools }}<tool_call><arg_key>{% for m in messages %}{{ m.content }}{% endfor %}"
+    function = {"name": "pick", "parameters": {"properties": {"side": {"const": "left"}}, "required": ["side"]}}
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 200}
+    chat = asked | {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    tool = {"name": "pick", "input_schema": function["parameters"]}
+    claude = asked | {"model": "m", "tools": [tool], "tool_choice": {"type": "any"}}
+    with running(f"llama-server -m PUPPET -t 1 -c 512 -np 1 --chat-template {shlex.quote(template)}") as client:
+        for stream in (False, True):
+            for path, body in (
+                ("/v1/chat/completions", chat | {"stop": "</tool_call>"}),
+                ("/v1/messages", claude | {"stop_sequences": ["</tool_call>"]}),
+            ):
+                text = client.post(path, json=body | {"stream": stream}).text
+                assert "arg_key" not in text and "pick" in text and "left" in text, f"{path}: {text}"

@@ -168,6 +168,58 @@ def test_texts_are_saved_and_restored_without_a_drafter_that_fails(
     assert set(errors(log)) == {("drafting failed, the answer goes on without", "ValueError('no state')")}
 
 
+@pytest.mark.parametrize("method", ["write_state", "read_state"])
+def test_slots_are_kept_over_a_restart_without_a_drafter_that_fails(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a drafter that cannot be written no older file stays, which would be of another text."""
+
+    def fail(*_: Any) -> None:
+        raise ValueError("no states")
+
+    command = "llama-server -m MODEL -t 1 -c 512 -np 2 --spec-type ngram-map-k:size_n=2 --slot-save-path x"
+    first, second = (start_server(f"{command} --slot-autosave", tmp_path) for _ in range(2))
+    log = io.StringIO()
+    for server in (first, second):
+        server.engine.log.style, server.engine.log._out = "json", log
+        for slot in server.engine.slots:
+            assert slot.speculator is not None
+            for drafter in slot.speculator.drafters:
+                monkeypatch.setattr(type(drafter), "needs_states", True)
+                monkeypatch.setattr(type(drafter), method, fail)
+    older = slot_files.draft_file(tmp_path, slot_files.autosave_file(first, first.engine.slots[0]).name)
+    older.write_bytes(b"of another text")
+    both = [ask(first, prompt) for prompt in ([1, 2, 3], [7, 8, 9])]
+    assert all(map(ended, both))
+    for server in (first, second):
+        server.engine.stop(10)
+    slot_files.save_slots(first)
+    slot_files.restore_slots(second)
+    assert [slot.tokens for slot in second.engine.slots] == [slot.tokens for slot in first.engine.slots]
+    assert all(slot.tokens for slot in second.engine.slots)
+    what = "saved" if method == "write_state" else "restored"
+    assert errors(log) == [(f"drafter's cache not {what}", "ValueError('no states')")] * 2
+    assert older.exists() is (method == "read_state")
+
+
+def test_a_slot_that_cannot_be_written_keeps_no_other_from_it(
+    server: Server, lines: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = slot_files.save_sequence
+
+    def fail(path: Path, context: Any, seq_id: int, tokens: list[int]) -> int:
+        if seq_id == 0:
+            raise MemoryError("no room for a copy")
+        return write(path, context, seq_id, tokens)
+
+    assert all(map(ended, [ask(server, prompt) for prompt in ([1, 2, 3], [7, 8, 9])]))
+    server.engine.stop(10)
+    monkeypatch.setattr(slot_files, "save_sequence", fail)
+    slot_files.save_slots(server)
+    assert errors(lines) == [("slot not saved", "MemoryError('no room for a copy')")]
+    assert slot_files.autosave_file(server, server.engine.slots[1]).exists()
+
+
 def test_an_engine_that_cannot_go_on_says_so(
     server: Server, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

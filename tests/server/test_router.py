@@ -272,6 +272,22 @@ def test_files_are_looked_at_beside_the_event_loop(folder: Path) -> None:
     asyncio.run(play())
 
 
+def test_errors_name_a_few_of_many_models() -> None:
+    models = {f"{i:02}-{'m' * 200}": ModelFile(str(i), Path("x"), 1, 1) for i in range(13)}
+
+    async def message(name: str | None, n: int) -> str:
+        pool = Pool(lambda: dict(list(models.items())[:n]), Limits(), slow_worker)
+        with pytest.raises(ApiError) as found:
+            await pool.pick(name)
+        return found.value.message
+
+    shown = ", ".join(f"{i:02}-{'m' * 97}..." for i in range(10))
+    for name, what in ((None, '"model" is required'), ("x", "there is no model x")):
+        assert asyncio.run(message(name, 10)) == f"{what}; models: {shown}"
+        assert asyncio.run(message(name, 13)) == f"{what}; models: {shown} and 3 more (GET /v1/models lists all)"
+        assert asyncio.run(message(name, 0)) == f"{what}; models: none"
+
+
 def test_lengths_of_requests_are_known_before_a_model_is_loaded(folder: Path) -> None:
     """From the header of a file and the options; then what the process says, also after it is unloaded."""
     (folder / "damaged.gguf").write_bytes(b"GGUF")

@@ -160,7 +160,10 @@ def test_a_model_that_ends_takes_its_place(play: Callable[..., None]) -> None:
 
 def test_a_start_that_fails_in_an_unexpected_way(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(router: Router) -> None:
-        async def fail(_: Worker) -> None:
+        clients = []
+
+        async def fail(worker: Worker) -> None:
+            clients.append(worker.client)
             raise ValueError("not remembered")
 
         with monkeypatch.context() as patch:
@@ -169,6 +172,7 @@ def test_a_start_that_fails_in_an_unexpected_way(play: Callable[..., None], monk
                 await router.post("/echo", "a")
         await until(lambda: router.pool.workers["a"].pid is None)
         assert router.states() == {"a": "failed"}
+        assert [client is not None and client.is_closed for client in clients] == [True]
         await router.pid("a")
         await router.post("/models/unload", "a")
         arguments = router.pool.workers["a"]._arguments

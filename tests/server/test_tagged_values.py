@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from ikpy.engine.grammar import TokenTexts, gbnf_grammar
 from ikpy.server.chat.call_grammar import call_grammar
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DSML, MINIMAX
 from ikpy.server.chat.output import OutputFormat
+from ikpy.server.chat.python_calls import LFM2
 from ikpy.server.chat.tagged_values import CODER, GLM, takes_text, text_without, typed_value, value_types
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.errors import ApiError
@@ -206,3 +208,19 @@ def test_an_attribute_and_listed_values() -> None:
         assert accepts(source, written)
         (call,) = read(written, OutputFormat(None, False, DEEPSEEK_DSML.knowing([tool])), 5).calls
         assert json.loads(call["arguments"]) == {"mode": json.loads(text)}
+
+
+@pytest.mark.parametrize("format_", [GLM, CODER, LFM2], ids=lambda value: value.name)
+def test_long_values_take_little_memory(format_: ToolFormat) -> None:
+    """A pattern that looks ahead at every character keeps a hundred bytes for each."""
+    value = "x = a < b\n" * 40_000
+    python = f"<|tool_call_start|>[write(content={value!r})]<|tool_call_end|>"
+    text = {GLM.name: glm(content=value), CODER.name: coder(content=value), LFM2.name: python}[format_.name]
+    tracemalloc.start()
+    try:
+        (call,) = read(text, OutputFormat(None, False, format_.knowing([WRITE])), len(text)).calls
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert json.loads(call["arguments"])["content"] == value
+    assert peak < 25 * len(text), f"{peak / len(text):.0f} bytes per character"

@@ -19,19 +19,26 @@ int clamp_level(float x, int low, int high) { return std::min(high, std::max(low
 // computes.
 int code_of(float v, int top) { return int(std::max(0.0f, std::min(v, float(top)))); }
 
-// Element of largest magnitude, with its sign.
-float signed_extreme(const float* x, int n) {
-    float best = 0.0f;
-    for (int i = 0; i < n; ++i) {
-        if (std::fabs(x[i]) > std::fabs(best)) best = x[i];
+// NaN if any element is: as integers, magnitudes have the order of the numbers, infinity and NaN above them.
+float highest_magnitude(const float* x, int64_t n) {
+    uint32_t best = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, x + i, sizeof(bits));
+        best = std::max(best, bits & 0x7fffffffu);
     }
-    return best;
+    float magnitude;
+    std::memcpy(&magnitude, &best, sizeof(best));
+    return magnitude;
 }
 
-float highest_magnitude(const float* x, int64_t n) {
-    float best = 0.0f;
-    for (int64_t i = 0; i < n; ++i) best = std::max(best, std::fabs(x[i]));
-    return best;
+// Element of largest magnitude, with its sign, the first of several; NaN if there is one.
+float signed_extreme(const float* x, int n) {
+    const float top = highest_magnitude(x, n);
+    for (int i = 0; i < n && top != 0.0f; ++i) {
+        if (std::fabs(x[i]) == top) return x[i];
+    }
+    return top;
 }
 
 // Least-squares scale for fixed levels, errors weighted by x^2; fallback when all levels are 0.
@@ -106,7 +113,8 @@ void store_with_minimum(const float* src, int64_t n, uint8_t* dst) {
         const float* x = src + b * kBlock;
         uint8_t* y = dst + b * kBytes;
         const float low = *std::min_element(x, x + kBlock), high = *std::max_element(x, x + kBlock);
-        const float d = (high - low) / float(kTop);
+        const float top = highest_magnitude(x, kBlock);
+        const float d = std::isfinite(top) ? (high - low) / float(kTop) : top;
         const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
         int code[kBlock];
         for (int i = 0; i < kBlock; ++i) code[i] = code_of((x[i] - low) * inverse + 0.5f, kTop);

@@ -1,13 +1,13 @@
 """Options of prompts, text files and the chat program."""
 
-from ikpy.cli import values
+from ikpy.cli import file_values, values
 from ikpy.cli.options import COUNT_OR_ALL, FLAG, OFF, PATH, SWITCH, TEXT, Kind, always, ignored, option
 
 ROWS = (
     option("-p --prompt", TEXT, "prompt.text", "text to process", "PIC"),
     option(
         "-f --file",
-        Kind("FILE", values.to_prompt_file),
+        Kind("FILE", file_values.to_prompt_file),
         "prompt.text",
         "file with the text; one newline at its end is dropped",
         "PIC",
@@ -15,7 +15,7 @@ ROWS = (
     ),
     option(
         "-bf --binary-file",
-        Kind("FILE", values.to_file_text),
+        Kind("FILE", file_values.to_file_text),
         "prompt.text",
         "binary task file, read as it is",
         "PC",
@@ -51,7 +51,7 @@ CHAT_ROWS = (
     ),
     option(
         "-sysf --system-prompt-file",
-        Kind("FILE", values.to_prompt_file),
+        Kind("FILE", file_values.to_prompt_file),
         "prompt.system",
         "file with the system message of a chat",
         "C",

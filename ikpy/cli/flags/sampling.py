@@ -1,6 +1,6 @@
 """Options of the sampler chain and of constraints on the output."""
 
-from ikpy.cli import sampling_values, values
+from ikpy.cli import file_values, sampling_values
 from ikpy.cli.options import COUNT_OR_ALL, FLAG, FLOAT, INT, PATH, TEXT, Kind, ignored, option, refused
 
 GENERATORS = "SC"
@@ -77,12 +77,16 @@ CONSTRAINT_ROWS = (
     ),
     option("--grammar", TEXT, "sampling.grammar", "GBNF grammar of the output", GENERATORS),
     option(
-        "--grammar-file", Kind("FILE", values.to_code_file), "sampling.grammar", "file with the grammar", GENERATORS
+        "--grammar-file",
+        Kind("FILE", file_values.to_code_file),
+        "sampling.grammar",
+        "file with the grammar",
+        GENERATORS,
     ),
     option("-j --json-schema", TEXT, "sampling.json_schema", "JSON schema of the output", GENERATORS),
     option(
         "-jf --json-schema-file",
-        Kind("FILE", values.to_utf8_file),
+        Kind("FILE", file_values.to_utf8_file),
         "sampling.json_schema",
         "file with the JSON schema",
         GENERATORS,
@@ -91,7 +95,7 @@ CONSTRAINT_ROWS = (
     option("--cfg-negative-prompt", TEXT, "prompt.cfg_negative_prompt", "text to guide away from", "C"),
     option(
         "--cfg-negative-prompt-file",
-        Kind("FILE", values.to_file_text),
+        Kind("FILE", file_values.to_file_text),
         "prompt.cfg_negative_prompt",
         "file with the negative prompt",
         "C",
@@ -102,7 +106,7 @@ CONSTRAINT_ROWS = (
     ignored("--cfg-scale", NO_GUIDANCE, "strength of guidance", "S", FLOAT, quiet="1"),
     option(
         "--banned-string-file",
-        Kind("FILE", values.to_file_lines),
+        Kind("FILE", file_values.to_file_lines),
         "server.banned_strings",
         "file with a string per line that may not appear in answers",
         "S",

@@ -1,6 +1,6 @@
 """Options of the HTTP server."""
 
-from ikpy.cli import values
+from ikpy.cli import file_values, values
 from ikpy.cli.options import (
     COUNT,
     COUNT_OR_ALL,
@@ -223,7 +223,7 @@ CHAT_ROWS = (
     ),
     option(
         "--chat-template-file",
-        Kind("FILE", values.to_template_file),
+        Kind("FILE", file_values.to_template_file),
         "prompt.chat_template",
         "file with the chat template",
         "SC",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ikpy.tools.stop_strings import overlap
+
+if TYPE_CHECKING:
+    from ikpy.server.tasks import Finished
 
 
 @dataclass(frozen=True)
@@ -35,16 +39,22 @@ class AnswerReader:
         self._buffer = ""
         self._cut = False
         """Whether a limit has ended the answer: what is begun then, and is neither text nor a call, is left out."""
+        self._stop = ""
 
     def feed(self, text: str) -> list[Delta]:
         """Deltas that new text completes."""
         self._buffer += text
         return list(self._advance(final=False))
 
-    def finish(self, *, cut: bool) -> list[Delta]:
-        """Deltas of what was held back, at the end of the answer; ``cut``: a limit has ended it."""
-        self._cut = cut
+    def finish(self, *, cut: bool, stop: str = "") -> list[Delta]:
+        """Deltas of what was held back, at the end of the answer; ``cut``: a limit has ended it; ``stop``: the stop
+        string that has, which is no part of the text but may be the end of a call."""
+        self._cut, self._stop = cut, stop
         return list(self._advance(final=True))
+
+    def end(self, event: Finished) -> list[Delta]:
+        """`finish` as an answer has ended."""
+        return self.finish(cut=event.stopped_limit, stop=event.stopping_word)
 
     def _take(self, markers: Iterable[str], final: bool) -> str:
         """Text of the buffer that cannot be the beginning of a marker."""

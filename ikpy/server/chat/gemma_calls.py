@@ -15,6 +15,7 @@ from ikpy.engine.schema_counts import Items, Pairs
 from ikpy.engine.schema_keywords import malformed
 from ikpy.engine.schema_merge import allows_nothing
 from ikpy.engine.schema_references import resolve
+from ikpy.server.chat.scanning import DEEPEST, behind_blanks, behind_comma
 from ikpy.server.chat.tagged_values import if_possible, listed, parameters_of, takes_text, text_without, value_types
 from ikpy.server.chat.tool_blocks import BlockCalls, Call
 from ikpy.server.chat.tool_reading import Rules, ToolFormat, value_or_text
@@ -25,8 +26,6 @@ KEY = re.compile(rf"\s*(?:{re.escape(QUOTE)}(.*?){re.escape(QUOTE)}|([^\s:,{{}}\
 BARE = re.compile(r"[^,\]}]+")
 PYTHON_WORDS = {"None": None, "True": True, "False": False}
 """What templates write for values of Python, and models after them."""
-DEEPEST = 100
-"""Values within values that are read."""
 DEEPEST_RULE = 5
 """Values within values that are held to their schemas; deeper ones, and those of recursive schemas, may be any."""
 ANY_DEPTH = 4
@@ -56,7 +55,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     """The value at a place and the place behind it. Raises ValueError."""
     if depth > DEEPEST:
         raise ValueError("nested too deep")
-    at = _behind_blanks(text, at)
+    at = behind_blanks(text, at)
     if text.startswith(QUOTE, at):
         end = text.index(QUOTE, at + len(QUOTE))
         return text[at + len(QUOTE) : end], end + len(QUOTE)
@@ -81,41 +80,25 @@ def _bare_value(text: str) -> Any:
 
 def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
     found: dict[str, Any] = {}
-    at = _behind_blanks(text, at)
+    at = behind_blanks(text, at)
     while not text.startswith("}", at):
         key = KEY.match(text, at)
         if key is None:
             raise ValueError("no key")
         name = key[2] if key[1] is None else key[1]
         found[name.strip('"')], at = _value(text, key.end(), depth + 1)
-        at = _behind_comma(text, at, "}")
+        at = behind_comma(text, at, "}")
     return found, at + 1
 
 
 def _list(text: str, at: int, depth: int) -> tuple[list[Any], int]:
     found = []
-    at = _behind_blanks(text, at)
+    at = behind_blanks(text, at)
     while not text.startswith("]", at):
         value, at = _value(text, at, depth + 1)
         found.append(value)
-        at = _behind_comma(text, at, "]")
+        at = behind_comma(text, at, "]")
     return found, at + 1
-
-
-def _behind_comma(text: str, at: int, closing: str) -> int:
-    """The place of the next value, or of the closing bracket."""
-    at = _behind_blanks(text, at)
-    if text.startswith(",", at):
-        return _behind_blanks(text, at + 1)
-    if not text.startswith(closing, at):
-        raise ValueError("no comma")
-    return at
-
-
-def _behind_blanks(text: str, at: int) -> int:
-    while text[at : at + 1].isspace():
-        at += 1
-    return at
 
 
 # grammars

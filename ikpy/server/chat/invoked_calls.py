@@ -83,7 +83,7 @@ class InvokedCalls(SteppedReader):
             yield CallPart(f", {key}") if self._n_values else CallPart(f"{{{key}", self._name)
             self._n_values += 1
             self._text, self._held, self._step = self._text[parameter.end() :], "", self._value
-        elif self._text.startswith(self._ends[0]):
+        elif (self._text + self.stop).startswith(self._ends[0]):
             yield CallPart("}") if self._n_values else CallPart("{}", self._name)
             self._text, self._held, self._step = self._text[len(self._ends[0]) :], "", self._outside
             self._any, self._n_values = True, 0

@@ -209,6 +209,7 @@ class OutputReader(AnswerReader):
         assert self._call is not None
         text, self._buffer = self._buffer, ""
         is_fragment = self._cut and not self._call.may_be_text
+        self._call.stop, self._call.cut = self._stop, self._cut
         for part in self._call.feed(text, final):
             if part.name is not None:
                 yield Delta("tool", part.arguments, self._n_calls, part.name, part.call_id or random_id(""))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ikpy.engine.thinking import ThinkingLimit
 from ikpy.errors import IkpyError
+from ikpy.server.chat.code_calls import with_code
 from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.prefill import with_beginning
 from ikpy.server.chat.recipients import MARK, NO_CALLS, has_recipients
@@ -99,7 +100,7 @@ def fitted(
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     messages = [with_call_fields(message) for message in messages]
     messages = with_thinking(source, with_plans(source, with_short_ids(source, messages)))
-    messages = with_responses(source, with_written_calls(source, messages))
+    messages = with_responses(source, with_code(source, with_written_calls(source, messages)))
     if format_ is not None and takes_field(source):
         return with_field(messages, tools)
     if format_ is not None and format_.example and not shows_tools(source):

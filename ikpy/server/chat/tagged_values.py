@@ -25,11 +25,9 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 SHAPES = ("type", "anyOf", "oneOf", "allOf", "enum", "const", "$ref", "properties", "items")
 GLM_NAME = re.compile(r"\s*([^\s<{]+)\s*")
-GLM_ARGUMENT = re.compile(
-    r"<arg_key>((?:(?!</arg_key>).)*)</arg_key>\s*<arg_value>((?:(?!</arg_value>).)*)</arg_value>\s*", re.DOTALL
-)
+GLM_ARGUMENT = re.compile(r"<arg_key>((?:(?!</arg_key>).)*)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
 CODER_NAME = re.compile(r"\s*<function=([^>\s]+)>\s*")
-CODER_ARGUMENT = re.compile(r"<parameter=([^>]+)>\n?((?:(?!</parameter>).)*)</parameter>\s*", re.DOTALL)
+CODER_ARGUMENT = re.compile(r"<parameter=([^>]+)>\n?(.*?)</parameter>\s*", re.DOTALL)
 CODER_END = "</function>"
 ANY_NAME = r'[^<>"\x00-\x20]{1,100}'
 """GBNF of the name of a parameter that no schema names."""
@@ -252,7 +250,7 @@ def tagged_format(
     opening, closing = f"<{tag}>", f"</{tag}>"
 
     def reader(functions: Sequence[Mapping[str, Any]]) -> BlockCalls:
-        return BlockCalls(opening, closing, partial(read, schemas_of(functions)), needs_end=True)
+        return BlockCalls(opening, closing, partial(read, schemas_of(functions)), needs_end=read is glm_calls)
 
     return ToolFormat(
         name, opening, lambda: reader(()), behind, call, r'"\n"?', (opening, closing, *markers), reader_of=reader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from ikpy.engine import strict_json
 from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, json_call, kimi_call, solar_call
 from ikpy.server.chat.listed_calls import ListedCalls
 from ikpy.server.chat.tool_reading import CallPart, CallReader, Rules, ToolFormat, parse_value
+from ikpy.tools.stop_strings import overlap
 
 Call = tuple[str, str, str | None]
 """Name, arguments as JSON text, id."""
@@ -34,7 +35,7 @@ class BlockCalls(CallReader):
     """Everything up to the closing marker; ``parse`` gives the calls and what follows the last well-formed one.
 
     A marker within a text, between two of ``quote``, closes nothing, unless the text has no end. ``needs_end``: without
-    the marker there is no call, as nothing else tells that one is complete.
+    the marker, of which a stop string may be a part, there is no call, as nothing else tells that one is complete.
     """
 
     def __init__(
@@ -55,19 +56,37 @@ class BlockCalls(CallReader):
         """The calls once the block is complete."""
         self._text += text
         at = self._end()
-        if at < 0 and not final:
-            return
-        block, found, rest = self._text.partition(self._closing)
         if at >= 0:
-            block, rest = self._text[:at], self._text[at + len(found) :]
-        self.rest = rest
-        calls, behind = ([], block) if at < 0 and self._needs_end else self._parse(block)
-        for name, arguments, call_id in calls:
-            yield CallPart(arguments, name, call_id)
+            yield from self._closed_at(at)
+        elif final:
+            yield from self._unclosed()
+
+    def _closed_at(self, at: int) -> Iterator[CallPart]:
+        """The calls in front of the closing marker, and text that is none."""
+        block, self.rest = self._text[:at], self._text[at + len(self._closing) :]
+        calls, behind = self._parse(block)
+        yield from parts_of(calls)
         if not calls:
-            yield CallPart(raw=self._opening + block + found)
-        elif not self._closing.startswith(behind.strip()):  # but what a limit left of the marker
-            yield CallPart(raw=behind + found)
+            yield CallPart(raw=self._opening + block + self._closing)
+        elif behind.strip():
+            yield CallPart(raw=behind + self._closing)
+
+    def _unclosed(self) -> Iterator[CallPart]:
+        """The calls of a block whose marker is missing, or cut off by a limit or a stop string."""
+        if (at := self._text.find(self._closing)) >= 0:  # in a text without an end
+            yield from self._closed_at(at)
+            return
+        text = self._text + self.stop
+        at = text.find(self._closing)
+        n_begun = len(self._closing) if at >= 0 else overlap(text, self._closing)
+        block = text[: at if at >= 0 else len(text) - n_begun]
+        calls, behind = ([], "") if self._needs_end and n_begun < 2 else self._parse(block)
+        self.rest = ""
+        yield from parts_of(calls)
+        if not calls:
+            yield CallPart(raw=self._opening + self._text)
+        elif (behind := behind[: max(0, len(self._text) - len(block) + len(behind))]).strip():
+            yield CallPart(raw=behind)
 
     def _end(self) -> int:
         """Where the marker is that closes the block; -1 if it has not come."""
@@ -78,6 +97,12 @@ class BlockCalls(CallReader):
                 return at
         self._looked_at = max(self._looked_at, len(self._text) - len(self._closing) + 1)
         return -1
+
+
+def parts_of(calls: Iterable[Call]) -> Iterator[CallPart]:
+    """Calls that are known as a whole."""
+    for name, arguments, call_id in calls:
+        yield CallPart(arguments, name, call_id)
 
 
 def object_text(text: str) -> str | None:

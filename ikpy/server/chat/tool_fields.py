@@ -1,5 +1,5 @@
 """What single templates read in other places: tools in the system message (Phi-4-mini) or in a variable of their own
-(SmolLM3, Firefunction), calls as text (Phi, SmolLM3 and Granite 3), results (the first of Gemma 4), plans (Command
+(SmolLM3, Firefunction), calls as text (Phi, SmolLM3, Granite 3, LFM2), results (the first of Gemma 4), plans (Command
 R7B), reasoning (GPT-OSS)."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ikpy.server.chat.python_calls import is_lfm2, written_calls
 from ikpy.server.chat.streamed_lists import FUNCTOOLS, GRANITE, PHI
 from ikpy.server.chat.tags import is_harmony
 from ikpy.server.chat.tool_ids import with_ids
@@ -72,17 +73,23 @@ def with_written_calls(source: str, messages: Sequence[Message]) -> list[Message
             return [_written(m, _one_by_one) for m in messages]
         if GRANITE.opening in source:
             return [_written(m, _behind_a_marker) for m in messages]
+        if is_lfm2(source):
+            return [_written(m, written_calls, before=True) for m in messages]
     return list(messages)
 
 
-def _written(message: Message, text_of: Callable[[list[dict[str, Any]]], str]) -> Message:
-    """A message whose calls stand behind its content."""
+def _written(message: Message, text_of: Callable[[list[dict[str, Any]]], str], *, before: bool = False) -> Message:
+    """A message whose calls stand behind its content, or ``before`` it."""
     calls = message.get("tool_calls")
     if not calls:
         return message
     text = text_of([{"name": c["function"]["name"], "arguments": _arguments(c["function"])} for c in calls])
     content = message.get("content") or ""
-    said = [*content, {"type": "text", "text": text}] if isinstance(content, list) else content + text
+    if isinstance(content, list):
+        part = {"type": "text", "text": text}
+        said: Any = [part, *content] if before else [*content, part]
+    else:
+        said = text + content if before else content + text
     return {name: value for name, value in message.items() if name != "tool_calls"} | {"content": said}
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ikpy.server.chat.call_grammar import function_call, json_call, mistral_call, mistral_list_call
+from ikpy.server.chat.code_calls import code_readers
 from ikpy.server.chat.gemma_calls import GEMMA, QUOTE
 from ikpy.server.chat.harmony import HARMONY
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, DSML, GCML, GIGACHAT_GCML, MINIMAX
 from ikpy.server.chat.listed_calls import ListedCalls
+from ikpy.server.chat.python_calls import LFM2, is_lfm2
 from ikpy.server.chat.recipients import RECIPIENTS, SAID
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
@@ -49,6 +51,7 @@ FUNCTIONARY = ToolFormat(
     "call",
     function_call,
     r'"\n"?',
+    others_of=code_readers,
 )
 GIGACHAT_ROLE = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
 GIGACHAT = ToolFormat(
@@ -82,6 +85,8 @@ def tool_format(template: str) -> ToolFormat | None:
     for known, signs in SIGNS:
         if known.opening in template and all(sign in template for sign in signs):
             return known
+    if is_lfm2(template):
+        return LFM2
     return LLAMA if "<|python_tag|>" in template or '{"name": function name' in template else None
 
 

@@ -34,9 +34,12 @@ class CallPart:
 
 
 class CallReader:
-    """Reads what follows the opening marker; ``rest`` is the text behind the call once it has ended."""
+    """Reads what follows the opening marker; ``rest`` is the text behind the call once it has ended. At the end of the
+    answer, ``stop`` is the stop string that stood there and is not given out; ``cut``: a limit has ended it."""
 
     rest: str | None = None
+    stop: str = ""
+    cut: bool = False
 
     @property
     def may_be_text(self) -> bool:
@@ -101,7 +104,8 @@ class ToolFormat:
     visible in the output. ``lead`` is GBNF of what stands before ``behind`` and ``trigger`` the text at its end, if
     that is not just the opening. ``example`` is a call with NAME and ARGUMENTS in it, for families whose templates do
     not show tools to the model. ``reader_of`` makes a reader that knows the functions, for families in which the types
-    of arguments cannot be seen. ``others`` are openings that models write now and then, with readers of their own.
+    of arguments cannot be seen. ``others`` are openings that models write now and then, with readers of their own;
+    ``others_of``: those of tools that have markers of their own.
     ``holds_begun``: whether a grammar holds behind the opening where a call is not asked for, as nothing else has it.
     """
 
@@ -118,6 +122,7 @@ class ToolFormat:
     separator: str = r'"\n"?'
     reader_of: Callable[[Sequence[Mapping[str, Any]]], CallReader] | None = None
     others: Mapping[str, Callable[[], CallReader]] = field(default_factory=dict, hash=False)
+    others_of: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Callable[[], CallReader]]] | None = None
     holds_begun: bool = True
 
     @property
@@ -127,8 +132,9 @@ class ToolFormat:
 
     def knowing(self, functions: Sequence[Mapping[str, Any]]) -> ToolFormat:
         """The format for calls of these functions."""
-        make = self.reader_of
-        return self if make is None else replace(self, reader=lambda: make(functions))
+        make, others = self.reader_of, self.others_of(functions) if self.others_of is not None else {}
+        known = self if make is None else replace(self, reader=lambda: make(functions))
+        return replace(known, others={**self.others, **others}, markers=(*self.markers, *others)) if others else known
 
 
 class TaggedCall(CallReader):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from ikpy.server.errors import ApiError
 
 LONGEST_SHOWN = 100
 """Characters of a name that errors repeat."""
+MOST_SHOWN = 10
+"""Models that errors name."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,20 @@ class Catalog:
 
 def no_model(name: str, others: str = "") -> ApiError:
     """The error of a request for a model that there is not."""
-    shown = name if len(name) <= LONGEST_SHOWN else name[:LONGEST_SHOWN] + "..."
-    return ApiError(404, f"there is no model {shown}{others}")
+    return ApiError(404, f"there is no model {shortened(name)}{others}")
+
+
+def shown_names(models: Iterable[str]) -> str:
+    """The first models by name for an error, and how all are found."""
+    names = sorted(models)
+    more = len(names) - MOST_SHOWN
+    shown = ", ".join(map(shortened, names[:MOST_SHOWN])) or "none"
+    return f"{shown} and {more} more (GET /v1/models lists all)" if more > 0 else shown
+
+
+def shortened(name: str) -> str:
+    """A name as errors repeat it."""
+    return name if len(name) <= LONGEST_SHOWN else name[:LONGEST_SHOWN] + "..."
 
 
 def is_unchanged(model: ModelFile) -> bool:

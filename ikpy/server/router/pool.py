@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from ikpy.server.errors import ApiError, shutting_down
-from ikpy.server.router.catalog import Catalog, ModelFile, no_model
+from ikpy.server.router.catalog import Catalog, ModelFile, no_model, shown_names
 from ikpy.server.router.worker import NoRoomError, State, Worker
 
 CHECK_SECONDS = 2.0
@@ -77,7 +77,7 @@ class Pool:
         running = self.loaded()
         if name is None and (len(models) == 1 or len(running) == 1):
             return next(iter(models)) if len(models) == 1 else running[0].model.name
-        shown = ", ".join(sorted(models)) or "none"
+        shown = shown_names(models)
         if name is None:
             raise ApiError(400, f'"model" is required; models: {shown}')
         raise no_model(name, f"; models: {shown}")

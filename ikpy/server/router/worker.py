@@ -205,12 +205,7 @@ class Worker:
         await asyncio.wait({port, ended}, return_when=asyncio.FIRST_COMPLETED)
         if not port.done() or not self._wanted:  # one that is stopped may have found its port just now
             raise await self._early_end(await ended, readers)
-        timeout = httpx.Timeout(self._timeout, connect=10.0)
-        address = f"http://127.0.0.1:{port.result()}"
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=16)
-        self.client = httpx.AsyncClient(base_url=address, timeout=timeout, limits=limits)
-        await self._answering(ended)
-        await self._remember()
+        await self._connect(port.result(), ended)
         self.state, self.last_used = State.LOADED, time.monotonic()
         self._ending = asyncio.ensure_future(self._end(ended, readers))
         self._log.event("router", "model loaded", model=self.model.name, pid=self._process.pid)
@@ -276,6 +271,18 @@ class Worker:
             if found and port is not None:
                 port.set_result(int(found[1]))
             self._log.forward(text, error=port is None)
+
+    async def _connect(self, port: int, ended: asyncio.Future[int]) -> None:
+        """Makes the client and waits until the process answers it or ends."""
+        timeout = httpx.Timeout(self._timeout, connect=10.0)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=16)
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=timeout, limits=limits)
+        try:
+            await self._answering(ended)
+            await self._remember()
+        except BaseException:
+            await self.client.aclose()
+            raise
 
     async def _answering(self, ended: asyncio.Future[int]) -> None:
         """Waits until the process accepts connections or ends: its port is known a moment before."""

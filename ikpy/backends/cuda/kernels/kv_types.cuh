@@ -26,10 +26,21 @@ __host__ __device__ inline int kv_block_bytes(int type) {
     }
 }
 
+// Largest magnitude in the warp, NaN if any element is: as integers, magnitudes have the order of the
+// numbers, infinity and NaN above them.
+__device__ __forceinline__ unsigned magnitude_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }
+
+__device__ __forceinline__ float highest_magnitude(float x) {
+    unsigned bits = magnitude_bits(x);
+#pragma unroll
+    for (int m = 16; m > 0; m >>= 1) bits = max(bits, __shfl_xor_sync(kAllLanes, bits, m));
+    return __uint_as_float(bits);
+}
+
 // Element of largest magnitude in the warp, with its sign; of equal magnitudes that of the lowest lane.
 __device__ __forceinline__ float signed_extreme(float x) {
-    const float amax = warp_max(fabsf(x));
-    const unsigned holders = __ballot_sync(kAllLanes, fabsf(x) == amax);
+    const unsigned highest = magnitude_bits(highest_magnitude(x));
+    const unsigned holders = __ballot_sync(kAllLanes, magnitude_bits(x) == highest);
     return __shfl_sync(kAllLanes, x, __ffs(static_cast<int>(holders)) - 1);
 }
 
@@ -84,7 +95,8 @@ __device__ __forceinline__ void store_q5_0(float x, uint8_t* y) {
 // Codes 0 .. kTop from the smallest element to the largest.
 template <int kBytes, int kTop>
 __device__ __forceinline__ void store_with_minimum(float x, uint8_t* y) {
-    const float low = -warp_max(-x), d = (warp_max(x) - low) / static_cast<float>(kTop);
+    const float low = -warp_max(-x), high = warp_max(x), top = highest_magnitude(x);
+    const float d = top < INFINITY ? (high - low) / static_cast<float>(kTop) : top;
     const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
     if (lane_id() == 0) {
         put_f16(y, d);
@@ -123,7 +135,7 @@ __device__ __forceinline__ void store_iq4_nl(float x, uint8_t* y) {
 
 __device__ __forceinline__ void store_q8_0(float x, uint8_t* y) {
     const int lane = lane_id();
-    const float amax = warp_max(fabsf(x));
+    const float amax = highest_magnitude(x);
     const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
     if (lane == 0) put_f16(y, amax / 127.0f);
     y[2 + lane] = static_cast<uint8_t>(clamp_int(round_even(__fmul_rn(x, inverse)), -127, 127));
@@ -131,9 +143,9 @@ __device__ __forceinline__ void store_q8_0(float x, uint8_t* y) {
 
 // One warp stores a whole row of n elements with one scale.
 __device__ __forceinline__ void store_q8_kv(const float* x, int n, uint8_t* y) {
-    float amax = 0;
-    for (int i = lane_id(); i < n; i += 32) amax = fmaxf(amax, fabsf(x[i]));
-    amax = warp_max(amax);
+    unsigned bits = 0;
+    for (int i = lane_id(); i < n; i += 32) bits = max(bits, magnitude_bits(x[i]));
+    const float amax = highest_magnitude(__uint_as_float(bits));
     const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
     int sum = 0;
     for (int i = lane_id(); i < n; i += 32) {

@@ -364,27 +364,37 @@ def test_a_stream_tells_of_the_end_of_its_process(path: str, kind: str, begins: 
     play(scene)
 
 
+async def turns_beside(router: Router, body: bytes) -> int:
+    """How often another task of the event loop had its turn while a request was answered."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    answer = await router.client.post("/busy", content=body)
+    counting.cancel()
+    assert answer.status_code == 503, answer.text
+    return turns
+
+
 def test_large_bodies_are_read_beside_other_requests(play: Callable[..., None]) -> None:
+    """Parsed in the event loop, many values would leave no more turns than one string of their length."""
+
     async def scene(router: Router) -> None:
         await router.pid("a")
         values = b"[" + b"[]," * 400_000 + b"[]]"
-        turns = 0
-
-        async def count() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        counting = asyncio.ensure_future(count())
-        answer = await router.client.post("/busy", content=b'{"model": "a", "x": ' + values + b"}")
-        counting.cancel()
-        assert answer.status_code == 503, answer.text
-        before, turns = turns, 0
-        counting = asyncio.ensure_future(count())
-        await router.client.post("/busy", content=b'{"model": "a", "x": "' + b"x" * len(values) + b'"}')
-        counting.cancel()
-        assert before > 10 * turns, (before, turns)
+        found = []
+        for _ in range(3):  # on a busy machine the string may wait as well
+            many = await turns_beside(router, b'{"model": "a", "x": ' + values + b"}")
+            one = await turns_beside(router, b'{"model": "a", "x": "' + b"x" * len(values) + b'"}')
+            found.append((many, one))
+            if many > 10 * one:
+                return
+        raise AssertionError(found)
 
     play(scene)
 

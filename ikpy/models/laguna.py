@@ -23,7 +23,7 @@ class Laguna(RoutedMoe):
     attn_gate = "required"
     gate_activation = "softplus"
     rotates_whole_head = False
-    default_gating = 2
+    usually_sigmoid = True
     default_n_shared = 1
     default_scale = 1.0
 
@@ -49,9 +49,6 @@ class Laguna(RoutedMoe):
             return window_layers(keys, n_layer, FULL_LAYER_PERIOD)
         period = keys.u32(PATTERN, FULL_LAYER_PERIOD)
         return [not period or il % period != 0 for il in range(n_layer)]
-
-    def gating_value(self, value: int) -> int:
-        return value or 2
 
     def rope_params(self, layer: int, context: RopeParams) -> RopeParams:
         rope = super().rope_params(layer, context)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from ikpy.errors import UnsupportedError
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.rope import RopeParams
 from ikpy.models.routed_moe import RoutedMoe
-from ikpy.models.windows import window_layers
+from ikpy.models.windows import periodic_window_layers
 
-PATTERN = "attention.sliding_window_pattern"
 FULL_LAYER_PERIOD = 4  # of files without a pattern
 
 
@@ -39,16 +36,9 @@ class Laguna(RoutedMoe):
         hp.yarn_beta_slow = keys.f32("rope.scaling.yarn_beta_slow", 1.0)
         hp.n_swa = keys.u32("attention.sliding_window", 0)
         if hp.n_swa:
-            self.has_window = self._window_layers(keys, hp.n_layer + self.n_predict_layers)
+            n_all = hp.n_layer + self.n_predict_layers
+            self.has_window = periodic_window_layers(keys, n_all, FULL_LAYER_PERIOD, full_first=True)
         return hp
-
-    @staticmethod
-    def _window_layers(keys: Keys, n_layer: int) -> list[bool]:
-        """Whether each layer has a window: a flag for each, or all but the first of every so many layers."""
-        if isinstance(keys.gguf.metadata.get(f"{keys.arch}.{PATTERN}"), list | np.ndarray):
-            return window_layers(keys, n_layer, FULL_LAYER_PERIOD)
-        period = keys.u32(PATTERN, FULL_LAYER_PERIOD)
-        return [not period or il % period != 0 for il in range(n_layer)]
 
     def rope_params(self, layer: int, context: RopeParams) -> RopeParams:
         rope = super().rope_params(layer, context)

@@ -73,13 +73,15 @@ class Keys:
         return [int(self._scalar(key, VT.UINT32, default))] * n_layer
 
     def floats_per_layer(self, name: str, n_layer: int, default: float) -> list[float]:
-        """f32, or array of floats with one value per layer, as a list of n_layer numbers."""
+        """f32, or array of floats with one value per layer, as a list of n_layer numbers, none of them infinite."""
         key = f"{self.arch}.{name}"
         if not self.is_list(name):
-            return [float(self._scalar(key, VT.FLOAT32, default))] * n_layer
+            return [float(self.f32(name, default))] * n_layer
         values = np.asarray(self.gguf.metadata[key])
         if values.dtype.kind != "f" or len(values) != n_layer:
             raise FileFormatError(f"{self.gguf.path}: key {key} must hold {n_layer} floats, one per layer")
+        if not np.isfinite(values).all():
+            raise FileFormatError(f"{self.gguf.path}: {key} holds values that are no finite numbers")
         return [float(v) for v in values]
 
     def _scalar(self, key: str, kind: VT, default: Any) -> Any:

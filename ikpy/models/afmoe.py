@@ -17,7 +17,7 @@ class Afmoe(RoutedMoe):
 
     post_norms = "required"
     attn_gate = "required"
-    default_gating = 2
+    usually_sigmoid = True
     default_scale = 1.0
 
     def read_hparams(self, keys: Keys) -> HParams:
@@ -28,9 +28,6 @@ class Afmoe(RoutedMoe):
         if hp.n_swa:
             self.has_window = self.rotated
         return hp
-
-    def gating_value(self, value: int) -> int:
-        return value or 2
 
     def is_rotated(self, layer: int) -> bool:
         return self.rotated[layer]

@@ -16,6 +16,7 @@ class ExaoneMoe(RoutedMoe):
     rope_freqs_weight = "optional"
     default_n_dense = 0
     dense_without_router = True
+    usually_sigmoid = True
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
@@ -23,9 +24,6 @@ class ExaoneMoe(RoutedMoe):
         self.has_window = window_layers(keys, hp.n_layer + self.n_predict_layers, FULL_LAYER_PERIOD)
         hp.n_ff_shared = keys.u32("expert_shared_feed_forward_length", hp.n_ff_shared)
         return hp
-
-    def gating_value(self, value: int) -> int:
-        return value or 2
 
     def is_rotated(self, layer: int) -> bool:
         return self.has_window[layer]

@@ -32,9 +32,9 @@ def take_dense(
 
 
 def swiglu_limits(keys: Keys, n_layer: int, *names: str) -> list[float]:
-    """Bounds of SwiGLU per layer under the first name that the file has; 0: none."""
+    """Bounds of SwiGLU per layer under the first name that the file has; 0: none. Negative ones are none, too."""
     name = next((name for name in names if keys.has(name)), names[0])
-    return keys.floats_per_layer(name, n_layer, 0.0)
+    return [max(limit, 0.0) for limit in keys.floats_per_layer(name, n_layer, 0.0)]
 
 
 def limited(ffn: DenseFFN | Experts, limit: float, shared: float) -> DenseFFN | Experts:

@@ -14,6 +14,4 @@ class Glm4Moe(RoutedMoe):
     ffn_norm_name = "post_attention_norm"
     rotates_whole_head = False
     default_n_dense = 0
-
-    def gating_value(self, value: int) -> int:
-        return value or 2  # 0 means sigmoid in these files
+    usually_sigmoid = True

@@ -183,6 +183,8 @@ def _check(keys: Keys, hp: HParams, may_lack_heads: bool) -> None:
         if not is_idle and (heads <= 0 or kv <= 0 or heads % kv):
             raise FileFormatError(f"{where}: layer {il} has {heads} heads and {kv} KV heads")
     full = HeadSizes(hp.n_embd_head_k, hp.n_embd_head_v, hp.n_rot)
+    if hp.norm_eps < 0:
+        raise FileFormatError(f"{where}: the epsilon of norms is {hp.norm_eps:g}, below 0")
     if hp.n_embd <= 0:
         raise FileFormatError(f"{where}: impossible dimensions: embedding {hp.n_embd}")
     for suffix, sizes in (("", full), ("_swa", hp.window_heads)):

@@ -14,7 +14,7 @@ class HyV3(RoutedMoe):
 
     default_n_dense = 0
     dense_without_router = True
-    default_gating = 2
+    usually_sigmoid = True
     default_n_shared = 1
     default_scale = 1.0
 
@@ -22,9 +22,6 @@ class HyV3(RoutedMoe):
         hp = super().read_hparams(keys)
         hp.n_ff_shared = keys.u32("expert_shared_feed_forward_length", hp.n_ff_shared)
         return hp
-
-    def gating_value(self, value: int) -> int:
-        return value or 2
 
     def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
         ffn = super().load_ffn(weights, il, prefix)

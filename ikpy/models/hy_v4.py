@@ -13,6 +13,7 @@ from ikpy.models.batch import BatchGraph
 from ikpy.models.blocks import DenseFFN, Experts
 from ikpy.models.deepseek2 import Layer
 from ikpy.models.deepseek32 import DeepSeek32
+from ikpy.models.feed_forward import swiglu_limits
 from ikpy.models.hparams import HParams
 from ikpy.models.hyper_connections import HyperConnection, StreamDecoder, StreamSizes, join_streams, take_connection
 from ikpy.models.keys import Keys
@@ -41,7 +42,7 @@ class HyV4(StreamDecoder, DeepSeek32):
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
         self.stream_sizes = StreamSizes.read_independent(keys)
-        self.limits = keys.floats_per_layer("swiglu_clamp_exp", hp.n_layer, 0.0)
+        self.limits = swiglu_limits(keys, hp.n_layer + self.n_predict_layers, "swiglu_clamp_exp")
         sizes = self.indexer_sizes
         if sizes is not None and not sizes.full[0]:
             raise FileFormatError(f"{keys.gguf.path}: layer 0 has no layer before it whose choice it could take")

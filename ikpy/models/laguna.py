@@ -20,7 +20,7 @@ class Laguna(RoutedMoe):
     attn_gate = "required"
     gate_activation = "softplus"
     rotates_whole_head = False
-    default_gating = 2
+    usually_sigmoid = True
     default_n_shared = 1
     default_scale = 1.0
 
@@ -36,13 +36,9 @@ class Laguna(RoutedMoe):
         hp.yarn_beta_slow = keys.f32("rope.scaling.yarn_beta_slow", 1.0)
         hp.n_swa = keys.u32("attention.sliding_window", 0)
         if hp.n_swa:
-            self.has_window = periodic_window_layers(
-                keys, hp.n_layer + self.n_predict_layers, FULL_LAYER_PERIOD, full_first=True
-            )
+            n_all = hp.n_layer + self.n_predict_layers
+            self.has_window = periodic_window_layers(keys, n_all, FULL_LAYER_PERIOD, full_first=True)
         return hp
-
-    def gating_value(self, value: int) -> int:
-        return value or 2
 
     def rope_params(self, layer: int, context: RopeParams) -> RopeParams:
         rope = super().rope_params(layer, context)

@@ -10,11 +10,9 @@ from ikpy.models.batch import BatchGraph, StateSpec
 from ikpy.models.hparams import HParams, check_any_heads
 from ikpy.models.keys import Keys
 from ikpy.models.recurrent_layers import RecurrentLayers
-from ikpy.models.routing import Routing, gating_func
+from ikpy.models.routing import SIGMOID, Routing, gating_func
 from ikpy.models.transformer import Attention, Transformer
 from ikpy.models.weights import WeightSource
-
-SIGMOID = 2
 
 
 @dataclass

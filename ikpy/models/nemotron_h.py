@@ -18,11 +18,9 @@ from ikpy.models.keys import Keys
 from ikpy.models.latent_experts import LatentExperts, latent_moe
 from ikpy.models.mamba2_layers import Mamba2, Mamba2Layers
 from ikpy.models.prediction import PredictionLayers
-from ikpy.models.routing import Routing, gating_func
+from ikpy.models.routing import SIGMOID, Routing, gating_func
 from ikpy.models.transformer import Attention, Transformer
 from ikpy.models.weights import Presence, WeightSource
-
-SIGMOID = 2
 
 
 @dataclass

@@ -9,7 +9,7 @@ from ikpy.models.feed_forward import take_dense
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import REQUIRED, Keys
 from ikpy.models.prediction import PredictionLayers
-from ikpy.models.routing import Routing, gating_func
+from ikpy.models.routing import SIGMOID, Routing, gating_func
 from ikpy.models.transformer import Transformer
 from ikpy.models.weights import Presence, WeightSource
 
@@ -22,6 +22,8 @@ class RoutedMoe(PredictionLayers, Transformer):
     rope_neox = True
     default_n_dense: ClassVar[Any] = REQUIRED
     default_gating: ClassVar[Any] = 1
+    usually_sigmoid: ClassVar[bool] = False
+    """Whether files mean the sigmoid that have no expert_gating_func, or a 0."""
     default_n_shared: ClassVar[Any] = REQUIRED
     default_scale: ClassVar[Any] = REQUIRED
     dense_without_router: ClassVar[bool] = False
@@ -34,7 +36,7 @@ class RoutedMoe(PredictionLayers, Transformer):
         hp.n_ff_shared = hp.n_ff_exp * keys.u32("expert_shared_count", self.default_n_shared)
         hp.routing = Routing(
             hp.n_expert_used,
-            gating_func(keys, self.gating_value(keys.u32("expert_gating_func", self.default_gating))),
+            self._gating(keys),
             normalize=keys.boolean("expert_weights_norm", False),
             scale=keys.f32("expert_weights_scale", self.default_scale) or 1.0,
         )
@@ -46,9 +48,10 @@ class RoutedMoe(PredictionLayers, Transformer):
             return take_dense(weights, prefix, self.hp.n_embd, self.hp.n_ff[il])
         return super().load_ffn(weights, il, prefix)
 
-    def gating_value(self, value: int) -> int:
-        """The value of expert_gating_func in effect."""
-        return value
+    def _gating(self, keys: Keys) -> str:
+        if self.usually_sigmoid:
+            return gating_func(keys, keys.u32("expert_gating_func", 0) or SIGMOID)
+        return gating_func(keys, keys.u32("expert_gating_func", self.default_gating))
 
     def start_at(self, layer: int) -> None:
         super().start_at(layer)

@@ -9,6 +9,7 @@ from ikpy.errors import FileFormatError
 from ikpy.models.keys import REQUIRED, Keys
 
 # Values of the key expert_gating_func.
+SIGMOID = 2
 GATING_FUNCS = {1: "softmax", 2: "sigmoid", 3: "selected_softmax", 4: "sqrt_softplus"}
 
 

@@ -23,6 +23,7 @@ class Step35(RoutedMoe):
     rotates_whole_head = False
     default_n_dense = 0
     dense_without_router = True
+    usually_sigmoid = True
     default_n_shared = 0
     default_scale = 1.0
 
@@ -40,9 +41,6 @@ class Step35(RoutedMoe):
         self.limits = swiglu_limits(keys, n_all, "swiglu_clamp_exp", "swiglu_limits")
         self.shared_limits = swiglu_limits(keys, n_all, "swiglu_clamp_shexp", "swiglu_limits_shared")
         return hp
-
-    def gating_value(self, value: int) -> int:
-        return value or 2
 
     def load_global(self, weights: WeightSource) -> None:
         super().load_global(weights)

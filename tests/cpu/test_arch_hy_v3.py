@@ -138,6 +138,7 @@ def test_size_class(n_layer: int, wanted: str) -> None:
     ("keys", "message"),
     [
         ({"expert_gating_func": 9}, "unknown expert_gating_func 9"),
+        ({"attention.layer_norm_rms_epsilon": -1.0}, "the epsilon of norms is -1, below 0"),
         ({"nextn_predict_layers": N}, f"{N} prediction layers of {N} layers leave none to run"),
         ({"rope.dimension_count": HEAD // 2}, f"invalid n_rot: {HEAD // 2}, expected {HEAD}"),
     ],

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ikpy.engine.model import Model
+from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError, IkpyError, UnsupportedError
 from ikpy.models.size_class import size_class
 from tests.cpu import definition_checks as checks
@@ -133,14 +134,21 @@ def test_base_and_rotated_elements_of_windows_that_files_leave_out(tmp_path: Pat
     ],
 )
 def test_patterns(pattern: int | list[bool], windows: list[bool], tmp_path: Path) -> None:
-    """A period, whose first layer is the full one, or a flag per layer."""
+    """A period, whose first layer is the full one, or a flag per layer; --override-kv replaces either."""
     model, _ = laguna(magnitude=0, **{"attention.head_count": [4] * N, "attention.sliding_window_pattern": pattern})
     for il in range(N):
         p = f"blk.{il}"
         model.attention(p, D, 4, KV, HEAD)
         model.matrix(f"{p}.attn_gate", 4, D)
-    arch = Model.load(model.write(tmp_path / "model.gguf")).arch
-    assert [arch.window(il)[0] != "none" for il in range(N)] == windows
+    path = model.write(tmp_path / "model.gguf")
+    assert windows_of(Model.load(path)) == windows
+    overrides = {"laguna.attention.sliding_window_pattern": 3}
+    assert windows_of(Model.load(path, ModelParams(kv_overrides=overrides))) == [False, True, True, False, True]
+
+
+def windows_of(model: Model) -> list[bool]:
+    """Whether each layer has a window."""
+    return [model.arch.window(il)[0] != "none" for il in range(N)]
 
 
 @pytest.mark.parametrize(

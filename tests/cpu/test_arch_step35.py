@@ -11,7 +11,7 @@ import pytest
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
-from ikpy.engine.params import ContextParams
+from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.errors import FileFormatError, UnsupportedError
 from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
@@ -129,6 +129,22 @@ def test_other_names_of_the_limits(tmp_path: Path) -> None:
     checks.check_definition(model, truth, tmp_path)
 
 
+def test_bounds_below_zero_are_none(tmp_path: Path) -> None:
+    """As in llama.cpp."""
+    model, _ = step35()
+    path = model.write(tmp_path / "bounded.gguf")
+    overrides = {"step35.swiglu_clamp_exp": -0.5, "step35.swiglu_clamp_shexp": -0.5}
+    found = logits_of(path, overrides)
+    np.testing.assert_array_equal(found, logits_of(path, dict.fromkeys(overrides, 0.0)))
+    assert np.abs(found - logits_of(path, {})).max() > 0.1
+
+
+def logits_of(path: Path, overrides: dict[str, float]) -> np.ndarray:
+    """Logits of the last token."""
+    model = Model.load(path, ModelParams(kv_overrides=overrides))
+    return Context(model, ContextParams(n_ctx=256, n_threads=2)).decode(Batch.single(TOKENS))
+
+
 def test_prediction_layer(tmp_path: Path) -> None:
     """It has window, heads and bounds of its own, no experts, and no part in the model's own logits."""
     model, truth = step35(1)
@@ -152,6 +168,7 @@ def test_prediction_layer(tmp_path: Path) -> None:
     ("keys", "error", "message"),
     [
         ({"swiglu_clamp_exp": [0.0]}, FileFormatError, "swiglu_clamp_exp must hold 3 floats, one per layer"),
+        ({"swiglu_clamp_exp": [0.5, math.nan, 0.5]}, FileFormatError, "swiglu_clamp_exp holds numbers that are not"),
         ({"rope.freq_base_per_layer": [1.0] * N}, UnsupportedError, "rope.freq_base_per_layer: RoPE bases layer by"),
         ({"attention.sliding_window_pattern": [True]}, FileFormatError, "wrong array length; expected 3, got 1"),
     ],

@@ -9,6 +9,8 @@ import pytest
 
 import ikpy
 from ikpy.cli.parser import parse
+from ikpy.convert.families import FAMILIES
+from ikpy.models import ARCHITECTURES
 from tests.shared import DATA, ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -66,3 +68,10 @@ def test_the_example_of_adding_a_type_is_the_code() -> None:
     rows, *code = pieces
     assert len(code) == 6
     assert [piece for piece in (*rows.splitlines(), *code) if without_blanks(piece) not in sources] == []
+
+
+def test_counts_of_the_changelog() -> None:
+    """Architectures and model types that the list of changes counts are those of the tables."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert f"- {len(ARCHITECTURES)} architectures (" in text
+    assert f"checkpoints of {len(FAMILIES)} model types:" in text

@@ -10,7 +10,7 @@
 
 #include <limits>
 
-#include "search.hpp"
+#include "level_table.hpp"
 
 namespace ikpy::quantize {
 

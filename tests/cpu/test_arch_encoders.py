@@ -284,3 +284,13 @@ def test_norms_that_lack(tmp_path: Path) -> None:
     del model.weights["blk.1.attn_norm"]
     with pytest.raises(IkpyError, match=r"tensor 'blk\.1\.attn_norm\.weight' not found"):
         Model.load(model.write(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("window", [WINDOW, 0])
+def test_windows_to_both_sides_keep_all_cells(window: int, tmp_path: Path) -> None:
+    log, model = list[str](), new_modern(140, **{"attention.sliding_window": window})
+    settings = ContextParams(n_ctx=64, n_threads=1, swa_full=True)
+    Context(Model.load(model.write(tmp_path / "model.gguf")), settings, log=log.append)
+    why = "layers with windows to both sides keep all tokens in any case"
+    why = why if window else "the model attends to all tokens in every layer"
+    assert f"warning: --swa-full has no effect: {why}" in log

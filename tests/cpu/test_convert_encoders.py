@@ -129,6 +129,7 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("dense", MEAN, {"activation_function": "torch.nn.modules.activation.Tanh"}, "a bias or an activation"),
     ("modules", MEAN, {}, "no list of modules"),
     ("outside", MEAN, {}, "'../2_Dense' is no folder beside it"),
+    ("above", MEAN, {}, "'..' is no folder beside it"),
     ("shape", MEAN, {}, "behind pooling"),
     ("unknown", MEAN, {}, "a module 'LSTM' cannot be said"),
 ]
@@ -145,6 +146,8 @@ def test_what_cannot_be_expressed(
         path.write_text("{}{")
     elif where == "outside":
         path.write_text(path.read_text().replace("2_Dense", "../2_Dense"))
+    elif where == "above":
+        path.write_text(path.read_text().replace("2_Dense", ".."))
     elif where == "unknown":
         path.write_text(path.read_text().replace("models.Dense", "models.LSTM"))
     elif where == "shape":

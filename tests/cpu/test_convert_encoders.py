@@ -50,6 +50,12 @@ def test_states(kind: Tiny, tmp_path: Path) -> None:
     assert error.max() <= TOLERANCE, f"token {golden['rows'][error.argmax()]} is off by {error.max():.1e}"
 
 
+@pytest.mark.parametrize("kind", ENCODERS, ids=lambda kind: kind.name)
+def test_encoders_need_no_output_matrix(kind: Tiny, tmp_path: Path) -> None:
+    """Whether words would share the token embedding says nothing about states."""
+    assert "output.weight" not in converted(kind, tmp_path, tie_word_embeddings=False).tensors
+
+
 # EmbeddingGemma
 
 

@@ -176,6 +176,14 @@ def test_modern_bert_as_llama_cpp_has_it(tmp_path: Path) -> None:
     assert file.tensors["blk.1.ffn_up.weight"].shape == (tiny.D, 2 * tiny.FF)
 
 
+def test_windows_of_modern_bert_without_a_base(tmp_path: Path) -> None:
+    """A null means that of the other layers, as in transformers 4; no key the usual one."""
+    folder = tiny.write(MODERN_BERT, tmp_path / "checkpoint", local_rope_theta=None)
+    assert made.convert(folder, tmp_path).metadata["modern-bert.rope.freq_base_swa"] == 160000
+    made.amend(folder, drop=("local_rope_theta",))
+    assert made.convert(folder, tmp_path).metadata["modern-bert.rope.freq_base_swa"] == 10000
+
+
 def test_modern_bert_for_masked_words(tmp_path: Path) -> None:
     """What predicts words is left out; kinds of layers as transformers 5 lists them."""
     official = converted(MODERN_BERT, tmp_path / "official")

@@ -29,7 +29,7 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
         found = [(str(entry["type"]).rsplit(".", 1)[-1], str(entry["path"])) for entry in listed]
     except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise FileFormatError(f"{path}: no list of modules: {error}") from None
-    outside = next((place for _, place in found if place not in ("", Path(place).name)), "")
+    outside = next((place for _, place in found if place == ".." or place not in ("", Path(place).name)), "")
     if outside:
         raise FileFormatError(f"{path}: '{outside}' is no folder beside it")
     return [(kind, folder / place) for kind, place in found if kind not in _SILENT]

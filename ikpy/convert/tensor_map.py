@@ -241,7 +241,7 @@ class _Mapper:
         embedding = self.outputs.get("token_embd.weight")
         if embedding is None:
             raise FileFormatError(f"{self.weights.checkpoint.folder}: the token embedding is missing")
-        if self._is_tied is False:
+        if self._is_tied is False and self.family.writes_texts:
             self._check_untied(embedding.parts[0].source)
         if self.family.needs_output and "output.weight" not in self.outputs:
             self._add("output.weight", None, embedding.parts[0])

@@ -90,11 +90,11 @@ class RecurrentStates:
     """State tensors float32 of every recurrent layer, zero for sequences that start.
 
     tensors: (layer, name) -> value [*shape, n_slots], a slot for each of n_sequences sequences, then n_kept for the
-    copies of each; slots: these two parts, the latter None without any. ends: position behind the last token of every
-    sequence, or EMPTY or LOST. checkpoints: of every sequence, in the order of their ends. n_kept: so many of a
-    sequence's last tokens can be taken back, if it got no more than n_kept + 1 at once; keep_slots, int32 [n_tokens],
-    says of every token of a micro-batch which of those further slots gets a copy, -1: none. allocate=False plans the
-    memory without taking it.
+    copies of each; slots: these two parts, the latter None without any; shapes: of a slot, in three dimensions. ends:
+    position behind the last token of every sequence, or EMPTY or LOST. checkpoints: of every sequence, in the order of
+    their ends. n_kept: so many of a sequence's last tokens can be taken back, if it got no more than n_kept + 1 at
+    once; keep_slots, int32 [n_tokens], says of every token of a micro-batch which of those further slots gets a copy,
+    -1: none. allocate=False plans the memory without taking it.
     """
 
     def __init__(
@@ -120,6 +120,7 @@ class RecurrentStates:
         sizes = [4 * spec.n_elements * n_slots for _, spec in keyed]
         memory = zeroed_bytes(sum(sizes)) if allocate else None
         self.nbytes = sum(sizes)
+        self.shapes = {(layer, spec.name): (*spec.shape, 1, 1)[:3] for layer, spec in keyed}
         self.tensors: dict[tuple[int, str], Value] = {}
         self.slots: dict[tuple[int, str], tuple[Value, Value | None]] = {}
         self._memory: dict[tuple[int, str], StateMemory] = {}

@@ -26,7 +26,7 @@ from ikpy.engine.cells import WindowCells, lowest_visible, whole_from
 from ikpy.engine.recurrent import Checkpoint
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf.atomic import replacing
-from ikpy.graph.ir import Value
+from ikpy.graph.ir import F32, Value
 from ikpy.models.batch import EVERY, FULL, Window
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def cache_signature(context: Context) -> dict[str, Any]:
         f"{name}.{layer}": [value.type_id, value.shape[0], value.shape[1], *context.kv.window_of[layer, name]]
         for (layer, name), value in context.kv.tensors.items()
     }
-    states = context.kv.recurrent.tensors if context.kv.recurrent else {}
-    tensors |= {f"{name}.{layer}": [value.type_id, *value.shape[:-1]] for (layer, name), value in states.items()}
+    shapes = context.kv.recurrent.shapes if context.kv.recurrent else {}
+    tensors |= {f"{name}.{layer}": [F32, *shape] for (layer, name), shape in shapes.items()}
     model = context.model
     weights = [model.n_params, model.size_bytes, model.fingerprint]
     params = context.graph_params

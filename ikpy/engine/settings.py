@@ -108,8 +108,13 @@ def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str
         yield "-ger", "the model has no groups of experts"
     elif p.grouped_experts and hp.routing.limited:
         yield "-ger", "the model's routing is limited to the best groups in any case"
-    if p.swa_full and not any(model.arch.window(il)[1] > 0 for il in range(hp.n_layer)):
+    windows = {model.arch.window(il) for il in range(hp.n_layer)}
+    if p.swa_full and not any(size > 0 for _, size in windows):
         yield "--swa-full", "the model attends to all tokens in every layer"
+    elif p.swa_full and all(kind == SYMMETRIC for kind, size in windows if size > 0):
+        yield "--swa-full", "layers with windows to both sides keep all tokens in any case"
+    if not any(hp.n_head_kv) and any(name.lower() != "f16" for name in (p.type_k, p.type_v)):
+        yield "-ctk and -ctv", "no layer of the model has a cache"
     held = "latents" if mla else "keys that are the values" if model.arch.values_are_keys else ""
     if held and p.v_hadamard:
         yield "-vhad", f"the cache holds {held}"

@@ -12,7 +12,6 @@ from ikpy.errors import FileFormatError
 from ikpy.models.weights import WeightSource
 
 HEAD_POOLINGS = ("cls", "mean")
-NORM_EPS = 1e-5
 
 
 @dataclass
@@ -28,12 +27,13 @@ class Classifier:
     norm: NDArray[np.float32] | None = None
     activation: str = "tanh"
     pooling: str = "cls"
+    norm_eps: float = 0.0
 
     @classmethod
     def take(
-        cls, weights: WeightSource, n_embd: int, *, activation: str = "tanh", pooling: str = "cls"
+        cls, weights: WeightSource, n_embd: int, norm_eps: float, *, activation: str = "tanh", pooling: str = "cls"
     ) -> Classifier | None:
-        """The head tensors cls, cls.norm and cls.output of a file; None if it has none."""
+        """The head tensors cls, cls.norm and cls.output of a file; None if it has none. norm_eps: of the model."""
         dense = weights.array("cls.weight", n_embd, n_embd)
         n_classes = 1
         if weights.has("cls.output.weight"):
@@ -47,7 +47,7 @@ class Classifier:
             raise FileFormatError(f"{weights.gguf.path}: a bias of the classification head has no weight")
         norm = weights.array("cls.norm.weight", n_embd) if dense is not None else None
         matrix = None if output is None else output.reshape(n_classes, n_embd)
-        return cls(dense, biases[0], matrix, biases[1], norm, activation, pooling)
+        return cls(dense, biases[0], matrix, biases[1], norm, activation, pooling, norm_eps)
 
     def __call__(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
         """Scores float32 [n_classes] of a text with these states [n_tokens, n_embd]."""
@@ -55,7 +55,7 @@ class Classifier:
         if self.dense is not None:
             x = self._act(self.dense @ x + (0.0 if self.dense_bias is None else self.dense_bias))
         if self.norm is not None:
-            x = (x - x.mean()) / np.sqrt(x.var() + NORM_EPS) * self.norm
+            x = (x - x.mean()) / np.sqrt(x.var() + self.norm_eps) * self.norm
         if self.output is not None:
             x = self.output @ x + (0.0 if self.output_bias is None else self.output_bias)
         return x.astype(np.float32)

@@ -81,7 +81,7 @@ class Encoder(Transformer):
         self.embd_norm = weights.take("token_embd_norm.weight", d)
         self.embd_norm_bias = weights.take_if(self.bias, "token_embd_norm.bias", d)
         self.encoder_layers = [self._load_layer(weights, il, f"blk.{il}") for il in range(hp.n_layer)]
-        self._classifier = Classifier.take(weights, hp.n_embd)
+        self._classifier = Classifier.take(weights, hp.n_embd, hp.norm_eps)
 
     def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:
         attn = super().load_attention(weights, il, prefix)

@@ -57,7 +57,8 @@ class ModernBert(NormedStates, Transformer):
     def load_global(self, weights: WeightSource) -> None:
         super().load_global(weights)
         self.embd_norm = weights.take("token_embd_norm.weight", (self.hp.n_embd,))
-        self._classifier = Classifier.take(weights, self.hp.n_embd, activation="gelu", pooling=self.head_pooling)
+        n, eps = self.hp.n_embd, self.hp.norm_eps
+        self._classifier = Classifier.take(weights, n, eps, activation="gelu", pooling=self.head_pooling)
 
     def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
         d = (self.hp.n_embd,)

@@ -183,3 +183,11 @@ def test_quantized(make: Callable[[], Made], tmp_path: Path) -> None:
     context = Context(Model.load(tmp_path / "small.gguf"), ContextParams(n_ctx=64, n_threads=2))
     logits = context.decode(Batch.single(TOKENS, logits="all"))
     assert np.median(np.abs(logits - truth).max(axis=1)) < 0.1 * np.abs(truth).max()
+
+
+@pytest.mark.parametrize("make", [jamba, mamba], ids=lambda f: f.__name__)
+def test_cache_types_without_a_cache_have_no_effect(make: Callable[[], Made], tmp_path: Path) -> None:
+    log, model = list[str](), Model.load(make()[0].write(tmp_path / "model.gguf"))
+    Context(model, ContextParams(n_ctx=64, n_threads=1, type_k="q8_0"), log=log.append)
+    said = ["warning: -ctk and -ctv has no effect: no layer of the model has a cache"]
+    assert [line for line in log if "has no effect" in line] == (said if model.hparams.arch == "mamba" else [])

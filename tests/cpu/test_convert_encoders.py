@@ -50,6 +50,12 @@ def test_states(kind: Tiny, tmp_path: Path) -> None:
     assert error.max() <= TOLERANCE, f"token {golden['rows'][error.argmax()]} is off by {error.max():.1e}"
 
 
+@pytest.mark.parametrize("kind", ENCODERS, ids=lambda kind: kind.name)
+def test_encoders_need_no_output_matrix(kind: Tiny, tmp_path: Path) -> None:
+    """Whether words would share the token embedding says nothing about states."""
+    assert "output.weight" not in converted(kind, tmp_path, tie_word_embeddings=False).tensors
+
+
 # EmbeddingGemma
 
 
@@ -129,6 +135,7 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("dense", MEAN, {"activation_function": "torch.nn.modules.activation.Tanh"}, "a bias or an activation"),
     ("modules", MEAN, {}, "no list of modules"),
     ("outside", MEAN, {}, "'../2_Dense' is no folder beside it"),
+    ("above", MEAN, {}, "'..' is no folder beside it"),
     ("shape", MEAN, {}, "behind pooling"),
     ("unknown", MEAN, {}, "a module 'LSTM' cannot be said"),
 ]
@@ -145,6 +152,8 @@ def test_what_cannot_be_expressed(
         path.write_text("{}{")
     elif where == "outside":
         path.write_text(path.read_text().replace("2_Dense", "../2_Dense"))
+    elif where == "above":
+        path.write_text(path.read_text().replace("2_Dense", ".."))
     elif where == "unknown":
         path.write_text(path.read_text().replace("models.Dense", "models.LSTM"))
     elif where == "shape":
@@ -165,6 +174,14 @@ def test_modern_bert_as_llama_cpp_has_it(tmp_path: Path) -> None:
     assert (keys["rope.freq_base"], keys["rope.freq_base_swa"], keys["attention.causal"]) == (160000, 10000, False)
     assert "hidden_activation" not in keys and "blk.0.attn_norm.weight" not in file.tensors
     assert file.tensors["blk.1.ffn_up.weight"].shape == (tiny.D, 2 * tiny.FF)
+
+
+def test_windows_of_modern_bert_without_a_base(tmp_path: Path) -> None:
+    """A null means that of the other layers, as in transformers 4; no key the usual one."""
+    folder = tiny.write(MODERN_BERT, tmp_path / "checkpoint", local_rope_theta=None)
+    assert made.convert(folder, tmp_path).metadata["modern-bert.rope.freq_base_swa"] == 160000
+    made.amend(folder, drop=("local_rope_theta",))
+    assert made.convert(folder, tmp_path).metadata["modern-bert.rope.freq_base_swa"] == 10000
 
 
 def test_modern_bert_for_masked_words(tmp_path: Path) -> None:

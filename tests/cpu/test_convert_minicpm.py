@@ -16,6 +16,7 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.errors import IkpyError
 from ikpy.gguf.reader import GGUFFile
+from tests.cpu import checkpoints as made
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.seeded_checkpoints import Tiny
 from tests.cpu.shelf_checkpoints import CPM_ROT, MINICPM, MINICPM3, N_MINICPM
@@ -69,6 +70,16 @@ def test_minicpm_as_llama_cpp_has_it(tmp_path: Path) -> None:
     assert keys["residual_scale"] == pytest.approx(1.4 / math.sqrt(N_MINICPM))
     short, long = logits_of(file), logits_of(file, 2 * ORIGINAL)
     assert np.abs(short - long)[5:].max() > 0.05, "long contexts take the same factors"
+
+
+def test_scales_that_a_configuration_leaves_out(tmp_path: Path) -> None:
+    """Are 1 in the configuration class of MiniCPM: branches are divided by sqrt(layers), logits by the width."""
+    folder = tiny.write(MINICPM, tmp_path / "checkpoint")
+    made.amend(folder, drop=("scale_emb", "scale_depth", "dim_model_base"))
+    keys = made.convert(folder, tmp_path).metadata
+    names = ("embedding_scale", "residual_scale", "logit_scale")
+    scales = [keys[f"minicpm.{name}"] for name in names]
+    assert scales == pytest.approx([1, 1 / math.sqrt(N_MINICPM), tiny.D])
 
 
 def test_sparse_attention_is_told(tmp_path: Path) -> None:

@@ -32,6 +32,18 @@ def test_a_session_goes_on_as_if_it_had_never_ended(path: Path, tmp_path: Path, 
     np.testing.assert_array_equal(*logits)
 
 
+def test_a_session_goes_on_among_any_number_of_sequences(path: Path, tmp_path: Path) -> None:
+    tokens, more = text(21, 30), text(22, 3)
+    writer = new_context(path, 2)
+    writer.decode(Batch.single(tokens))
+    save_session(tmp_path / "session", writer, tokens)
+    truth = expected(path, tokens + more)[30:]
+    for n_seq, n_kept in ((1, 0), (3, 0), (2, 4)):
+        reader = new_context(path, n_seq, n_kept_states=n_kept)
+        assert load_session(tmp_path / "session", reader) == tokens
+        hold(f"{n_seq} sequences", reader.decode(Batch.single(more, 30, logits="all")), truth)
+
+
 def test_an_empty_session(path: Path, tmp_path: Path) -> None:
     writer, reader = new_context(path, 1), new_context(path, 1)
     save_session(tmp_path / "session", writer, [])

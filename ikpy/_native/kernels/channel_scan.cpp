@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/item_ranges.hpp"
+#include "kernels/scan_sources.hpp"
 #include "kernels/simd_f32.hpp"
 #include "kernels/token_runs.hpp"
 
@@ -12,25 +13,6 @@ namespace {
 
 constexpr int kVectors = 4;  // that go through the rows of a state together
 constexpr int64_t kWidth = kVectors * simd::kLanes;
-
-struct Sources {
-    const Tensor &x, &dt, &a, &b, &c, &d, &state, &dst;
-    const KeptStates kept;
-
-    Sources(const Op& op, const Tensor* ts)
-        : x(ts[op.src[0]]),
-          dt(ts[op.src[1]]),
-          a(ts[op.src[2]]),
-          b(ts[op.src[3]]),
-          c(ts[op.src[4]]),
-          d(ts[op.src[5]]),
-          state(ts[op.src[6]]),
-          dst(ts[op.dst]),
-          kept(op, ts, 8) {}
-
-    int64_t channels() const { return x.ne[0]; }
-    int64_t rows() const { return b.ne[0]; }
-};
 
 // kWidth channels of a state, and their rates, skips, inputs and results. Where a layer has fewer, these are
 // copies in a tile, padded with zeros.
@@ -71,7 +53,7 @@ void copy_rows(const float* from, int64_t from_stride, int64_t n, int64_t n_rows
 }
 
 // Channels from `first` on of all tokens of a slot, in their place.
-void run_whole(const Sources& s, const TokenRuns& runs, int32_t slot, int64_t first) {
+void run_whole(const ScanSources& s, const TokenRuns& runs, int32_t slot, int64_t first) {
     const int64_t n_rows = s.rows(), stride = s.state.nb[1] / int64_t(sizeof(float));
     const Block block{row<float>(s.state, 0, 0, slot) + first, row<const float>(s.a, 0) + first,
                       row<const float>(s.d, 0) + first, stride, s.a.nb[1] / int64_t(sizeof(float))};
@@ -87,7 +69,8 @@ void run_whole(const Sources& s, const TokenRuns& runs, int32_t slot, int64_t fi
 }
 
 // The last n channels of a layer, fewer than kWidth, by way of a tile for states and rates.
-void run_rest(const Sources& s, const TokenRuns& runs, int32_t slot, int64_t first, int64_t n, float* tile) {
+void run_rest(const ScanSources& s, const TokenRuns& runs, int32_t slot, int64_t first, int64_t n,
+              float* tile) {
     const int64_t n_rows = s.rows(), stride = s.state.nb[1] / int64_t(sizeof(float));
     float *const states = tile, *const rates = tile + n_rows * kWidth,
                  *const own = row<float>(s.state, 0, 0, slot);
@@ -121,15 +104,15 @@ size_t channel_scan_scratch_bytes(const Op& op, const Tensor* ts) {
 // src: x [P, 1, T], dt [P, T], A [P, N], B, C [N, 1, T], D [P], states [P, N, 1, slots], and what follows
 // them as in ssm_scan.cpp. Every token comes for itself, so results depend on neither threads nor batches.
 void channel_scan(const ThreadContext& ctx, const Op& op, const Tensor* ts) {
-    const Sources s(op, ts);
+    const ScanSources s(op, ts);
     const Tensor& slots = ts[op.src[7]];
     const size_t tile = tile_nbytes(s.b);
     const TokenRuns runs(row<const int32_t>(slots, 0), s.state.ne[3], slots.ne[0], ctx.scratch + tile);
     if (!runs.size()) return;
-    const int64_t n_blocks = (s.channels() + kWidth - 1) / kWidth;
+    const int64_t n_blocks = (s.size() + kWidth - 1) / kWidth;
     ItemRanges ranges(ctx, runs.size() * n_blocks);
     for (int64_t item; (item = ranges.next()) >= 0;) {
-        const int64_t first = item % n_blocks * kWidth, n = std::min(kWidth, s.channels() - first);
+        const int64_t first = item % n_blocks * kWidth, n = std::min(kWidth, s.size() - first);
         const int32_t slot = runs.slot(item / n_blocks);
         if (n == kWidth) {
             run_whole(s, runs, slot, first);

@@ -8,6 +8,7 @@
 #include "ikpy/vecmath.hpp"
 #include "kernels/channel_scan.hpp"
 #include "kernels/item_ranges.hpp"
+#include "kernels/scan_sources.hpp"
 #include "kernels/state_copies.hpp"
 #include "kernels/token_runs.hpp"
 
@@ -24,27 +25,6 @@ constexpr int64_t kSpan = 128;
 // So many tokens of a sequence, a draft for example, give the bits of one after the other: they are chunks of
 // their own.
 constexpr int64_t kAlike = 16;
-
-struct Sources {
-    const Tensor &x, &dt, &a, &b, &c, &d, &state, &dst;
-    const KeptStates kept;
-
-    Sources(const Op& op, const Tensor* ts)
-        : x(ts[op.src[0]]),
-          dt(ts[op.src[1]]),
-          a(ts[op.src[2]]),
-          b(ts[op.src[3]]),
-          c(ts[op.src[4]]),
-          d(ts[op.src[5]]),
-          state(ts[op.src[6]]),
-          dst(ts[op.dst]),
-          kept(op, ts, 8) {}
-
-    int64_t heads() const { return x.ne[1]; }
-    int64_t groups() const { return b.ne[1]; }
-    int64_t size() const { return x.ne[0]; }
-    int64_t rows() const { return b.ne[0]; }
-};
 
 float dot(const float* a, const float* b, int64_t n) {
     simd::V sum = simd::zero();
@@ -77,7 +57,7 @@ struct Span {
         starts[n_chunks] = n;
     }
 
-    void multiply(const Sources& s, int64_t group) {
+    void multiply(const ScanSources& s, int64_t group) {
         for (int64_t i = 0; i < n_chunks; ++i)
             for (int64_t k = starts[i]; k < starts[i + 1]; ++k)
                 for (int64_t j = starts[i]; j <= k; ++j)
@@ -87,7 +67,7 @@ struct Span {
 };
 
 // Factors of the tokens of chunk i of a span in a head.
-void prepare(const Sources& s, const Span& span, int64_t i, int64_t group, int64_t head, Chunk& chunk) {
+void prepare(const ScanSources& s, const Span& span, int64_t i, int64_t group, int64_t head, Chunk& chunk) {
     const int64_t start = span.starts[i];
     chunk.n = span.starts[i + 1] - start;
     const float rate = *row<const float>(s.a, head), skip = *row<const float>(s.d, head);
@@ -120,7 +100,7 @@ void prepare(const Sources& s, const Span& span, int64_t i, int64_t group, int64
 }
 
 // The only token of a chunk.
-void prepare_one(const Sources& s, int32_t t, int64_t group, int64_t head, Chunk& chunk) {
+void prepare_one(const ScanSources& s, int32_t t, int64_t group, int64_t head, Chunk& chunk) {
     const float dt = row<const float>(s.dt, t)[head];
     chunk.n = 1;
     chunk.b[0] = row<const float>(s.b, group, t);
@@ -131,7 +111,7 @@ void prepare_one(const Sources& s, int32_t t, int64_t group, int64_t head, Chunk
     chunk.decay = exp_fast(*row<const float>(s.a, head) * dt);
 }
 
-void keep(const Sources& s, int64_t head, int32_t slot, int32_t to) {
+void keep(const ScanSources& s, int64_t head, int32_t slot, int32_t to) {
     for (int64_t r = 0; r < s.rows(); ++r)
         copy_away(row<float>(s.state, r, head, slot), s.size(), row<float>(*s.kept.states, r, head, to));
     finish_copies();
@@ -147,7 +127,7 @@ void run_columns(const Chunk& chunk, float skip, const Columns& columns) {
 }
 
 // A chunk on all columns of a head. Columns that fill no whole vectors go through a padded tile.
-void run_chunk(const Sources& s, const Chunk& chunk, int64_t head, int32_t slot, float* tile) {
+void run_chunk(const ScanSources& s, const Chunk& chunk, int64_t head, int32_t slot, float* tile) {
     const float skip = *row<const float>(s.d, head);
     for (int64_t first = 0; first < s.size(); first += kMostColumns) {
         float* const state = row<float>(s.state, 0, head, slot) + first;
@@ -180,7 +160,7 @@ void run_chunk(const Sources& s, const Chunk& chunk, int64_t head, int32_t slot,
 }
 
 // Heads [begin, end) of a group for all tokens of a slot.
-void run_heads(const Sources& s, const TokenRuns& runs, int32_t slot, int64_t group, int64_t begin,
+void run_heads(const ScanSources& s, const TokenRuns& runs, int32_t slot, int64_t group, int64_t begin,
                int64_t end, float* tile) {
     const bool few = runs.has_at_most(slot, kAlike);
     Span span;
@@ -218,7 +198,7 @@ size_t ssm_scan_scratch_bytes(const Op& op, const Tensor* ts) {
 // depend on the threads. ip: whether rates belong to channels (channel_scan.cpp).
 void op_ssm_scan(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     if (op.ip[0]) return channel_scan(ctx, op, ts);
-    const Sources s(op, ts);
+    const ScanSources s(op, ts);
     const Tensor& slots = ts[op.src[7]];
     const size_t tile = tile_nbytes(s.b);
     const TokenRuns runs(row<const int32_t>(slots, 0), s.state.ne[3], slots.ne[0], ctx.scratch + tile);

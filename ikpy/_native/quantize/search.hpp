@@ -1,4 +1,4 @@
-// Building blocks of the parameter searches: lane vectors, importance weights, rounding to even steps.
+// Building blocks of the parameter searches: lane vectors, importance weights, equally spaced codes.
 //
 // The searches are written with one candidate scale per vector lane (LANES at a time), so one pass over a
 // sub-block scores all of them without horizontal sums and the code is the same for every vector width.

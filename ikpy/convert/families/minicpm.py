@@ -16,20 +16,20 @@ class MiniCPM(LongRope):
 
     arch = "minicpm"
     rotates_pairs = True
+    defaults: ClassVar[Mapping[str, int | float]] = {"scale_emb": 1, "scale_depth": 1, "dim_model_base": 1}
 
     def check(self) -> None:
         super().check()
         self.config.require("experts", not self.n_expert)
-        self.config.require("dim_model_base 0", self.config.number("dim_model_base", default=1) != 0)
+        self.config.require("dim_model_base 0", self.config.number("dim_model_base") != 0)
 
     def keys(self) -> Keys:
         config = self.config
         width, n_layer = config.integer("hidden_size"), max(1, config.n_layer)
-        depth = config.number("scale_depth", default=math.sqrt(n_layer))
         keys = super().keys() | {
-            "embedding_scale": config.number("scale_emb", default=1.0),
-            "residual_scale": depth / math.sqrt(n_layer),
-            "logit_scale": width / config.number("dim_model_base", default=width),
+            "embedding_scale": config.number("scale_emb"),
+            "residual_scale": config.number("scale_depth") / math.sqrt(n_layer),
+            "logit_scale": width / config.number("dim_model_base"),
         }
         if "long_factor" not in config.rope():
             return keys

@@ -10,6 +10,7 @@ from ikpy.convert.families.base import Family, Keys, Modules
 from ikpy.convert.sentence import dense_matrices, pooling_number
 from ikpy.models.hparams import POOLINGS
 
+WINDOW_BASE = 10000.0
 _MODEL = {"embeddings.tok_embeddings": "token_embd", "embeddings.norm": "token_embd_norm", "final_norm": "output_norm"}
 _OUTER = {f"{prefix}{name}": target for prefix in ("", "model.") for name, target in _MODEL.items()}
 
@@ -70,15 +71,24 @@ class ModernBert(Family):
             config.require(f"RoPE scaling '{scaling}'", scaling == "default")
         config.require("matrices behind pooling", not dense_matrices(config.path.parent))
 
-    def keys(self) -> Keys:
+    @property
+    def window_base(self) -> float:
+        """RoPE base of layers with a window; null is that of the others."""
         config = self.config
         local = config.get("rope_parameters", default={}).get("sliding_attention") or {}
-        base = local.get("rope_theta") or config.number("local_rope_theta", default=10000.0)
+        if local.get("rope_theta"):
+            return float(local["rope_theta"])
+        if config.values.get("local_rope_theta", WINDOW_BASE) is None:
+            return float(config.rope()["rope_theta"])
+        return config.number("local_rope_theta", default=WINDOW_BASE)
+
+    def keys(self) -> Keys:
+        config = self.config
         keys = super().keys() | {
             "attention.causal": False,
             "attention.sliding_window": config.integer("local_attention", default=128),
             "attention.sliding_window_pattern": self.period,
-            "rope.freq_base_swa": float(base),
+            "rope.freq_base_swa": self.window_base,
         }
         activation = config.get(*self.activation_names, default="gelu")
         if activation != "gelu":

@@ -149,6 +149,21 @@ class Graph(HyperConnectionOps, ProductOps):
         dst = self.new(chosen.shape[0] + most, chosen.shape[1], type_id=I32)
         return self._emit("chosen_list", dst, [mask, chosen], ip=[first])
 
+    def stretch_cells(
+        self, chosen: Value, ends: Value, mask: tuple[Value, Value], cell_pos: Value, pos: Value, ratio: int
+    ) -> Value:
+        """The cells that each token attends to as those of choose_cells, i32 [ratio * (1 + top_k), T], from stretches
+        of `ratio` positions that it chose.
+
+        chosen: of choose_cells among cells of compressed stretches, whose last positions are ends i32 [E]. Of the cells
+        that the mask shows, at positions cell_pos i32 [n], those of chosen stretches, and those behind the last whole
+        stretch of the positions up to the token's own, pos i32 [T].
+        """
+        if ratio < 1 or chosen.shape[1] != pos.shape[0] or mask[0].shape[:2] != (cell_pos.shape[0], pos.shape[0]):
+            raise ValueError(f"stretches of {ratio}: choice {chosen.shape}, mask {mask[0].shape}, pos {pos.shape}")
+        dst = self.new(ratio * chosen.shape[0], chosen.shape[1], type_id=I32)
+        return self._emit("stretch_cells", dst, [chosen, ends, *mask, cell_pos, pos], ip=[ratio])
+
     def compress_cells(
         self,
         values: Value,

@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "glm4": "ikpy.models.glm4:Glm4",
     "glm4moe": "ikpy.models.glm4moe:Glm4Moe",
     "glm-dsa": "ikpy.models.glm_dsa:GlmDsa",
+    "glm5-next": "ikpy.models.glm5_next:Glm5Next",
     "gpt-oss": "ikpy.models.gpt_oss:GptOss",
     "granite": "ikpy.models.granite:Granite",
     "granitehybrid": "ikpy.models.granite_hybrid:GraniteHybrid",

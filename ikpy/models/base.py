@@ -33,6 +33,8 @@ class Architecture:
     window_rope_of_file: ClassVar[bool] = False
     # Layers for which the file counts no KV heads are recurrent.
     may_lack_heads: ClassVar[bool] = False
+    # Heads may have no part that other models rotate.
+    may_lack_rope: ClassVar[bool] = False
 
     def __init__(self, keys: Keys, weights: WeightSource, log: Log) -> None:
         self.derived: list[Buffer] = []

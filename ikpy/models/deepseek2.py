@@ -62,7 +62,7 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
     # hyper-parameters and tensors
 
     def read_hparams(self, keys: Keys) -> HParams:
-        hp = read_hparams(keys, may_lack_heads=self.may_lack_heads)
+        hp = read_hparams(keys, may_lack_heads=self.may_lack_heads, may_lack_rope=self.may_lack_rope)
         hp.yarn_log_multiplier = keys.f32("rope.scaling.yarn_log_multiplier", 0.0)
         hp.yarn_beta_fast = keys.f32("rope.scaling.yarn_beta_fast", 32.0)
         hp.yarn_beta_slow = keys.f32("rope.scaling.yarn_beta_slow", 1.0)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from ikpy.errors import FileFormatError, UsageError
+from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
-from ikpy.models.base import Decoder
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams, Window
 from ikpy.models.blocks import Experts, moe_ffn
 from ikpy.models.compressed_attention import (
@@ -24,9 +21,9 @@ from ikpy.models.feed_forward import take_experts
 from ikpy.models.hparams import HParams, read_hparams
 from ikpy.models.hyper_connections import (
     HyperConnection,
+    StreamDecoder,
     StreamSizes,
     join_streams,
-    streams_of,
     take_connection,
     take_head,
 )
@@ -50,7 +47,7 @@ class Layer:
     ffn: Experts
 
 
-class DeepSeek4(Decoder):
+class DeepSeek4(StreamDecoder):
     """Its prediction layers are left out."""
 
     output_weight = "required"
@@ -113,25 +110,14 @@ class DeepSeek4(Decoder):
             raise FileFormatError(f"{keys.gguf.path}: {n} prediction layers, more than {MAX_LAYERS}")
         return n
 
-    @staticmethod
-    def _n_listed(keys: Keys, name: str, n_layer: int) -> int:
-        """Numbers in a list of one per layer, in which those of prediction layers may follow."""
-        value = keys.gguf.metadata.get(f"{keys.arch}.{name}")
-        n = len(value) if isinstance(value, list | np.ndarray) else n_layer
-        if not n_layer <= n <= MAX_LAYERS:
-            raise FileFormatError(
-                f"{keys.gguf.path}: key {keys.arch}.{name} must hold a number for each of {n_layer} layers"
-            )
-        return n
-
     def _limits(self, keys: Keys, name: str, n_layer: int) -> list[float]:
         """Bounds of SwiGLU per layer, 0: none."""
-        return keys.floats_per_layer(name, self._n_listed(keys, name, n_layer), 0.0)[:n_layer]
+        return keys.floats_per_layer(name, keys.n_listed(name, n_layer), 0.0)[:n_layer]
 
     def _ratios(self, keys: Keys, hp: HParams) -> list[int]:
         """Positions per compressed cell in every layer, 0: none."""
         key = f"{keys.arch}.attention.compress_ratios"
-        n = self._n_listed(keys, "attention.compress_ratios", hp.n_layer)
+        n = keys.n_listed("attention.compress_ratios", hp.n_layer)
         ratios = keys.per_layer("attention.compress_ratios", n)[: hp.n_layer]
         sizes = self.sizes
         if hp.n_swa < 1 or any(r == 1 or r > MAX_RATIO for r in ratios):
@@ -241,17 +227,11 @@ class DeepSeek4(Decoder):
         attention = CompressedLayer(b, il, layer.attn, self.sizes, self.ratios[il], hp.norm_eps)
         attended = attention.attend(self.norm(b, h, layer.attn_norm))
         if layer.ffn.by_token is None:
-            x, attended, back = self._kept(b, il, x, attended, back)
+            x, attended, back = self.keep_streams(b, il, x, attended, back)
         x = g.hyper_expand(x, self._attention_output(b, layer.attn, attended), back)
         h, back = join_streams(b, layer.ffn_streams, self.stream_sizes, hp.norm_eps, x)
         x = g.hyper_expand(x, moe_ffn(b, layer.ffn, hp.routing, self.norm(b, h, layer.ffn_norm)), back)
-        return x if layer.ffn.by_token is None else self._kept(b, il, x)[0]
-
-    def _kept(self, b: BatchGraph, il: int, streams: Value, *values: Value) -> tuple[Value, ...]:
-        """In the last layer, only the tokens whose logits were asked for, of streams [D, n, T] and values [m, T]."""
-        d, n = streams.shape[:2]
-        flat, *others = b.keep_outputs(il, self.hp.n_layer, streams.reshape(d * n, b.n_tokens), *values)
-        return flat.reshape(d, n, flat.shape[1]), *others
+        return x if layer.ffn.by_token is None else self.keep_streams(b, il, x)[0]
 
     def _attention_output(self, b: BatchGraph, attn: CompressedAttention, attended: Value) -> Value:
         """Both output projections of attended [d H, T]: groups of heads apart, then their results together."""
@@ -261,16 +241,5 @@ class DeepSeek4(Decoder):
         g.mul_mat(attn.out_a, grouped.permute(0, 2, 1), dst=low.permute(0, 2, 1))
         return g.mul_mat(attn.out_b, low.reshape(self.out_rank * groups, n))
 
-    def build(self, b: BatchGraph) -> Value | None:
-        if b.steering is not None:
-            raise UsageError(f"control vectors act on one residual stream; {self.hp.arch} models have several")
-        if b.keeps_states:
-            raise UsageError(f"contexts of {self.hp.arch} models keep no states of tokens")
-        x = streams_of(b, self.embed(b), self.stream_sizes)
-        for il in range(self.hp.n_layer):
-            x = self.layer(b, il, x)
-        if b.n_outputs == 0:
-            return None
-        y, _ = join_streams(b, self.head, self.stream_sizes, self.hp.norm_eps, x)
-        b.embeddings = self.norm(b, y, self.output_norm)
-        return self.logits(b, b.embeddings)
+    def collapsed(self, b: BatchGraph, streams: Value) -> Value:
+        return join_streams(b, self.head, self.stream_sizes, self.hp.norm_eps, streams)[0]

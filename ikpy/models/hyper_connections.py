@@ -1,4 +1,5 @@
-"""Manifold-constrained hyper-connections: several residual streams, mixed in and out of every branch (DeepSeek V4).
+"""Manifold-constrained hyper-connections: several residual streams, mixed in and out of every branch (DeepSeek V4,
+GLM-5.3).
 
 In shapes: T tokens, n streams of D elements.
 """
@@ -7,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ikpy.errors import FileFormatError
+from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.hyper_connections import MAX_STREAMS
 from ikpy.graph.ir import Value
+from ikpy.models.base import Decoder
 from ikpy.models.batch import BatchGraph
 from ikpy.models.keys import Keys
 from ikpy.models.weights import WeightSource
@@ -83,3 +85,32 @@ def join_streams(
     mix = g.mul_mat(connection.fn, g.rms_norm(flat, None, norm_eps))
     weights = g.hyper_weights(mix, connection.base, connection.scale, sizes.n, sizes.iterations, sizes.epsilon)
     return g.hyper_collapse(streams, weights), weights
+
+
+class StreamDecoder(Decoder):
+    """A decoder with several residual streams."""
+
+    stream_sizes: StreamSizes
+
+    def collapsed(self, b: BatchGraph, streams: Value) -> Value:
+        """[D, T] of the streams [D, n, T] behind the last layer."""
+        raise NotImplementedError
+
+    def keep_streams(self, b: BatchGraph, il: int, streams: Value, *values: Value) -> tuple[Value, ...]:
+        """In the last layer, only the tokens whose logits were asked for, of streams [D, n, T] and values [m, T]."""
+        d, n = streams.shape[:2]
+        flat, *others = b.keep_outputs(il, self.hp.n_layer, streams.reshape(d * n, b.n_tokens), *values)
+        return flat.reshape(d, n, flat.shape[1]), *others
+
+    def build(self, b: BatchGraph) -> Value | None:
+        if b.steering is not None:
+            raise UsageError(f"control vectors act on one residual stream; {self.hp.arch} models have several")
+        if b.keeps_states:
+            raise UsageError(f"contexts of {self.hp.arch} models keep no states of tokens")
+        x = streams_of(b, self.embed(b), self.stream_sizes)
+        for il in range(self.hp.n_layer):
+            x = self.layer(b, il, x)
+        if b.n_outputs == 0:
+            return None
+        b.embeddings = self.norm(b, self.collapsed(b, x), self.output_norm)
+        return self.logits(b, b.embeddings)

@@ -93,7 +93,7 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
             decay=pair("f"),
             gate=pair("g"),
             dt=weights.take(f"{prefix}.ssm_dt.bias", (n,)),
-            a=weights.take(f"{prefix}.ssm_a", (1, heads)),
+            a=self._take_rates(weights, f"{prefix}.ssm_a"),
             beta=weights.take(f"{prefix}.ssm_beta.weight", (d, heads)),
             norm=weights.take(f"{prefix}.ssm_norm.weight", (size,)),
             out=weights.take(f"{prefix}.attn_output.weight", (n, d)),
@@ -104,6 +104,13 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
         taps, n = self.n_taps, self.n_channels
         found = weights.take(name, (taps, 1, n), (taps, n))
         weights.values[name] = found = found.reshape(taps, n)
+        return found
+
+    def _take_rates(self, weights: WeightSource, name: str) -> Value:
+        """Factors [1, H] of the steps, below 0; files have the dimension of 1, or not."""
+        heads = self.hp.n_head[0]
+        found = weights.take(name, (1, heads), (heads,))
+        weights.values[name] = found = found.reshape(1, heads)
         return found
 
     # graph
@@ -124,13 +131,12 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
             return split_heads(x, size)
 
         q, k, v = (convolved(name) for name in QKV)
-        step = g.unary(g.mul_mat(net.decay[1], g.mul_mat(net.decay[0], h), net.dt), "softplus")
         state, kept = b.recurrent[il, "delta"]
         out = g.gated_delta_rule(
             q,
             k,
             v,
-            g.mul(split_heads(step, size), net.a),
+            self.decays(b, net, g.mul_mat(net.decay[1], g.mul_mat(net.decay[0], h), net.dt)),
             g.unary(g.mul_mat(net.beta, h), "sigmoid"),
             state,
             slots,
@@ -142,3 +148,8 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
         normed = g.rms_norm(out, net.norm, self.hp.norm_eps)
         gate = g.mul_mat(net.gate[1], g.mul_mat(net.gate[0], h))
         return g.gated(gate, normed.reshape(self.n_channels, b.n_tokens), "sigmoid")
+
+    def decays(self, b: BatchGraph, net: DeltaAttention, steps: Value) -> Value:
+        """Logarithms [size, H, T] of how much of the state stays, from what the matrices made of h, [C, T]."""
+        g = b.graph
+        return g.mul(split_heads(g.unary(steps, "softplus"), self.head_dim), net.a)

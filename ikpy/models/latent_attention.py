@@ -84,10 +84,19 @@ class LatentDecoder(Decoder):
 
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         specs = super().cache_specs(layer, params) if params.mla == 0 else self._latent_specs(layer, params)
-        if (sizes := self.indexer_sizes) and effective_top_k(sizes.top_k, params):
-            attn: LatentAttention = self.layers[layer].attn  # type: ignore[attr-defined]
-            specs += [index_cache(sizes.size, params)] if attn.indexer else []
+        if (sizes := self.indexer_sizes) and effective_top_k(sizes.top_k, params) and self.has_indexer(layer):
+            specs += self.index_specs(params)
         return specs
+
+    def has_indexer(self, layer: int) -> bool:
+        """Whether a layer has an indexer of its own."""
+        attn: LatentAttention = self.layers[layer].attn  # type: ignore[attr-defined]
+        return attn.indexer is not None
+
+    def index_specs(self, params: GraphParams) -> list[CacheSpec]:
+        """Cache tensors of an indexer."""
+        assert self.indexer_sizes is not None
+        return [index_cache(self.indexer_sizes.size, params)]
 
     def _latent_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         kind = registry.by_id(params.types_k[layer])
@@ -97,7 +106,7 @@ class LatentDecoder(Decoder):
                 f"-ctk {kind.name}: rows of {n_rot} rotated and {rank} latent elements are no multiples of its block "
                 f"size {kind.block_elements}"
             )
-        if kind.row_extra_bytes:
+        if kind.row_extra_bytes and n_rot:
             # Rows with a scale of their own cannot be split into keys and values: two caches, and finer scales.
             return [CacheSpec("kr", n_rot, 1, kind.id), CacheSpec("kv", rank, 1, kind.id)]
         return [CacheSpec("kv", rank + n_rot, 1, kind.id)]
@@ -110,7 +119,7 @@ class LatentDecoder(Decoder):
         return next(n for n in (64, 32, 16, 8, 4, 2, 1) if all(size % n == 0 for size in sizes))
 
     def _latent_parts(self, b: BatchGraph, il: int, *, attended: bool) -> tuple[list[Value], Value, Value]:
-        """The cached rows as key segments, their rotated part and their latent part."""
+        """The cached rows as key segments, their rotated part (empty, if the model has none) and their latent part."""
         find = b.attended if attended else b.cache
         cached, n_rot = find(il, "kv"), self.hp.n_rot
         if (il, "kr") in b.caches:
@@ -140,8 +149,8 @@ class LatentDecoder(Decoder):
             latent = self.norm(b, g.mul_mat(attn.q_a, h), attn.q_a_norm)
             q = g.mul_mat(attn.q_b, latent)
             if (il, "ki") in b.caches:
-                assert attn.indexer is not None and self.indexer_sizes is not None and table is not None
-                choose_cells(b, il, attn.indexer, self.indexer_sizes, h, latent, table)
+                assert attn.indexer is not None
+                self.choose(b, il, attn.indexer, h, latent, table)
         q = q.reshape(hp.n_embd_head_k, hp.n_head[0], b.n_tokens)
         if table is not None:
             q = g.rope(q, table, neox=False, offset=self.n_nope)
@@ -149,13 +158,22 @@ class LatentDecoder(Decoder):
             q = g.mul(q, b.attention_temperature(self.temperature_scale, self.temperature_length, offset=0))
         return q
 
-    def _latents(self, b: BatchGraph, attn: LatentAttention, h: Value, table: Value | None) -> tuple[Value, Value]:
-        """Normed latent c [rkv, 1, T] and rotated shared key part kr [R, 1, T]."""
+    def choose(self, b: BatchGraph, il: int, indexer: Indexer, h: Value, q_latent: Value, table: Value | None) -> None:
+        """Lets the indexer of a layer choose cells for its tokens, in b.chosen."""
+        assert self.indexer_sizes is not None and table is not None
+        choose_cells(b, il, indexer, self.indexer_sizes, h, q_latent, table)
+
+    def _latents(
+        self, b: BatchGraph, attn: LatentAttention, h: Value, table: Value | None
+    ) -> tuple[Value, Value | None]:
+        """Normed latent c [rkv, 1, T] and rotated shared key part kr [R, 1, T], if the model has one."""
         g, rkv, n_rot = b.graph, self.hp.extra["kv_lora_rank"], self.hp.n_rot
         both = g.mul_mat(attn.kv_a, h)
-        c = self.norm(b, both.slice0(0, rkv), attn.kv_a_norm)
+        c = self.norm(b, both.slice0(0, rkv), attn.kv_a_norm).reshape(rkv, 1, b.n_tokens)
+        if not n_rot:
+            return c, None
         kr = both.slice0(rkv, n_rot).view((n_rot, 1, b.n_tokens), (both.strides[1], both.strides[1]))
-        return c.reshape(rkv, 1, b.n_tokens), kr if table is None else g.rope(kr, table, neox=False)
+        return c, kr if table is None else g.rope(kr, table, neox=False)
 
     def attention(self, b: BatchGraph, il: int, attn: LatentAttention, h: Value) -> Value:
         """Attention of a layer to hidden states h [d, T], before the output projection: [H * dv, T]."""
@@ -169,16 +187,22 @@ class LatentDecoder(Decoder):
         if b.params.mla == 0:
             out = self._expanded(b, il, attn, q, c, kr, scale)
         else:
-            if block := self.latent_block(b.params):
-                for part in (q.slice0(self.n_nope, self.hp.n_rot), kr, c):
-                    b.graph.hadamard(part, block)
-            _, rotated, latents = self._latent_parts(b, il, attended=False)
-            b.store(il, "kv", kr, rotated)
-            b.store(il, "kv", c, latents)
+            self._store_latents(b, il, q, c, kr)
             out = b.graph.new(self.hp.n_embd_head_v, self.hp.n_head[0], b.n_tokens)
             attend = self._prompt if self._is_prompt(b, attn) else self._absorbed
             attend(b, il, attn, q, scale, out)
         return out.reshape(out.shape[0] * out.shape[1], b.n_tokens)
+
+    def _store_latents(self, b: BatchGraph, il: int, q: Value, c: Value, kr: Value | None) -> None:
+        """Latents and shared key parts in the cache; where they are transformed, those parts of queries too."""
+        block = self.latent_block(b.params)
+        _, rotated, latents = self._latent_parts(b, il, attended=False)
+        if kr is not None:
+            if block:
+                b.graph.hadamard(q.slice0(self.n_nope, self.hp.n_rot), block)
+                b.graph.hadamard(kr, block)
+            b.store(il, "kv", kr, rotated)
+        b.store(il, "kv", b.graph.hadamard(c, block) if block else c, latents)
 
     def _is_prompt(self, b: BatchGraph, attn: LatentAttention) -> bool:
         """Whether cells are expanded. Not with adapters: their scales belong to queries, cells to any sequence."""
@@ -207,14 +231,14 @@ class LatentDecoder(Decoder):
             b.graph.observe(attn.v_b, per_head, stored_only=True)
 
     def _expanded(
-        self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, c: Value, kr: Value, scale: float
+        self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, c: Value, kr: Value | None, scale: float
     ) -> Value:
         """Mode 0: keys and values of every head are computed and cached."""
         g, hp, dn, dv = b.graph, self.hp, self.n_nope, self.hp.n_embd_head_v
         assert attn.kv_b is not None
         heads = hp.n_head[0]
         kv = g.mul_mat(attn.kv_b, c.reshape(c.shape[0], b.n_tokens)).reshape(dn + dv, heads, b.n_tokens)
-        k = concat_heads(b, [kv.slice0(0, dn), kr], heads)
+        k = kv.slice0(0, dn) if kr is None else concat_heads(b, [kv.slice0(0, dn), kr], heads)
         store_heads(b, il, k, kv.slice0(dn, dv))
         seen = visible(b, listed=b.n_tokens <= LISTED_TOKENS and not b.params.on_devices)
         return attend_cached(b, il, q, scale=scale, seen=seen).reshape(dv, heads, b.n_tokens)
@@ -263,7 +287,8 @@ class LatentDecoder(Decoder):
         assert attn.k_b is not None and attn.v_b is not None
         heads, n_rot, rkv = hp.n_head[0], hp.n_rot, hp.extra["kv_lora_rank"]
         query = g.new(n_rot + rkv, heads, q.shape[2])
-        g.copy(q.slice0(self.n_nope, n_rot), query.slice0(0, n_rot))
+        if n_rot:
+            g.copy(q.slice0(self.n_nope, n_rot), query.slice0(0, n_rot))
         absorbed = query.slice0(n_rot, rkv).permute(0, 2, 1)
         g.mul_mat(attn.k_b, q.slice0(0, self.n_nope).permute(0, 2, 1), dst=absorbed)
         block = self.latent_block(b.params)
@@ -316,7 +341,7 @@ class LatentDecoder(Decoder):
             k, v = self._expand_heads(b, weights, latents, step, rows.type_id)
             g.attention(
                 q.slice(1, h0, step),
-                [k, rotated],
+                [k, rotated] if self.hp.n_rot else [k],
                 v,
                 seen.mask,
                 scale=scale,

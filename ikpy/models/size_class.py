@@ -15,6 +15,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "deepseek32": {61: "671B", 62: "671B"},
     "mistral4": {27: "16B", 36: "119B.A6B", 47: "30B.A3B", 60: "236B", 61: "671B"},
     "glm-dsa": {61: "290B", 79: "744B.A40B"},
+    "glm5-next": {45: "320B.A18B", 46: "320B.A18B"},
     "kimi-linear": {27: "48B.A3B"},
     "lfm2moe": {24: "8B.A1B", 40: "24B.A2B"},
     "qwen2moe": {24: "A2.7B", 28: "57B.A14B"},

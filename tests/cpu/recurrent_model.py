@@ -11,6 +11,7 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from tests.cpu import (
+    glm5_next_model,
     test_arch_falcon_h1,
     test_arch_granite_hybrid,
     test_arch_kimi_linear,
@@ -61,6 +62,11 @@ def mamba2(seed: int) -> RandomModel:
     return test_arch_mamba2.new_model(seed)
 
 
+def glm5_next(seed: int) -> RandomModel:
+    """Bounded decays, pools of cells that indexers choose, several residual streams."""
+    return glm5_next_model.random_model(glm5_next_model.Sizes(), seed)
+
+
 MODELS = {
     "qwen35": qwen35,
     "kimi-linear": kimi_linear,
@@ -69,6 +75,7 @@ MODELS = {
     "granitehybrid": granite_hybrid,
     "falcon-h1": falcon_h1,
     "mamba2": mamba2,
+    "glm5-next": glm5_next,
 }
 
 

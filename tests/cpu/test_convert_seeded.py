@@ -13,14 +13,14 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.gguf.reader import GGUFFile
-from tests.cpu import mamba2_checkpoints
+from tests.cpu import glm5_next_checkpoints, mamba2_checkpoints
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.checkpoints import convert
 from tests.cpu.seeded_checkpoints import Tiny
 from tests.cpu.test_convert import types
 
 TOLERANCE = 5e-4
-CHECKPOINTS = (*tiny.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS)
+CHECKPOINTS = (*tiny.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS, *glm5_next_checkpoints.CHECKPOINTS)
 
 
 def converted(kind: Tiny, folder: Path, outtype: str = "f32", **config: Any) -> GGUFFile:
@@ -31,7 +31,8 @@ def converted(kind: Tiny, folder: Path, outtype: str = "f32", **config: Any) -> 
 
 def logits_of(file: GGUFFile) -> np.ndarray:
     """Logits [T, V] of the golden tokens."""
-    context = Context(Model.load(file.path), ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
+    params = ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32", type_indexer="f32")
+    context = Context(Model.load(file.path), params)
     return context.decode(Batch.single(tiny.tokens(), 0, logits="all"))
 
 
@@ -48,7 +49,7 @@ def test_logits(kind: Tiny, tmp_path: Path) -> None:
 def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
     """What is small and multiplied through all tokens stays f32."""
     found = types(converted(kind, tmp_path, outtype))
-    small = ("norm.weight", ".bias", "ffn_gate_inp.weight", "ssm_a", "ssm_d", "ffn_norm", "conv.weight")
+    small = ("norm.weight", ".bias", "ffn_gate_inp.weight", "ssm_a", "ssm_d", "ffn_norm", "conv.weight", "_ape.weight")
     for name, kind_of in found.items():
-        is_small = name.endswith(small) or "conv1d" in name
+        is_small = name.endswith(small) or "conv1d" in name or ".hc_" in name
         assert kind_of == ("f32" if is_small else outtype), name

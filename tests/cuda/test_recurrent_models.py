@@ -19,6 +19,7 @@ from ikpy.graph.placement import PlacementParams
 from ikpy.tools.run_logs import state_lines
 from tests.cpu.definition_checks import TOKENS
 from tests.cpu.test_arch_falcon_h1 import falcon_h1
+from tests.cpu.test_arch_glm5_next import glm5_next
 from tests.cpu.test_arch_granite_hybrid import granite_hybrid, granite_hybrid_moe
 from tests.cpu.test_arch_kimi_linear import kimi_linear
 from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
@@ -44,6 +45,7 @@ MODELS = [
     granite_hybrid_moe,
     falcon_h1,
     mamba2,
+    glm5_next,
 ]
 PLACES = {
     "whole": PlacementParams(split_mode="none"),
@@ -69,7 +71,9 @@ def states_of(context: Context) -> dict[str, int]:
     return context.devices.state_bytes()
 
 
-@pytest.fixture(scope="module", params=[qwen35moe, kimi_linear, lfm2moe, nemotron_h_moe], ids=lambda f: f.__name__)
+@pytest.fixture(
+    scope="module", params=[qwen35moe, kimi_linear, lfm2moe, nemotron_h_moe, glm5_next], ids=lambda f: f.__name__
+)
 def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     return request.param()[0].write(tmp_path_factory.mktemp("model") / "model.gguf")
 

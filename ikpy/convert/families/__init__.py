@@ -31,6 +31,8 @@ FAMILIES = {
     "glm4": "glm:Glm4",
     "glm4_moe": "glm:Glm4Moe",
     "glm4_moe_lite": "deepseek:DeepSeekV3",
+    "glm5_next": "glm5_next:Glm5Next",
+    "glm5_next_text": "glm5_next:Glm5Next",
     "glm_moe_dsa": "deepseek:GlmMoeDsa",
     "gpt_oss": "gpt_oss:GptOss",
     "granite": "granite:Granite",

@@ -12,6 +12,7 @@ from ikpy.convert.families.base import (
     Change,
     Keys,
     Modules,
+    Targets,
     View,
     decay_rates,
     feed_forward,
@@ -28,12 +29,31 @@ _NAMES = {
 }
 
 
+KDA: dict[str, Targets] = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_conv1d": "ssm_conv1d_q",
+    "self_attn.k_conv1d": "ssm_conv1d_k",
+    "self_attn.v_conv1d": "ssm_conv1d_v",
+    "self_attn.f_a_proj": "ssm_f_a",
+    "self_attn.f_b_proj": "ssm_f_b",
+    "self_attn.g_a_proj": "ssm_g_a",
+    "self_attn.g_b_proj": "ssm_g_b",
+    "self_attn.b_proj": "ssm_beta",
+    "self_attn.A_log": "ssm_a",
+    "self_attn.dt_bias": "ssm_dt.bias",
+    "self_attn.o_norm": "ssm_norm",
+}
+
+
 class KimiLinear(DeepSeekV3):
     """As files of llama.cpp: layers that attend have one KV head of latents, and attn_kv_b in two parts only."""
 
     arch = "kimi-linear"
     needs_output = False
     usual_pre = "kimi-k2"
+    bounds_decays: ClassVar[bool] = False
     defaults: ClassVar[Mapping[str, int | float]] = {"norm_topk_prob": True}
     modules: ClassVar[Modules] = {
         **{name: target for name, target in DeepSeekV3.modules.items() if not name.startswith("mlp.")},
@@ -43,19 +63,7 @@ class KimiLinear(DeepSeekV3):
         **feed_forward("block_sparse_moe.shared_experts", "_shexp"),
         "block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias",
         "self_attn.kv_b_proj": ("attn_k_b", "attn_v_b"),
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.q_conv1d": "ssm_conv1d_q",
-        "self_attn.k_conv1d": "ssm_conv1d_k",
-        "self_attn.v_conv1d": "ssm_conv1d_v",
-        "self_attn.f_a_proj": "ssm_f_a",
-        "self_attn.f_b_proj": "ssm_f_b",
-        "self_attn.g_a_proj": "ssm_g_a",
-        "self_attn.g_b_proj": "ssm_g_b",
-        "self_attn.b_proj": "ssm_beta",
-        "self_attn.A_log": "ssm_a",
-        "self_attn.dt_bias": "ssm_dt.bias",
-        "self_attn.o_norm": "ssm_norm",
+        **KDA,
     }
 
     def __init__(self, config: Config) -> None:
@@ -89,8 +97,14 @@ class KimiLinear(DeepSeekV3):
         config.require("moe_layer_freq above 1", config.integer("moe_layer_freq", default=1) == 1)
         heads = linear.integer("num_heads")
         config.require(f"{heads} heads of KDA layers beside {self.n_head} others", heads == self.n_head)
-        bound = linear.get("gate_lower_bound", default=None)
-        config.require(f"gate_lower_bound {bound}", bound is None)
+        bound = self.decay_bound
+        config.require(f"gate_lower_bound {bound}", bound is None or self.bounds_decays)
+
+    @property
+    def decay_bound(self) -> float | None:
+        """Of the logarithms of decays, if there is one."""
+        bound = self.linear.get("gate_lower_bound", default=None)
+        return None if bound is None else self.linear.number("gate_lower_bound")
 
     def keys(self) -> Keys:
         keys, rank = super().keys(), self.config.integer("kv_lora_rank")

@@ -42,7 +42,7 @@ class Sizes:
     experts: int = 8
     used: int = 3
     ff_expert: int = 32
-    index_heads: int = 4
+    index_heads: int = 16
     index_size: int = 32
     top_k: int = 12
     pool: int = 4

@@ -206,7 +206,7 @@ IKPY_UNCHECKED inline T atomicAdd(T* p, T value) {
     return old;
 }
 
-inline unsigned atomicOr(unsigned* p, unsigned value) {
+IKPY_UNCHECKED inline unsigned atomicOr(unsigned* p, unsigned value) {
     const unsigned old = *p;
     *p = old | value;
     return old;

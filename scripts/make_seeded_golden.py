@@ -1,5 +1,5 @@
-"""Records transformers' float32 logits of the checkpoints of tests/cpu/seeded_checkpoints.py, mamba2_checkpoints.py and
-glm5_next_checkpoints.py.
+"""Records transformers' float32 logits of the checkpoints of tests/cpu/seeded_checkpoints.py, mamba2_checkpoints.py,
+glm5_next_checkpoints.py and minimax_m3_checkpoints.py.
 
 pip install torch transformers        # 5.24 or newer
 python -m scripts.make_seeded_golden
@@ -14,16 +14,18 @@ import numpy as np
 import torch
 import transformers
 
-from tests.cpu import glm5_next_checkpoints, mamba2_checkpoints
+from tests.cpu import glm5_next_checkpoints, mamba2_checkpoints, minimax_m3_checkpoints
 from tests.cpu import seeded_checkpoints as made
 
+MODULES = (made, mamba2_checkpoints, glm5_next_checkpoints, minimax_m3_checkpoints)
+IMAGES = ("model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
 ROWS = (0, 3, 30, 69)
 N_COLUMNS = 96
 
 
 def main() -> None:
     """Writes the golden files."""
-    for tiny in (*made.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS, *glm5_next_checkpoints.CHECKPOINTS):
+    for tiny in (tiny for module in MODULES for tiny in module.CHECKPOINTS):
         with tempfile.TemporaryDirectory() as temporary:
             folder = made.write(tiny, Path(temporary) / "checkpoint")
             config = transformers.AutoConfig.from_pretrained(folder)
@@ -33,7 +35,7 @@ def main() -> None:
                 folder, config=config, dtype=torch.float32, output_loading_info=True
             )
         # Checkpoints have text models alone.
-        info["missing_keys"] = [name for name in info["missing_keys"] if not name.startswith("model.visual.")]
+        info["missing_keys"] = [name for name in info["missing_keys"] if not name.startswith(IMAGES)]
         if any(info[problem] for problem in ("missing_keys", "mismatched_keys", "unexpected_keys")):
             raise SystemExit(f"{tiny.name}: the checkpoint is not what transformers expects: {info}")
         tokens = torch.from_numpy(made.tokens())[None].long()

@@ -15,6 +15,7 @@ _BESIDE = {
     "attn_q_norm.weight": "attn_q.weight",
     "attn_v.weight": "attn_k.weight",
     "exp_probs_b.bias": "ffn_gate_inp.weight",
+    "indexer.q_proj.weight": "attn_q.weight",
     "ffn_down_exps.scale": "ffn_down_exps.weight",
     "layer_output_scale.weight": "attn_norm.weight",
     "ssm_norm.weight": "ssm_in.weight",
@@ -22,7 +23,8 @@ _BESIDE = {
 
 
 def check_gaps(names: Iterable[str], family: Family, folder: Path) -> None:
-    """FileFormatError if a tensor is missing in some layers only, names being those of the planned GGUF file.
+    """FileFormatError if a tensor is missing in some layers only, or in a layer that has none, names being those of the
+    planned GGUF file.
 
     Loading finds the tensors that no layer can do without. The others would count as zeros or as ones.
     """
@@ -32,6 +34,9 @@ def check_gaps(names: Iterable[str], family: Family, folder: Path) -> None:
             _, il, rest = name.split(".", 2)
             layers[rest].add(int(il))
     for rest, found in layers.items():
+        strange = [il for il in found if family.must_lack(rest, il)]
+        if strange:
+            raise FileFormatError(f"{folder}: layer {min(strange)} has {rest}, which config.json says it has not")
         lacking = {il for il in layers.get(_anchor(rest), found) - found if not family.may_lack(rest, il)}
         if lacking:
             raise FileFormatError(

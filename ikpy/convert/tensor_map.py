@@ -15,7 +15,7 @@ from ikpy.errors import FileFormatError, UnsupportedError
 _TEXT_PART = re.compile(r"^(model\.)?language_model\.(model\.)?")
 # Images, sound, and tables that are computed anyway.
 _OTHER_PARTS = re.compile(
-    r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|vision_projection|mm_projector"
+    r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection|mm_projector"
     r"|embed_vision|embed_audio)\."
     r"|rotary_emb\.inv_freq$"
 )

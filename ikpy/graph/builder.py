@@ -164,6 +164,34 @@ class Graph(HyperConnectionOps, ProductOps):
         dst = self.new(ratio * chosen.shape[0], chosen.shape[1], type_id=I32)
         return self._emit("stretch_cells", dst, [chosen, ends, *mask, cell_pos, pos], ip=[ratio])
 
+    def choose_blocks(
+        self,
+        q: Value,
+        keys: Value,
+        mask: tuple[Value, Value],
+        cell_pos: Value,
+        pos: Value,
+        *,
+        top_k: int,
+        size: int,
+        local: int,
+    ) -> Value:
+        """The cells that each token and head attends to as those of choose_cells, i32 [1 + top_k * size, T, H], in
+        blocks of `size` positions.
+
+        The top_k blocks with the largest q[:, h, t] . keys[:, s] of one of their visible cells s, the first ones where
+        these are equal; the `local` last blocks up to the token's own are among them, and all where it sees no more.
+        q f32 [n, H, T], keys [n, 1, n_kv] of any cache type, cell_pos i32 [n] and pos i32 [T].
+        """
+        n, heads, n_tokens = q.shape[:3]
+        shapes = keys.shape[:2], mask[0].shape[:2], pos.shape[0]
+        if shapes != ((n, 1), (cell_pos.shape[0], n_tokens), n_tokens) or not 0 <= local <= top_k or top_k * size < 1:
+            raise ValueError(
+                f"choice of {top_k} blocks of {size}, {local} local ones, by q {q.shape}, keys {keys.shape}"
+            )
+        dst = self.new(1 + top_k * size, n_tokens, heads, type_id=I32)
+        return self._emit("choose_blocks", dst, [q, keys, *mask, cell_pos, pos], ip=[size, local])
+
     def compress_cells(
         self,
         values: Value,

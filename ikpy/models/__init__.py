@@ -51,6 +51,7 @@ ARCHITECTURES = {
     "mamba2": "ikpy.models.mamba2:Mamba2Model",
     "mimo2": "ikpy.models.mimo2:Mimo2",
     "minimax-m2": "ikpy.models.minimax_m2:MiniMaxM2",
+    "minimax-m3": "ikpy.models.minimax_m3:MiniMaxM3",
     "mistral3": "ikpy.models.mistral3:Mistral3",
     "mistral4": "ikpy.models.deepseek2:DeepSeek2",
     "nemotron_h": "ikpy.models.nemotron_h:NemotronH",

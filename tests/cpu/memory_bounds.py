@@ -279,6 +279,9 @@ def sparse_ops(place: Place) -> None:
             [lists, program.array(place(ends)), *sources[3:], *(program.array(place(x)) for x in (cell_pos, pos))],
             {0: 2},
         )
+        of_heads = program.array(place(np.zeros((heads, tokens, 1 + 2 * 9), np.int32)))
+        positions = [program.array(place(x)) for x in (cell_pos, pos)]
+        program.op("choose_blocks", of_heads, [sources[0], sources[2], *sources[3:], *positions], {0: 9, 1: 1})
         core.run(np.array(program.tensors, TENSOR_DTYPE), np.array(program.ops, OP_DTYPE), n_cells, 2)
         assert (chosen[:, 0] == top_k).all()
         sources = [q, keys, keys, mask, None, None, ranges, chosen]

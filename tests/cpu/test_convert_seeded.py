@@ -13,14 +13,15 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.gguf.reader import GGUFFile
-from tests.cpu import glm5_next_checkpoints, mamba2_checkpoints
+from tests.cpu import glm5_next_checkpoints, mamba2_checkpoints, minimax_m3_checkpoints
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.checkpoints import convert
 from tests.cpu.seeded_checkpoints import Tiny
 from tests.cpu.test_convert import types
 
 TOLERANCE = 5e-4
-CHECKPOINTS = (*tiny.CHECKPOINTS, *mamba2_checkpoints.CHECKPOINTS, *glm5_next_checkpoints.CHECKPOINTS)
+MODULES = (tiny, mamba2_checkpoints, glm5_next_checkpoints, minimax_m3_checkpoints)
+CHECKPOINTS = [kind for module in MODULES for kind in module.CHECKPOINTS]
 
 
 def converted(kind: Tiny, folder: Path, outtype: str = "f32", **config: Any) -> GGUFFile:

@@ -48,6 +48,8 @@ FAMILIES = {
     "llama4_text": "llama4:Llama4",
     "mamba2": "mamba2:Mamba2",
     "minimax_m2": "moe:MiniMaxM2",
+    "minimax_m3_vl": "minimax_m3:MiniMaxM3",
+    "minimax_m3_vl_text": "minimax_m3:MiniMaxM3",
     "ministral3": "llama:Ministral3",
     "mistral": "llama:Llama",
     "mistral4": "mistral4:Mistral4",

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 import transformers
 
-from tests.cpu import glm5_next_checkpoints, mamba2_checkpoints, minimax_m3_checkpoints
+from tests.cpu import dots3note_checkpoints, glm5_next_checkpoints, mamba2_checkpoints, minimax_m3_checkpoints
 from tests.cpu import seeded_checkpoints as made
 
-MODULES = (made, mamba2_checkpoints, glm5_next_checkpoints, minimax_m3_checkpoints)
+MODULES = (made, mamba2_checkpoints, glm5_next_checkpoints, minimax_m3_checkpoints, dots3note_checkpoints)
 IMAGES = ("model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
 ROWS = (0, 3, 30, 69)
 N_COLUMNS = 96

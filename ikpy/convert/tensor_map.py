@@ -16,7 +16,7 @@ _TEXT_PART = re.compile(r"^(model\.)?language_model\.(model\.)?")
 # Images, sound, and tables that are computed anyway.
 _OTHER_PARTS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection|mm_projector"
-    r"|embed_vision|embed_audio)\."
+    r"|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter)\."
     r"|rotary_emb\.inv_freq$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")

@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "deepseek4": "ikpy.models.deepseek4:DeepSeek4",
     "deepseek32": "ikpy.models.deepseek32:DeepSeek32",
     "dots1": "ikpy.models.dots1:Dots1",
+    "dots3note": "ikpy.models.dots3note:Dots3Note",
     "ernie4_5": "ikpy.models.ernie4_5:Ernie45",
     "ernie4_5-moe": "ikpy.models.ernie4_5:Ernie45Moe",
     "exaone-moe": "ikpy.models.exaone_moe:ExaoneMoe",

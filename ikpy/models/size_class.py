@@ -61,6 +61,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "arctic": {35: "10B+128x3.66B"},
     "hunyuan-moe": {32: "80B.A13B"},
     "dots1": {62: "142B"},
+    "dots3note": {46: "288B.A19B"},
     "minimax-m3": {60: "428B.A23B"},
     "minimax-m2": {62: "230B.A10B"},
     "ernie4_5-moe": {18: "0.3B", 28: "21B.A3B", 54: "300B.A47B"},

@@ -159,7 +159,7 @@ def meta_lines(file: GGUFFile, *, rope_type: int = 0) -> list[str]:
     return lines
 
 
-MLA_ARCHITECTURES = ("deepseek2", "deepseek32", "glm-dsa", "glm5-next", "kimi-linear", "mistral4")
+MLA_ARCHITECTURES = ("deepseek2", "deepseek32", "dots3note", "glm-dsa", "glm5-next", "kimi-linear", "mistral4")
 SSM_KEYS = (
     ("ssm_d_conv", "conv_kernel"),
     ("ssm_d_inner", "inner_size"),

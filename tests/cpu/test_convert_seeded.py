@@ -13,14 +13,14 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.gguf.reader import GGUFFile
-from tests.cpu import glm5_next_checkpoints, mamba2_checkpoints, minimax_m3_checkpoints
+from tests.cpu import dots3note_checkpoints, glm5_next_checkpoints, mamba2_checkpoints, minimax_m3_checkpoints
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.checkpoints import convert
 from tests.cpu.seeded_checkpoints import Tiny
 from tests.cpu.test_convert import types
 
 TOLERANCE = 5e-4
-MODULES = (tiny, mamba2_checkpoints, glm5_next_checkpoints, minimax_m3_checkpoints)
+MODULES = (tiny, mamba2_checkpoints, glm5_next_checkpoints, minimax_m3_checkpoints, dots3note_checkpoints)
 CHECKPOINTS = [kind for module in MODULES for kind in module.CHECKPOINTS]
 
 

@@ -105,7 +105,7 @@ def test_layers_beside_recurrent_ones(mla: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", (1, 2))
 def test_some_heads_at_a_time(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """-amb: cells are expanded for heads that lie on one device, or on both."""
-    monkeypatch.setattr(LatentDecoder, "_heads_per_expansion", lambda self, n_kv, budget: step)
+    monkeypatch.setattr(LatentDecoder, "_heads_per_expansion", lambda *_: step)
     path = latent("kv_b", Dims(**{**SIZES.__dict__, "heads": 6})).write(tmp_path / "model.gguf")
     for split in ((1.0, 1.0), (1.0, 3.0, 2.0)):
         assert_same(*both(path, split, tokens_for(3, N_TOKENS), N_PROMPT, **LONG, **EXACT))

@@ -17,6 +17,8 @@ FAMILIES = {
     "deepseek_v2": "deepseek:DeepSeekV2",
     "deepseek_v3": "deepseek:DeepSeekV3",
     "dots1": "moe:Dots1",
+    "dots3_note": "dots3note:Dots3Note",
+    "dots3_note_text": "dots3note:Dots3Note",
     "deepseek_v32": "deepseek:DeepSeekV32",
     "deepseek_v4": "deepseek4:DeepSeekV4",
     "ernie4_5": "ernie:Ernie45",

@@ -108,7 +108,7 @@ def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str
         yield "-ger", "the model has no groups of experts"
     elif p.grouped_experts and hp.routing.limited:
         yield "-ger", "the model's routing is limited to the best groups in any case"
-    if p.swa_full and not any(model.arch.window(il)[1] > 0 for il in range(hp.n_layer)):
+    if p.swa_full and not any(window[1] > 0 for il in range(hp.n_layer) for window in model.arch.windows(il)):
         yield "--swa-full", "the model attends to all tokens in every layer"
     held = "latents" if mla else "keys that are the values" if model.arch.values_are_keys else ""
     if held and p.v_hadamard:

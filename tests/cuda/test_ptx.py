@@ -87,6 +87,7 @@ CASES: dict[str, Callable[[], None]] = {
     "delta rule": lambda: recurrent.test_delta_rule(rng(), 128, 40, 9, True),
     "selective scan": lambda: recurrent.scan(rng(), 9, 40, 128, keep=True),
     "choice of cells": lambda: indexer.test_choice(3, 16),
+    "cells of chosen stretches": lambda: indexer.test_cells_of_chosen_stretches(9, 300, 4, 7),
     "attention to chosen cells": lambda: indexer.test_attention_to_chosen_latents("q8_0", 1),
     "experts": lambda: weights.test_experts("q4_K", 3),
 }

@@ -17,6 +17,7 @@ import transformers
 from tests.cpu import seeded_checkpoints as made
 from tests.cpu.seeded_kinds import KINDS
 
+IMAGES = ("model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
 ROWS = (0, 3, 30, 69)
 N_COLUMNS = 96
 
@@ -33,6 +34,8 @@ def main() -> None:
             model, info = model_class.from_pretrained(
                 folder, config=config, dtype=torch.float32, output_loading_info=True
             )
+        # Checkpoints have text models alone.
+        info["missing_keys"] = [name for name in info["missing_keys"] if not name.startswith(IMAGES)]
         if any(info[problem] for problem in ("missing_keys", "mismatched_keys", "unexpected_keys")):
             raise SystemExit(f"{tiny.name}: the checkpoint is not what transformers expects: {info}")
         tokens = torch.from_numpy(made.tokens())[None].long()

@@ -16,6 +16,7 @@ _BESIDE = {
     "attn_v.weight": "attn_k.weight",
     "exp_probs_b": "ffn_gate_inp.weight",
     "exp_probs_b.bias": "ffn_gate_inp.weight",
+    "indexer.q_proj.weight": "attn_q.weight",
     "ffn_down_exps.scale": "ffn_down_exps.weight",
     "ffn_routed_norm.weight": "ffn_routed_up.weight",
     "layer_output_scale.weight": "attn_norm.weight",
@@ -26,7 +27,8 @@ _GATED = ("attn_q_norm.weight", "attn_kv_a_norm.weight")
 
 
 def check_gaps(names: Iterable[str], family: Family, folder: Path) -> None:
-    """FileFormatError if a tensor is missing in some layers only, names being those of the planned GGUF file.
+    """FileFormatError if a tensor is missing in some layers only, or in a layer that has none, names being those of the
+    planned GGUF file.
 
     Loading finds the tensors that no layer can do without. The others would count as zeros or as ones.
     """
@@ -36,6 +38,9 @@ def check_gaps(names: Iterable[str], family: Family, folder: Path) -> None:
             _, il, rest = name.split(".", 2)
             layers[rest].add(int(il))
     for rest, found in layers.items():
+        strange = [il for il in found if family.must_lack(rest, il)]
+        if strange:
+            raise FileFormatError(f"{folder}: layer {min(strange)} has {rest}, which config.json says it has not")
         anchors = _GATED if rest == "attn_gate.weight" else (_anchor(rest),)
         expected = set[int]().union(*(layers.get(anchor, found) for anchor in anchors))
         lacking = {il for il in expected - found if not family.may_lack(rest, il)}

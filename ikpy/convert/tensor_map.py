@@ -17,8 +17,8 @@ from ikpy.errors import FileFormatError, UnsupportedError
 _TEXT_PART = re.compile(r"^(model\.)?language_model\.(model\.)?")
 # Images, sound, and tables that are computed anyway.
 _OTHER_PARTS = re.compile(
-    r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|vision_projection|mm_projector"
-    r"|embed_vision|embed_audio|vit_large_projector)\."
+    r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection"
+    r"|mm_projector|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
     r"|rotary_emb\.inv_freq$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")

@@ -108,7 +108,7 @@ def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str
         yield "-ger", "the model has no groups of experts"
     elif p.grouped_experts and hp.routing.limited:
         yield "-ger", "the model's routing is limited to the best groups in any case"
-    windows = {model.arch.window(il) for il in range(hp.n_layer)}
+    windows = {window for il in range(hp.n_layer) for window in model.arch.windows(il)}
     if p.swa_full and not any(size > 0 for _, size in windows):
         yield "--swa-full", "the model attends to all tokens in every layer"
     elif p.swa_full and all(kind == SYMMETRIC for kind, size in windows if size > 0):

@@ -150,6 +150,49 @@ class Graph(HyperConnectionOps, ProductOps):
         dst = self.new(chosen.shape[0] + most, chosen.shape[1], type_id=I32)
         return self._emit("chosen_list", dst, [mask, chosen], ip=[first])
 
+    def stretch_cells(
+        self, chosen: Value, ends: Value, mask: tuple[Value, Value], cell_pos: Value, pos: Value, ratio: int
+    ) -> Value:
+        """The cells that each token attends to as those of choose_cells, i32 [ratio * (1 + top_k), T], from stretches
+        of `ratio` positions that it chose.
+
+        chosen: of choose_cells among cells of compressed stretches, whose last positions are ends i32 [E]. Of the cells
+        that the mask shows, at positions cell_pos i32 [n], those of chosen stretches, and those behind the last whole
+        stretch of the positions up to the token's own, pos i32 [T].
+        """
+        if ratio < 1 or chosen.shape[1] != pos.shape[0] or mask[0].shape[:2] != (cell_pos.shape[0], pos.shape[0]):
+            raise ValueError(f"stretches of {ratio}: choice {chosen.shape}, mask {mask[0].shape}, pos {pos.shape}")
+        dst = self.new(ratio * chosen.shape[0], chosen.shape[1], type_id=I32)
+        return self._emit("stretch_cells", dst, [chosen, ends, *mask, cell_pos, pos], ip=[ratio])
+
+    def choose_blocks(
+        self,
+        q: Value,
+        keys: Value,
+        mask: tuple[Value, Value],
+        cell_pos: Value,
+        pos: Value,
+        *,
+        top_k: int,
+        size: int,
+        local: int,
+    ) -> Value:
+        """The cells that each token and head attends to as those of choose_cells, i32 [1 + top_k * size, T, H], in
+        blocks of `size` positions.
+
+        The top_k blocks with the largest q[:, h, t] . keys[:, s] of one of their visible cells s, the first ones where
+        these are equal; the `local` last blocks up to the token's own are among them, and all where it sees no more.
+        q f32 [n, H, T], keys [n, 1, n_kv] of any cache type, cell_pos i32 [n] and pos i32 [T].
+        """
+        n, heads, n_tokens = q.shape[:3]
+        shapes = keys.shape[:2], mask[0].shape[:2], pos.shape[0]
+        if shapes != ((n, 1), (cell_pos.shape[0], n_tokens), n_tokens) or not 0 <= local <= top_k or top_k * size < 1:
+            raise ValueError(
+                f"choice of {top_k} blocks of {size}, {local} local ones, by q {q.shape}, keys {keys.shape}"
+            )
+        dst = self.new(1 + top_k * size, n_tokens, heads, type_id=I32)
+        return self._emit("choose_blocks", dst, [q, keys, *mask, cell_pos, pos], ip=[size, local])
+
     def compress_cells(
         self,
         values: Value,

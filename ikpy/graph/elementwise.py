@@ -30,6 +30,7 @@ FLOAT_SOURCES = {
     "rope_table": (1,),
     "attention": (4,),
     "choose_cells": (0, 1),
+    "choose_blocks": (0,),
     "mul_mat": (2,),
     "mul_mat_up_gate": (3, 4),
     "mul_mat_id": (3,),

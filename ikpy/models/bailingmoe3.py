@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ikpy.errors import FileFormatError, UnsupportedError
+from ikpy.errors import UnsupportedError
 from ikpy.graph.ir import Value
-from ikpy.models.batch import BatchGraph
-from ikpy.models.blocks import DenseFFN, Experts, split_heads
+from ikpy.models.blocks import DenseFFN, Experts
 from ikpy.models.feed_forward import limited, swiglu_limits
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
-from ikpy.models.kimi_linear import DeltaAttention, KimiLinear, product
+from ikpy.models.kimi_linear import DeltaAttention, KimiLinear
 from ikpy.models.latent_attention import LatentAttention
 from ikpy.models.routing import expert_groups
 from ikpy.models.weights import WeightSource
@@ -24,14 +23,13 @@ class BailingMoe3(KimiLinear):
     has_rope = True
     output_weight = "optional"
     prediction_norm = "layer_output_norm"
+    rates_are_negative = False
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp, where = super().read_hparams(keys), keys.gguf.path
         if not keys.boolean("kda.safe_gate", True):
             raise UnsupportedError(f"{where}: {keys.arch}.kda.safe_gate false is not supported")
-        self.lower_bound = keys.f32("kda.gate_lower_bound")
-        if self.lower_bound >= 0:
-            raise FileFormatError(f"{where}: {keys.arch}.kda.gate_lower_bound is {self.lower_bound:g}, not below 0")
+        self.read_lower_bound(keys)
         hp.n_ff_shared = keys.u32("expert_shared_feed_forward_length", 0) or hp.n_ff_shared or hp.n_ff_exp
         hp.routing = replace(hp.routing, groups=expert_groups(keys, hp.n_expert, 1), limited=True)
         n_all = hp.n_layer + self.n_predict_layers
@@ -54,10 +52,3 @@ class BailingMoe3(KimiLinear):
 
     def _load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
         return limited(super()._load_ffn(weights, il, prefix), self.limits[il], self.shared_limits[il])
-
-    # graph
-
-    def decay(self, b: BatchGraph, net: DeltaAttention, h: Value) -> Value:
-        g = b.graph
-        share = g.mul(split_heads(product(b, net.decay, h, net.dt), self.head_dim), net.a)
-        return g.scale(g.unary(share, "sigmoid"), self.lower_bound)

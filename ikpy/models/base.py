@@ -36,6 +36,8 @@ class Architecture:
     may_lack_heads: ClassVar[bool] = False
     # Files may have factors of LongRoPE.
     has_long_rope: ClassVar[bool] = False
+    # Heads may have no part that other models rotate.
+    may_lack_rope: ClassVar[bool] = False
 
     def __init__(self, keys: Keys, weights: WeightSource, log: Log) -> None:
         self.derived: list[Buffer] = []

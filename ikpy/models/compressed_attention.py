@@ -192,36 +192,14 @@ class CompressedLayer:
 
     def _store_stretches(self, compressor: Compressor, h: Value, names: tuple[str, str, str]) -> None:
         """Keeps the projections of the tokens h [D, T], and compresses the stretches that end with them."""
-        b, g, il = self.b, self.b.graph, self.il
-        values, gates, target = names
-        size, width = compressor.norm.shape[0], compressor.kv.shape[1]
-        for name, weight in ((values, compressor.kv), (gates, compressor.gate)):
-            b.store(il, name, g.mul_mat(weight, h).reshape(width, 1, b.n_tokens))
-        ends, starts, taken = self._ends()
-        _, cell_pos, cell_seq = b.cells[b.windows[il, values]]
-        cells = g.compress_cells(
-            b.cache(il, values),
-            b.cache(il, gates),
-            compressor.bias,
-            cell_pos,
-            cell_seq,
-            b.inputs["pos"],
-            b.inputs["seq"],
-            ends,
-            size,
-            self.ratio,
-        )
+        b, g, target = self.b, self.b.graph, names[2]
+        size = compressor.norm.shape[0]
+        sources = g.mul_mat(compressor.kv, h), g.mul_mat(compressor.gate, h)
+        cells, starts, taken = compress_stretches(b, self.il, names[:2], sources, compressor.bias, size)
         table = b.rope_table(self.sizes.n_rot, self.rope, pos=starts)
-        cells = self._rotate(self._norm(cells, compressor.norm).reshape(size, 1, ends.shape[0]), table)
+        cells = self._rotate(self._norm(cells, compressor.norm).reshape(size, 1, cells.shape[1]), table)
         cells = self._transformed(cells) if target == "ke" else cells
-        g.kv_store(cells, b.cache(il, target), taken)
-
-    def _ends(self) -> tuple[Value, Value, Value]:
-        """Tokens that end a stretch, its first position, and its cell, i32 [E]; -1 where there are fewer."""
-        b, every = self.b, (EVERY, self.ratio)
-        n = min(b.n_tokens, b.n_tokens // self.ratio + b.params.n_seq_max)
-        ends, starts = b.stretches[every]
-        return ends.slice0(0, n), starts.slice0(0, n), b.cells[every][0].slice0(0, n)
+        g.kv_store(cells, b.cache(self.il, target), taken)
 
     def _choose(
         self, indexer: CompressedIndexer, h: Value, latent: Value, table: Value, mask: tuple[Value, Value]
@@ -258,6 +236,26 @@ class CompressedLayer:
         if is_listed and b.n_tokens <= LISTED_TOKENS:
             return Visible(mask, chosen=g.chosen_list(mask[0], chosen, first, self.sizes.window))
         return Visible((g.chosen_mask(mask[0], chosen, mask[0].shape[0], first), mask[1]), common=mask[0])
+
+
+def compress_stretches(
+    b: BatchGraph, il: int, names: tuple[str, str], sources: tuple[Value, Value], bias: Value, size: int
+) -> tuple[Value, Value, Value]:
+    """Stores values and gates [w, T] in the caches with these names. Of the stretches that end with tokens of the
+    batch their compressed values [size, E], first positions, and cells, i32 [E], -1 where there are fewer.
+
+    bias [w, ratio] of the gates; w is size, or 2 size for stretches that overlap.
+    """
+    g, ratio = b.graph, bias.shape[1]
+    for name, x in zip(names, sources, strict=True):
+        b.store(il, name, x.reshape(x.shape[0], 1, b.n_tokens))
+    every, n = (EVERY, ratio), min(b.n_tokens, b.n_tokens // ratio + b.params.n_seq_max)
+    ends, starts = (x.slice0(0, n) for x in b.stretches[every])
+    values, gates = (b.cache(il, name) for name in names)
+    _, cell_pos, cell_seq = b.cells[b.windows[il, names[0]]]
+    pos, seq = b.inputs["pos"], b.inputs["seq"]
+    cells = g.compress_cells(values, gates, bias, cell_pos, cell_seq, pos, seq, ends, size, ratio)
+    return cells, starts, b.cells[every][0].slice0(0, n)
 
 
 def compressed_rope(rope: RopeParams, sizes: CompressedSizes, ratio: int) -> RopeParams:

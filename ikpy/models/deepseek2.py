@@ -56,13 +56,19 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
     default_n_dense: ClassVar[Any] = REQUIRED
     default_weights_scale: ClassVar[Any] = REQUIRED
     default_weights_norm: ClassVar[bool] = False
+    heads_differ: ClassVar[bool] = False
     expects_kv_b: ClassVar[bool] = True
     """Whether files that hold attn_k_b and attn_v_b only are told about."""
 
     # hyper-parameters and tensors
 
     def read_hparams(self, keys: Keys) -> HParams:
-        hp = read_hparams(keys, may_lack_heads=self.may_lack_heads, long_rope=self.has_long_rope)
+        hp = read_hparams(
+            keys,
+            may_lack_heads=self.may_lack_heads,
+            may_lack_rope=self.may_lack_rope,
+            long_rope=self.has_long_rope,
+        )
         hp.yarn_log_multiplier = keys.f32("rope.scaling.yarn_log_multiplier", 0.0)
         hp.yarn_beta_fast = keys.f32("rope.scaling.yarn_beta_fast", 32.0)
         hp.yarn_beta_slow = keys.f32("rope.scaling.yarn_beta_slow", 1.0)
@@ -70,7 +76,7 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
         self.temperature_length = keys.u32("attention.temperature_length", 0) or hp.n_ctx_orig
         if self.temperature_scale and not self.temperature_length:
             raise FileFormatError(f"{keys.gguf.path}: the attention temperature needs an original context length")
-        if len(set(hp.n_head)) != 1:
+        if not self.heads_differ and len(set(hp.n_head)) != 1:
             raise FileFormatError(f"{keys.gguf.path}: Unsupported configuration: layers differ in head count")
         hp.extra.update(
             # Models without a low-rank query ("lite") need no such key.
@@ -143,12 +149,12 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
         return None
 
     def _load_attention(self, weights: WeightSource, il: int, prefix: str) -> LatentAttention:
-        hp = self.hp
-        d, heads, dk, dv, dn = hp.n_embd, hp.n_head[0], hp.n_embd_head_k, hp.n_embd_head_v, self.n_nope
-        rkv = hp.extra["kv_lora_rank"]
+        hp, sizes = self.hp, self.latent_sizes(il)
+        d, heads, dk, dv, dn, rkv = hp.n_embd, sizes.heads, sizes.k, sizes.v, sizes.nope, sizes.rank
         attn = LatentAttention(
             prefix=prefix,
-            kv_a=weights.take(f"{prefix}.attn_kv_a_mqa.weight", (d, rkv + hp.n_rot)),
+            sizes=sizes,
+            kv_a=weights.take(f"{prefix}.attn_kv_a_mqa.weight", (d, rkv + sizes.rotated)),
             kv_a_norm=weights.take(f"{prefix}.attn_kv_a_norm.weight", (rkv,)),
             out=weights.take(f"{prefix}.attn_output.weight", (heads * dv, d)),
         )
@@ -177,8 +183,6 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
 
     def prepare(self, mla: int) -> None:
         """Derives attn_k_b/attn_v_b (modes above 0) or attn_kv_b (modes other than 1) where the file lacks them."""
-        hp = self.hp
-        sizes = (hp.extra["kv_lora_rank"], self.n_nope, hp.n_embd_head_v, hp.n_head[0])
         attentions: list[Any] = [layer.attn for layer in self.layers]  # type: ignore[attr-defined]
         attentions = [attn for attn in attentions if isinstance(attn, LatentAttention)]
         if mla > 0:
@@ -186,7 +190,7 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
             if missing:
                 self.log(f"============ llm_prepare_mla: need to compute {len(missing)} wk_b/wv_b tensors")
             for a in missing:
-                a.k_b, a.v_b = derive_k_b_v_b(a.kv_b, *sizes)
+                a.k_b, a.v_b = derive_k_b_v_b(a.kv_b, a.sizes)
                 self.derived.append(a.k_b.buffer)  # attn_v_b is a view of attn_kv_b
                 self._log_derived(a, "attn_k_b", a.k_b)
                 self._log_derived(a, "attn_v_b", a.v_b)
@@ -195,7 +199,7 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
             if missing:
                 self.log(f"============ llm_prepare_mla: need to compute {len(missing)} wkv_b tensors")
             for a in missing:
-                a.kv_b = derive_kv_b(a.k_b, a.v_b, *sizes)
+                a.kv_b = derive_kv_b(a.k_b, a.v_b, a.sizes)
                 self.derived.append(a.kv_b.buffer)
                 self._log_derived(a, "attn_kv_b", a.kv_b)
 
@@ -217,8 +221,8 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
         attn = self.layers[layer].attn  # type: ignore[attr-defined]
         if not isinstance(attn, LatentAttention) or attn.k_b is None or attn.v_b is None:
             return {}
-        heads = b.reshape(self.hp.n_head[0], -1, b.shape[-1])
-        keys, values = heads[:, : self.n_nope], heads[:, self.n_nope :]
+        heads, n_nope = b.reshape(attn.sizes.heads, -1, b.shape[-1]), attn.sizes.nope
+        keys, values = heads[:, :n_nope], heads[:, n_nope:]
         shared = a.reshape(1, *a.shape[-2:])
         return {
             name.replace("attn_kv_b", "attn_k_b"): (attn.k_b, keys.transpose(0, 2, 1), shared.transpose(0, 2, 1)),

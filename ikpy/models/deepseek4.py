@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams, Window
@@ -19,7 +17,7 @@ from ikpy.models.compressed_attention import (
     compressed_caches,
     take_compressor,
 )
-from ikpy.models.feed_forward import take_experts
+from ikpy.models.feed_forward import swiglu_clamps, take_experts
 from ikpy.models.hparams import HParams, read_hparams
 from ikpy.models.hyper_connections import (
     HyperConnection,
@@ -82,9 +80,7 @@ class DeepSeek4(StreamDecoder):
         if not self.out_groups or hp.n_head[0] % self.out_groups:
             raise FileFormatError(f"{keys.gguf.path}: {hp.n_head[0]} heads in {self.out_groups} groups")
         self.n_hash_layers = keys.u32("hash_layer_count", 0)
-        self.limits = self._limits(keys, "swiglu_clamp_exp", hp.n_layer)
-        shared = keys.has("swiglu_clamp_shexp")
-        self.shared_limits = self._limits(keys, "swiglu_clamp_shexp", hp.n_layer) if shared else self.limits
+        self.limits, self.shared_limits = swiglu_clamps(keys, hp.n_layer)
         hp.n_ff_exp = keys.u32("expert_feed_forward_length")
         hp.n_ff_shared = hp.n_ff_exp * keys.u32("expert_shared_count")
         hp.yarn_beta_fast = keys.f32("rope.scaling.yarn_beta_fast", 32.0)
@@ -111,25 +107,10 @@ class DeepSeek4(StreamDecoder):
             raise FileFormatError(f"{keys.gguf.path}: {n} prediction layers, more than {MAX_LAYERS}")
         return n
 
-    @staticmethod
-    def _n_listed(keys: Keys, name: str, n_layer: int) -> int:
-        """Numbers in a list of one per layer, in which those of prediction layers may follow."""
-        value = keys.gguf.metadata.get(f"{keys.arch}.{name}")
-        n = len(value) if isinstance(value, list | np.ndarray) else n_layer
-        if not n_layer <= n <= MAX_LAYERS:
-            raise FileFormatError(
-                f"{keys.gguf.path}: key {keys.arch}.{name} must hold a number for each of {n_layer} layers"
-            )
-        return n
-
-    def _limits(self, keys: Keys, name: str, n_layer: int) -> list[float]:
-        """Bounds of SwiGLU per layer, 0: none."""
-        return keys.floats_per_layer(name, self._n_listed(keys, name, n_layer), 0.0)[:n_layer]
-
     def _ratios(self, keys: Keys, hp: HParams) -> list[int]:
         """Positions per compressed cell in every layer, 0: none."""
         key = f"{keys.arch}.attention.compress_ratios"
-        n = self._n_listed(keys, "attention.compress_ratios", hp.n_layer)
+        n = keys.n_listed("attention.compress_ratios", hp.n_layer)
         ratios = keys.per_layer("attention.compress_ratios", n)[: hp.n_layer]
         sizes = self.sizes
         if hp.n_swa < 1 or any(r == 1 or r > MAX_RATIO for r in ratios):

@@ -37,6 +37,15 @@ def swiglu_limits(keys: Keys, n_layer: int, *names: str) -> list[float]:
     return [max(limit, 0.0) for limit in keys.floats_per_layer(name, n_layer, 0.0)]
 
 
+def swiglu_clamps(keys: Keys, n_layer: int) -> tuple[list[float], list[float]]:
+    """Bounds of routed experts and of shared ones per layer, those of prediction layers left out; 0: none."""
+    limits, shared = (
+        keys.floats_per_layer(name, keys.n_listed(name, n_layer), 0.0)[:n_layer]
+        for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp")
+    )
+    return limits, shared if keys.has("swiglu_clamp_shexp") else limits
+
+
 def limited(ffn: DenseFFN | Experts, limit: float, shared: float) -> DenseFFN | Experts:
     """A network with bounds of its SwiGLU: limit of routed experts, shared of the shared one and of dense networks."""
     if isinstance(ffn, DenseFFN):

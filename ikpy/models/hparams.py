@@ -77,10 +77,16 @@ class HParams:
 
 
 def read_hparams(
-    keys: Keys, *, layer_norm: bool = False, may_lack_heads: bool = False, long_rope: bool = False
+    keys: Keys,
+    *,
+    layer_norm: bool = False,
+    may_lack_heads: bool = False,
+    may_lack_rope: bool = False,
+    long_rope: bool = False,
 ) -> HParams:
     """Reads and checks the common keys. layer_norm picks the LayerNorm epsilon key instead of the RMS one;
-    may_lack_heads: some layers may have no KV heads; long_rope: the architecture has factors of LongRoPE.
+    may_lack_heads: some layers may have no KV heads; may_lack_rope: heads may have no part for RoPE; long_rope: the
+    architecture has factors of LongRoPE.
 
     Routing is set to the most common form: softmax over all experts, the chosen weights renormalised.
     """
@@ -136,7 +142,7 @@ def read_hparams(
     )
     if keys.has("attention.head_count_kv"):
         hp.n_head_kv = keys.per_layer("attention.head_count_kv", n_layer)
-    _check(keys, hp, may_lack_heads)
+    _check(keys, hp, may_lack_heads, 0 if may_lack_rope else 2)
     return hp
 
 
@@ -170,7 +176,7 @@ def _vocab_size(keys: Keys) -> int:
     return int(size)
 
 
-def _check(keys: Keys, hp: HParams, may_lack_heads: bool) -> None:
+def _check(keys: Keys, hp: HParams, may_lack_heads: bool, least_rotated: int) -> None:
     where = keys.gguf.path
     if hp.n_expert > MAX_EXPERTS or hp.n_expert_used > hp.n_expert:
         raise FileFormatError(
@@ -189,14 +195,14 @@ def _check(keys: Keys, hp: HParams, may_lack_heads: bool) -> None:
         raise FileFormatError(f"{where}: impossible dimensions: embedding {hp.n_embd}")
     for suffix, sizes in (("", full), ("_swa", hp.window_heads)):
         if any(hp.n_head_kv):
-            _check_heads(where, sizes, suffix)
+            _check_heads(where, sizes, suffix, least_rotated)
     for base in (hp.rope_freq_base, hp.rope_freq_base if hp.window_freq_base is None else hp.window_freq_base):
         if not (0 < base < math.inf and 0 < hp.rope_freq_scale < math.inf):
             raise FileFormatError(f"{where}: impossible RoPE parameters: base {base:g}, scale {hp.rope_freq_scale:g}")
 
 
-def _check_heads(where: str, sizes: HeadSizes, suffix: str) -> None:
-    if sizes.k <= 0 or sizes.v <= 0 or sizes.rotated <= 0 or sizes.rotated % 2:
+def _check_heads(where: str, sizes: HeadSizes, suffix: str, least_rotated: int) -> None:
+    if sizes.k <= 0 or sizes.v <= 0 or sizes.rotated < least_rotated or sizes.rotated % 2:
         raise FileFormatError(
             f"{where}: impossible dimensions: head{suffix} {sizes.k}/{sizes.v}, rope{suffix} {sizes.rotated}"
         )

@@ -89,9 +89,9 @@ class HyV4(StreamDecoder, DeepSeek32):
 
     # graph
 
-    def _scales(self, rope: RopeParams) -> tuple[float, RopeParams]:
+    def _scales(self, rope: RopeParams, k: int) -> tuple[float, RopeParams]:
         # A magnitude of YaRN is that of the rotated elements alone.
-        return self.hp.n_embd_head_k**-0.5, rope
+        return k**-0.5, rope
 
     def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
         """One layer on the residual streams x [D, n, T] (only the output rows in the last layer)."""

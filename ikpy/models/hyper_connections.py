@@ -1,5 +1,5 @@
 """Hyper-connections: several residual streams, summed to the input of every branch and given a share of its output.
-Manifold-constrained ones also mix them with each other (DeepSeek V4), independent ones do not (Tencent Hy4).
+Manifold-constrained ones also mix them with each other (DeepSeek V4, GLM-5.3), independent ones do not (Tencent Hy4).
 
 In shapes: T tokens, n streams of D elements.
 """
@@ -7,6 +7,7 @@ In shapes: T tokens, n streams of D elements.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.hyper_connections import MAX_STREAMS
@@ -108,10 +109,17 @@ class StreamDecoder(Decoder):
     """The frame of models with several residual streams: `layer` takes and gives these, [D, n, T]."""
 
     stream_sizes: StreamSizes
+    has_stream_head: ClassVar[bool] = True
+    """Whether a hyper-connection joins the streams behind the last layer."""
 
     def load_global(self, weights: WeightSource) -> None:
         super().load_global(weights)
-        self.head = take_head(weights, "output_hc", self.hp.n_embd, self.stream_sizes)
+        if self.has_stream_head:
+            self.head = take_head(weights, "output_hc", self.hp.n_embd, self.stream_sizes)
+
+    def collapsed(self, b: BatchGraph, streams: Value) -> Value:
+        """What the output norm reads, [D, T], of the streams [D, n, T] behind the last layer."""
+        return join_streams(b, self.head, self.stream_sizes, self.hp.norm_eps, streams)[0]
 
     def keep_rows(self, b: BatchGraph, il: int, streams: Value, *values: Value) -> tuple[Value, ...]:
         """In the last layer, only the tokens whose logits were asked for, of streams [D, n, T] and values [m, T]."""
@@ -129,6 +137,5 @@ class StreamDecoder(Decoder):
             x = self.layer(b, il, x)
         if b.n_outputs == 0:
             return None
-        y, _ = join_streams(b, self.head, self.stream_sizes, self.hp.norm_eps, x)
-        b.embeddings = self.norm(b, y, self.output_norm)
+        b.embeddings = self.norm(b, self.collapsed(b, x), self.output_norm)
         return self.logits(b, b.embeddings)

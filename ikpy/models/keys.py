@@ -95,6 +95,18 @@ class Keys:
         is_stored = key not in self.overrides and key in self.gguf.metadata
         return is_stored and self.gguf.value_type(key) is VT.ARRAY
 
+    def n_listed(self, name: str, n_layer: int) -> int:
+        """Numbers in a list of one per layer, in which those of prediction layers may follow; n_layer if `A.name` is
+        none.
+        """
+        value = self.gguf.metadata.get(f"{self.arch}.{name}")
+        n = len(value) if isinstance(value, list | np.ndarray) else n_layer
+        if not n_layer <= n <= MAX_LAYERS:
+            raise FileFormatError(
+                f"{self.gguf.path}: key {self.arch}.{name} must hold a number for each of {n_layer} layers"
+            )
+        return n
+
     def _scalar(self, key: str, kind: VT, default: Any) -> Any:
         if key in self.overrides:
             return _checked_override(key, self.overrides[key], kind)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.graph.ir import Value
 from ikpy.models.batch import BatchGraph
-from ikpy.models.blocks import DenseFFN, Experts, split_heads
+from ikpy.models.blocks import DenseFFN, Experts
 from ikpy.models.deepseek2 import Layer
 from ikpy.models.feed_forward import take_dense, take_experts
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
-from ikpy.models.kimi_linear import DeltaAttention, KimiLinear, product
+from ikpy.models.kimi_linear import DeltaAttention, KimiLinear
 from ikpy.models.latent_attention import LatentAttention
 from ikpy.models.latent_experts import LatentExperts, latent_moe
 from ikpy.models.residual_bank import MAX_BANKED, Bank, banked, kept_bank, mixed, slots
@@ -37,9 +37,7 @@ class KimiK3(KimiLinear):
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp, where = super().read_hparams(keys), keys.gguf.path
-        self.lower_bound = keys.f32("kda.gate_lower_bound", None)
-        if self.lower_bound is not None and self.lower_bound >= 0:
-            raise FileFormatError(f"{where}: {keys.arch}.kda.gate_lower_bound is {self.lower_bound:g}, not below 0")
+        self.read_lower_bound(keys, None)
         self.block_size = keys.u32("attn_res.block_size")
         if not self.block_size:
             raise FileFormatError(f"{where}: {keys.arch}.attn_res.block_size is 0")
@@ -109,14 +107,6 @@ class KimiK3(KimiLinear):
         )
 
     # graph
-
-    def decay(self, b: BatchGraph, net: DeltaAttention, h: Value) -> Value:
-        if self.lower_bound is None:
-            return super().decay(b, net, h)
-        g = b.graph
-        # ssm_a is below 0.
-        share = g.mul(split_heads(product(b, net.decay, h, net.dt), self.head_dim), net.a)
-        return g.scale(g.unary(g.scale(share, -1.0), "sigmoid"), self.lower_bound)
 
     def mix(self, b: BatchGraph, x: Value, score: Value, slots: Value) -> Value:
         """What a layer reads instead of the residual stream x [D, T]."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
@@ -15,7 +15,7 @@ from ikpy.models.blocks import split_heads
 from ikpy.models.deepseek2 import DeepSeek2
 from ikpy.models.delta_net import L2_EPS
 from ikpy.models.hparams import HParams, check_any_heads
-from ikpy.models.keys import Keys
+from ikpy.models.keys import REQUIRED, Keys
 from ikpy.models.latent_attention import LatentAttention
 from ikpy.models.recurrent_layers import RecurrentLayers
 from ikpy.models.weights import WeightSource
@@ -50,6 +50,10 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
     default_n_dense = 0
     default_weights_scale = 1.0
     default_weights_norm: ClassVar[bool] = True
+    rates_are_negative: ClassVar[bool] = True
+    """Whether ssm_a holds -rate."""
+    lower_bound: float | None = None
+    """Of the logarithms of decays, if there is one."""
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
@@ -60,6 +64,12 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
                 f"{keys.gguf.path}: impossible KDA layers: head_dim {self.head_dim}, conv_kernel {self.n_taps}"
             )
         return hp
+
+    def read_lower_bound(self, keys: Keys, default: Any = REQUIRED) -> None:
+        """Reads the bound of an architecture that has one. FileFormatError unless it is below 0."""
+        self.lower_bound = bound = keys.f32("kda.gate_lower_bound", default)
+        if bound is not None and bound >= 0:
+            raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.kda.gate_lower_bound is {bound:g}, not below 0")
 
     def default_gating(self, hp: HParams) -> int:
         return 2
@@ -116,9 +126,15 @@ class KimiLinear(RecurrentLayers, DeepSeek2):
         return super().attention(b, il, attn, h)
 
     def decay(self, b: BatchGraph, net: DeltaAttention, h: Value) -> Value:
-        """Logarithms [n, H, T] of what remains of a state's channels for the normed input h [D, T]."""
-        step = b.graph.unary(product(b, net.decay, h, net.dt), "softplus")
-        return b.graph.mul(split_heads(step, self.head_dim), net.a)
+        """Logarithms [n, H, T] of what remains of a state's channels for the normed input h [D, T]: a softplus of the
+        steps times -rate or, in models with a lower bound, bound * sigmoid(rate * step).
+        """
+        g, steps = b.graph, product(b, net.decay, h, net.dt)
+        if self.lower_bound is None:
+            return g.mul(split_heads(g.unary(steps, "softplus"), self.head_dim), net.a)
+        share = g.mul(split_heads(steps, self.head_dim), net.a)
+        share = g.scale(share, -1.0) if self.rates_are_negative else share
+        return g.scale(g.unary(share, "sigmoid"), self.lower_bound)
 
     def recurrence(self, b: BatchGraph, il: int, net: DeltaAttention, h: Value) -> Value:
         """KDA on the normed input h [D, T]; [C, T] before the output projection."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from ikpy.errors import UsageError
 from ikpy.graph.ir import F16, F32, CellRange, Value
 from ikpy.models.base import Decoder
-from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
-from ikpy.models.blocks import MIB, attend_cached, concat_heads, gated_heads, heads_per_step, part_of_rows, store_heads
+from ikpy.models.batch import FULL, BatchGraph, CacheSpec, GraphParams
+from ikpy.models.blocks import attend_cached, concat_heads, gated_heads, heads_per_step, part_of_rows, store_heads
+from ikpy.models.latent_tensors import LatentSizes
 from ikpy.models.rope import RopeParams
 from ikpy.models.sparse_attention import (
     LISTED_ON_DEVICES,
@@ -42,11 +43,12 @@ LISTED_TOKENS = 8
 class LatentAttention:
     """Projections of MLA. q or (q_a, q_a_norm, q_b); kv_b or (k_b, v_b) or all three. prefix: of their names.
 
-    sinks: a score per head that takes part in the softmax without a value. gate: a row per head or per element, whose
-    sigmoid multiplies what the head attended to.
+    kr_norm: of the shared key part before its rotation. sinks: a score per head that takes part in the softmax without
+    a value. gate: a row per head or per element, whose sigmoid multiplies what the head attended to.
     """
 
     prefix: str
+    sizes: LatentSizes
     kv_a: Value
     kv_a_norm: Value
     out: Value
@@ -58,6 +60,7 @@ class LatentAttention:
     k_b: Value | None = None
     v_b: Value | None = None
     indexer: Indexer | None = None
+    kr_norm: Value | None = None
     sinks: Value | None = None
     gate: Value | None = None
 
@@ -74,10 +77,10 @@ class LatentDecoder(Decoder):
     def has_indexers(self) -> bool:
         return self.indexer_sizes is not None
 
-    @property
-    def n_nope(self) -> int:
-        """Elements of a query or key head that are not rotated."""
-        return self.hp.n_embd_head_k - self.hp.n_rot
+    def latent_sizes(self, layer: int) -> LatentSizes:
+        """Sizes of a layer."""
+        hp = self.hp
+        return LatentSizes(hp.n_head[0], hp.n_embd_head_k, hp.n_rot, hp.n_embd_head_v, hp.extra["kv_lora_rank"])
 
     def divisible_heads(self, layer: int) -> int:
         # Indexers choose cells for all heads of a token on one device.
@@ -90,55 +93,65 @@ class LatentDecoder(Decoder):
 
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         specs = super().cache_specs(layer, params) if params.mla == 0 else self._latent_specs(layer, params)
-        if (sizes := self.indexer_sizes) and effective_top_k(sizes.top_k, params):
-            attn: LatentAttention = self.layers[layer].attn  # type: ignore[attr-defined]
-            specs += [index_cache(sizes.size, params)] if attn.indexer else []
+        if (sizes := self.indexer_sizes) and effective_top_k(sizes.top_k, params) and self.has_indexer(layer):
+            specs += self.index_specs(params)
         return specs
+
+    def has_indexer(self, layer: int) -> bool:
+        """Whether a layer has an indexer of its own."""
+        attn: LatentAttention = self.layers[layer].attn  # type: ignore[attr-defined]
+        return attn.indexer is not None
+
+    def index_specs(self, params: GraphParams) -> list[CacheSpec]:
+        """Cache tensors of an indexer."""
+        assert self.indexer_sizes is not None
+        return [index_cache(self.indexer_sizes.size, params)]
 
     def _latent_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         kind = registry.by_id(params.types_k[layer])
-        rank, n_rot = self.hp.extra["kv_lora_rank"], self.hp.n_rot
+        sizes, window = self.latent_sizes(layer), self.window(layer)
+        rank, n_rot = sizes.rank, sizes.rotated
         if rank % kind.block_elements or n_rot % kind.block_elements:
             raise UsageError(
                 f"-ctk {kind.name}: rows of {n_rot} rotated and {rank} latent elements are no multiples of its block "
                 f"size {kind.block_elements}"
             )
-        if kind.row_extra_bytes:
+        if kind.row_extra_bytes and n_rot:
             # Rows with a scale of their own cannot be split into keys and values: two caches, and finer scales.
-            return [CacheSpec("kr", n_rot, 1, kind.id), CacheSpec("kv", rank, 1, kind.id)]
-        return [CacheSpec("kv", rank + n_rot, 1, kind.id)]
+            return [CacheSpec("kr", n_rot, 1, kind.id, window), CacheSpec("kv", rank, 1, kind.id, window)]
+        return [CacheSpec("kv", rank + n_rot, 1, kind.id, window)]
 
-    def latent_block(self, params: GraphParams) -> int:
+    def latent_block(self, sizes: LatentSizes, params: GraphParams) -> int:
         """Block of the Hadamard transform of cached latents, 0 for none."""
-        sizes = self.hp.extra["kv_lora_rank"], self.hp.n_rot
         if not params.k_hadamard:
             return 0
-        return next(n for n in (64, 32, 16, 8, 4, 2, 1) if all(size % n == 0 for size in sizes))
+        return next(n for n in (64, 32, 16, 8, 4, 2, 1) if sizes.rank % n == sizes.rotated % n == 0)
 
     def _latent_parts(self, b: BatchGraph, il: int, *, attended: bool) -> tuple[list[Value], Value, Value]:
-        """The cached rows as key segments, their rotated part and their latent part."""
+        """The cached rows as key segments, their rotated part (empty, if the model has none) and their latent part."""
         find = b.attended if attended else b.cache
-        cached, n_rot = find(il, "kv"), self.hp.n_rot
+        cached, sizes = find(il, "kv"), self.latent_sizes(il)
+        n_rot = sizes.rotated
         if (il, "kr") in b.caches:
             rotated = find(il, "kr")
             return [rotated, cached], rotated, cached
-        return [cached], part_of_rows(cached, 0, n_rot), part_of_rows(cached, n_rot, self.hp.extra["kv_lora_rank"])
+        return [cached], part_of_rows(cached, 0, n_rot), part_of_rows(cached, n_rot, sizes.rank)
 
     def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
         return None
 
-    def _scales(self, rope: RopeParams) -> tuple[float, RopeParams]:
-        """Score scale with the YaRN magnitude of q and k, and the RoPE parameters that leave it out."""
+    def _scales(self, rope: RopeParams, k: int) -> tuple[float, RopeParams]:
+        """Score scale of keys of k elements with the YaRN magnitude, and the RoPE parameters that leave it out."""
         log_scale = math.log(1.0 / rope.freq_scale)
         mscale = rope.attn_factor * (1.0 + self.hp.yarn_log_multiplier * log_scale)
         plain = RopeParams(**{**rope.__dict__, "attn_factor": 1.0 / (1.0 + 0.1 * log_scale)})
-        return mscale * mscale / math.sqrt(self.hp.n_embd_head_k), plain
+        return mscale * mscale / math.sqrt(k), plain
 
     # graph
 
     def _queries(self, b: BatchGraph, il: int, attn: LatentAttention, h: Value, table: Value | None) -> Value:
         """[dk, H, T], non-rotated part first; the rotated part is rotated. Indexers choose cells by their latents."""
-        g, hp = b.graph, self.hp
+        g, sizes = b.graph, attn.sizes
         if attn.q is not None:
             q = g.mul_mat(attn.q, h)
         else:
@@ -146,55 +159,76 @@ class LatentDecoder(Decoder):
             latent = self.norm(b, g.mul_mat(attn.q_a, h), attn.q_a_norm)
             q = g.mul_mat(attn.q_b, latent)
             if (il, "ki") in b.caches:
-                assert attn.indexer is not None and self.indexer_sizes is not None and table is not None
-                choose_cells(b, il, attn.indexer, self.indexer_sizes, h, latent, table)
-        q = q.reshape(hp.n_embd_head_k, hp.n_head[0], b.n_tokens)
+                assert attn.indexer is not None
+                self.choose(b, il, attn.indexer, h, latent, table)
+        q = q.reshape(sizes.k, sizes.heads, b.n_tokens)
         if table is not None:
-            q = g.rope(q, table, neox=self.rope_neox, offset=self.n_nope)
+            q = g.rope(q, table, neox=self.rope_neox, offset=sizes.nope)
         if self.temperature_scale:
             q = g.mul(q, b.attention_temperature(self.temperature_scale, self.temperature_length, offset=0))
         return q
 
-    def _latents(self, b: BatchGraph, attn: LatentAttention, h: Value, table: Value | None) -> tuple[Value, Value]:
-        """Normed latent c [rkv, 1, T] and rotated shared key part kr [R, 1, T]."""
-        g, rkv, n_rot = b.graph, self.hp.extra["kv_lora_rank"], self.hp.n_rot
+    def choose(self, b: BatchGraph, il: int, indexer: Indexer, h: Value, q_latent: Value, table: Value | None) -> None:
+        """Lets the indexer of a layer choose cells for its tokens, in b.chosen."""
+        assert self.indexer_sizes is not None and table is not None
+        choose_cells(b, il, indexer, self.indexer_sizes, h, q_latent, table)
+
+    def _latents(
+        self, b: BatchGraph, attn: LatentAttention, h: Value, table: Value | None
+    ) -> tuple[Value, Value | None]:
+        """Normed latent c [rkv, 1, T] and rotated shared key part kr [R, 1, T], if the model has one."""
+        g, rkv, n_rot = b.graph, attn.sizes.rank, attn.sizes.rotated
         both = g.mul_mat(attn.kv_a, h)
-        c = self.norm(b, both.slice0(0, rkv), attn.kv_a_norm)
-        kr = both.slice0(rkv, n_rot).view((n_rot, 1, b.n_tokens), (both.strides[1], both.strides[1]))
-        return c.reshape(rkv, 1, b.n_tokens), kr if table is None else g.rope(kr, table, neox=self.rope_neox)
+        c = self.norm(b, both.slice0(0, rkv), attn.kv_a_norm).reshape(rkv, 1, b.n_tokens)
+        if not n_rot:
+            return c, None
+        kr = self.norm(b, both.slice0(rkv, n_rot), attn.kr_norm)
+        kr = kr.view((n_rot, 1, b.n_tokens), (kr.strides[1], kr.strides[1]))
+        return c, kr if table is None else g.rope(kr, table, neox=self.rope_neox)
 
     def attention(self, b: BatchGraph, il: int, attn: LatentAttention, h: Value) -> Value:
         """Attention of a layer to hidden states h [d, T], before the output projection: [H * dv, T]."""
-        scale, table = 1.0 / math.sqrt(self.hp.n_embd_head_k), None
+        sizes = attn.sizes
+        scale, table = 1.0 / math.sqrt(sizes.k), None
         if self.is_rotated(il):
-            scale, rope = self._scales(b.params.rope)
-            table = b.rope_table(self.hp.n_rot, rope, self.rope_factors(il, b.params))
+            scale, rope = self._scales(self.rope_params(il, b.params.rope), sizes.k)
+            table = b.rope_table(sizes.rotated, rope, self.rope_factors(il, b.params))
         q = self._queries(b, il, attn, h, table)
         c, kr = self._latents(b, attn, h, table)
-        self._observe_latents(b, attn, q, c)
+        self._observe_latents(b, il, attn, q, c)
         if b.params.mla == 0:
             out = self._expanded(b, il, attn, q, c, kr, scale)
         else:
-            if block := self.latent_block(b.params):
-                for part in (q.slice0(self.n_nope, self.hp.n_rot), kr, c):
-                    b.graph.hadamard(part, block)
-            _, rotated, latents = self._latent_parts(b, il, attended=False)
-            b.store(il, "kv", kr, rotated)
-            b.store(il, "kv", c, latents)
-            out = b.graph.new(self.hp.n_embd_head_v, self.hp.n_head[0], b.n_tokens)
-            attend = self._prompt if self._is_prompt(b, attn) else self._absorbed
+            self._store_latents(b, il, attn.sizes, q, c, kr)
+            out = b.graph.new(sizes.v, sizes.heads, b.n_tokens)
+            attend = self._prompt if self._is_prompt(b, il, attn) else self._absorbed
             attend(b, il, attn, q, scale, out)
-        attended = out.reshape(out.shape[0] * out.shape[1], b.n_tokens)
-        return attended if attn.gate is None else gated_heads(b, attn.gate, h, attended, out.shape[0])
+        attended = out.reshape(sizes.v * sizes.heads, b.n_tokens)
+        return attended if attn.gate is None else gated_heads(b, attn.gate, h, attended, sizes.v)
 
-    def _is_prompt(self, b: BatchGraph, attn: LatentAttention) -> bool:
-        """Whether cells are expanded. Not with adapters: their scales belong to queries, cells to any sequence."""
+    def _store_latents(self, b: BatchGraph, il: int, sizes: LatentSizes, q: Value, c: Value, kr: Value | None) -> None:
+        """Latents and shared key parts in the cache; where they are transformed, those parts of queries too."""
+        block = self.latent_block(sizes, b.params)
+        _, rotated, latents = self._latent_parts(b, il, attended=False)
+        if kr is not None:
+            if block:
+                b.graph.hadamard(q.slice0(sizes.nope, sizes.rotated), block)
+                b.graph.hadamard(kr, block)
+            b.store(il, "kv", kr, rotated)
+        b.store(il, "kv", b.graph.hadamard(c, block) if block else c, latents)
+
+    def _is_prompt(self, b: BatchGraph, il: int, attn: LatentAttention) -> bool:
+        """Whether cells are expanded. Not with adapters: their scales belong to queries, cells to any sequence. Nor
+        those of windows: each is seen by few tokens.
+        """
+        if self.window(il) != FULL:
+            return False
         weights = (attn.kv_b, attn.k_b, attn.v_b)
         if b.graph.adapters and any(b.graph.adapters.weights.of(w) for w in weights if w is not None):
             return False
         return b.n_tokens >= PROMPT_TOKENS and b.params.mla > 1 and b.params.flash_attn
 
-    def _observe_latents(self, b: BatchGraph, attn: LatentAttention, q: Value, c: Value) -> None:
+    def _observe_latents(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, c: Value) -> None:
         """Statistics of the file's attn_kv_b, attn_k_b and attn_v_b where no matmul of theirs sees every token once.
 
         The absorbed form uses other tensors than attn_kv_b; the prompt path of modes 2 and 3 expands the latents of
@@ -202,28 +236,28 @@ class LatentDecoder(Decoder):
         """
         if b.graph.collector is None or b.params.mla == 0:
             return
-        heads, rkv = self.hp.n_head[0], c.shape[0]
+        heads, rkv = attn.sizes.heads, c.shape[0]
         if attn.kv_b is not None:
             b.graph.observe(attn.kv_b, c.reshape(rkv, b.n_tokens), stored_only=True)
-        if not self._is_prompt(b, attn):
+        if not self._is_prompt(b, il, attn):
             return
         if attn.k_b is not None:
-            b.graph.observe(attn.k_b, q.slice0(0, self.n_nope).permute(0, 2, 1), stored_only=True)
+            b.graph.observe(attn.k_b, q.slice0(0, attn.sizes.nope).permute(0, 2, 1), stored_only=True)
         if attn.v_b is not None:
             per_head = c.view((rkv, b.n_tokens, heads), (c.strides[2], 0))
             b.graph.observe(attn.v_b, per_head, stored_only=True)
 
     def _expanded(
-        self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, c: Value, kr: Value, scale: float
+        self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, c: Value, kr: Value | None, scale: float
     ) -> Value:
         """Mode 0: keys and values of every head are computed and cached."""
-        g, hp, dn, dv = b.graph, self.hp, self.n_nope, self.hp.n_embd_head_v
+        g, dn, dv, heads = b.graph, attn.sizes.nope, attn.sizes.v, attn.sizes.heads
         assert attn.kv_b is not None
-        heads = hp.n_head[0]
         kv = g.mul_mat(attn.kv_b, c.reshape(c.shape[0], b.n_tokens)).reshape(dn + dv, heads, b.n_tokens)
-        k = concat_heads(b, [kv.slice0(0, dn), kr], heads)
+        k = kv.slice0(0, dn) if kr is None else concat_heads(b, [kv.slice0(0, dn), kr], heads)
         store_heads(b, il, k, kv.slice0(dn, dv))
-        seen = visible(b, listed=b.n_tokens <= LISTED_TOKENS and not b.params.on_devices)
+        listed = b.n_tokens <= LISTED_TOKENS and not b.params.on_devices
+        seen = visible(b, listed=listed, window=self.window(il))
         attended = attend_cached(b, il, q, scale=scale, sinks=attn.sinks, seen=seen)
         return attended.reshape(dv, heads, b.n_tokens)
 
@@ -267,18 +301,19 @@ class LatentDecoder(Decoder):
 
         q goes through attn_k_b, the sums of values through attn_v_b.
         """
-        g, hp = b.graph, self.hp
+        g, sizes = b.graph, attn.sizes
         assert attn.k_b is not None and attn.v_b is not None
-        heads, n_rot, rkv = hp.n_head[0], hp.n_rot, hp.extra["kv_lora_rank"]
+        heads, n_rot, rkv = sizes.heads, sizes.rotated, sizes.rank
         query = g.new(n_rot + rkv, heads, q.shape[2])
-        g.copy(q.slice0(self.n_nope, n_rot), query.slice0(0, n_rot))
+        if n_rot:
+            g.copy(q.slice0(sizes.nope, n_rot), query.slice0(0, n_rot))
         absorbed = query.slice0(n_rot, rkv).permute(0, 2, 1)
-        g.mul_mat(attn.k_b, q.slice0(0, self.n_nope).permute(0, 2, 1), dst=absorbed)
-        block = self.latent_block(b.params)
+        g.mul_mat(attn.k_b, q.slice0(0, sizes.nope).permute(0, 2, 1), dst=absorbed)
+        block = self.latent_block(sizes, b.params)
         if block:
             g.hadamard(query.slice0(n_rot, rkv), block)
         keys, _, latents = self._latent_parts(b, il, attended=True)
-        seen = seen or visible(b, listed=self._takes_lists(b, il))
+        seen = seen or visible(b, listed=self._takes_lists(b, il), window=self.window(il))
         latent = g.attention(
             query,
             keys,
@@ -302,9 +337,9 @@ class LatentDecoder(Decoder):
 
         upto: most attended cells, 0 for all of the cache.
         """
-        g, hp, dn, dv = b.graph, self.hp, self.n_nope, self.hp.n_embd_head_v
+        g, sizes = b.graph, attn.sizes
         assert attn.kv_b is not None
-        n_ctx, heads, rkv = upto or b.params.n_ctx, hp.n_head[0], hp.extra["kv_lora_rank"]
+        n_ctx, heads, rkv = upto or b.params.n_ctx, sizes.heads, sizes.rank
         _, rotated, rows = self._latent_parts(b, il, attended=True)
         rows = Value(
             rows.buffer,
@@ -315,17 +350,17 @@ class LatentDecoder(Decoder):
             1,
         )
         latents = g.copy(rows, g.new(rkv, n_ctx, dynamic_dim=1))
-        if block := self.latent_block(b.params):
+        if block := self.latent_block(sizes, b.params):
             g.hadamard(latents, block)
         seen = visible(b, listed=False, upto=upto)
-        step = self._heads_per_expansion(n_ctx, b.params.attn_max_batch)
-        width = dn + dv
+        step = sizes.heads_per_expansion(n_ctx, b.params.attn_max_batch)
+        width = sizes.nope + sizes.v
         for h0 in range(0, heads, step):
             weights = attn.kv_b.slice(1, h0 * width, step * width)
-            k, v = self._expand_heads(b, weights, latents, step, rows.type_id)
+            k, v = self._expand_heads(b, sizes, weights, latents, step, rows.type_id)
             g.attention(
                 q.slice(1, h0, step),
-                [k, rotated],
+                [k, rotated] if sizes.rotated else [k],
                 v,
                 seen.mask,
                 scale=scale,
@@ -336,10 +371,10 @@ class LatentDecoder(Decoder):
             )
 
     def _expand_heads(
-        self, b: BatchGraph, kv_b: Value, latents: Value, n_head: int, cache_type: int
+        self, b: BatchGraph, sizes: LatentSizes, kv_b: Value, latents: Value, n_head: int, cache_type: int
     ) -> tuple[Value, Value]:
         """Keys [dn, n_head, n_kv] and values [dv, n_head, n_kv] of some heads, rounded to the cache type."""
-        g, dn, dv = b.graph, self.n_nope, self.hp.n_embd_head_v
+        g, dn, dv = b.graph, sizes.nope, sizes.v
         n_ctx = latents.shape[1]
         block = registry.by_id(cache_type).block_elements
         direct = cache_type in (F16, F32) or dn % block or dv % block
@@ -354,14 +389,3 @@ class LatentDecoder(Decoder):
             return k, v
         rounded = [g.new(part.shape[0], n_head, n_ctx, type_id=cache_type, dynamic_dim=2) for part in (k, v)]
         return g.copy(k, rounded[0]), g.copy(v, rounded[1])
-
-    def _heads_per_expansion(self, n_kv: int, budget: int) -> int:
-        """Heads expanded at a time under the -amb budget in MiB."""
-        heads = self.hp.n_head[0]
-        need = heads * (self.n_nope + self.hp.n_embd_head_v) * n_kv * 4 // MIB
-        if budget == 0 or need <= max(budget, 128):
-            return heads
-        for parts in range(2, heads):
-            if heads % parts == 0 and need // parts <= max(budget, 128):
-                return heads // parts
-        return 1

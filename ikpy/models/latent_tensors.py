@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +13,32 @@ from ikpy.quants import registry
 
 F32, F16, BF16, Q8_0 = 0, 1, 30, 8
 PLAIN = (F32, F16, BF16)
+
+
+@dataclass(frozen=True)
+class LatentSizes:
+    """Heads of a layer; elements of a key head, of those the rotated ones, and of a value head; of a latent."""
+
+    heads: int
+    k: int
+    rotated: int
+    v: int
+    rank: int
+
+    @property
+    def nope(self) -> int:
+        """Elements of a query or key head that are not rotated."""
+        return self.k - self.rotated
+
+    def heads_per_expansion(self, n_kv: int, budget: int) -> int:
+        """Heads whose keys and values of n_kv cells are computed at a time under the -amb budget in MiB."""
+        need = self.heads * (self.nope + self.v) * n_kv * 4 >> 20
+        if budget == 0 or need <= max(budget, 128):
+            return self.heads
+        for parts in range(2, self.heads):
+            if self.heads % parts == 0 and need // parts <= max(budget, 128):
+                return self.heads // parts
+        return 1
 
 
 def to_float(value: Value) -> np.ndarray:
@@ -54,8 +81,9 @@ def _derived_type(types: set[int], n: int) -> int:
     return F16 if n % registry.by_id(Q8_0).block_elements else Q8_0
 
 
-def derive_k_b_v_b(kv_b: Value, rkv: int, dn: int, dv: int, n_head: int) -> tuple[Value, Value]:
+def derive_k_b_v_b(kv_b: Value, sizes: LatentSizes) -> tuple[Value, Value]:
     """attn_k_b [dn, rkv, H]: the K rows transposed per head; attn_v_b [rkv, dv, H]: the V rows, as a view."""
+    rkv, dn, dv, n_head = sizes.rank, sizes.nope, sizes.v, sizes.heads
     k_type = _derived_type({kv_b.type_id}, dn)
     if is_planned(kv_b):
         k_b = planned(k_type, "attn_k_b", dn, rkv, n_head)
@@ -68,8 +96,9 @@ def derive_k_b_v_b(kv_b: Value, rkv: int, dn: int, dv: int, n_head: int) -> tupl
     return k_b, v_b
 
 
-def derive_kv_b(k_b: Value, v_b: Value, rkv: int, dn: int, dv: int, n_head: int) -> Value:
+def derive_kv_b(k_b: Value, v_b: Value, sizes: LatentSizes) -> Value:
     """attn_kv_b [rkv, H*(dn+dv)]: per head the transposed attn_k_b rows, then the attn_v_b rows."""
+    rkv, dn, dv, n_head = sizes.rank, sizes.nope, sizes.v, sizes.heads
     type_id = _derived_type({k_b.type_id, v_b.type_id}, rkv)
     if is_planned(k_b, v_b):
         return planned(type_id, "attn_kv_b", rkv, n_head * (dn + dv))

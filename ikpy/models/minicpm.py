@@ -56,8 +56,8 @@ class MiniCPM3(LongRope, DeepSeek2):
         if hp.n_expert:
             raise UnsupportedError(f"{keys.gguf.path}: {keys.arch} with experts is not supported")
 
-    def _scales(self, rope: RopeParams) -> tuple[float, RopeParams]:
-        return 1.0 / math.sqrt(self.hp.n_embd_head_k), rope
+    def _scales(self, rope: RopeParams, k: int) -> tuple[float, RopeParams]:
+        return 1.0 / math.sqrt(k), rope
 
     def _behind_attention(self, b: BatchGraph, layer: LatentLayer, attended: Value, x: Value) -> Value:
         g, scale = b.graph, self.hp.residual_scale

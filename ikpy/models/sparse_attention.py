@@ -132,10 +132,12 @@ class Visible:
         return Visible((mask, ranges), chosen, common)
 
 
-def visible(b: BatchGraph, *, listed: bool, upto: int = 0) -> Visible:
-    """The chosen cells, all if none were chosen: as lists, or as a mask (for upto cells at most, 0: any number)."""
-    mask, ranges = b.mask()
-    if b.chosen is None or 0 < upto < b.chosen.shape[0]:
+def visible(b: BatchGraph, *, listed: bool, upto: int = 0, window: Window = FULL) -> Visible:
+    """The chosen cells, all if none were chosen: as lists, or as a mask (for upto cells at most, 0: any number). Of
+    layers with a window all that it shows.
+    """
+    mask, ranges = b.mask(*window)
+    if window != FULL or b.chosen is None or 0 < upto < b.chosen.shape[0]:
         return Visible((mask, ranges))
     if listed:
         return Visible((mask, ranges), chosen=b.chosen)

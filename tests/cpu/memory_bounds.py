@@ -276,6 +276,18 @@ def sparse_ops(place: Place) -> None:
         program.op("chosen_mask", program.array(place(both)), [program.array(both), lists], {0: 7})
         listed = program.array(place(np.zeros((tokens, 1 + top_k + 5), np.int32)))
         program.op("chosen_list", listed, [program.array(both), lists], {0: 7})
+        ends, cell_pos = np.arange(n_cells, dtype=np.int32)[::-1].copy(), np.arange(n_cells, dtype=np.int32)
+        pos = np.full(tokens, n_cells - 1, np.int32)
+        singles = program.array(place(np.zeros((tokens, 2 * (1 + top_k)), np.int32)))
+        program.op(
+            "stretch_cells",
+            singles,
+            [lists, program.array(place(ends)), *sources[3:], *(program.array(place(x)) for x in (cell_pos, pos))],
+            {0: 2},
+        )
+        of_heads = program.array(place(np.zeros((heads, tokens, 1 + 2 * 9), np.int32)))
+        positions = [program.array(place(x)) for x in (cell_pos, pos)]
+        program.op("choose_blocks", of_heads, [sources[0], sources[2], *sources[3:], *positions], {0: 9, 1: 1})
         core.run(np.array(program.tensors, TENSOR_DTYPE), np.array(program.ops, OP_DTYPE), n_cells, 2)
         assert (chosen[:, 0] == top_k).all()
         sources = [q, keys, keys, mask, None, None, ranges, chosen]

@@ -11,6 +11,7 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from tests.cpu import (
+    glm5_next_model,
     test_arch_bailingmoe3,
     test_arch_falcon_h1,
     test_arch_granite_hybrid,
@@ -84,6 +85,11 @@ def mamba(seed: int) -> RandomModel:
     return test_arch_jamba.new_mamba(seed)
 
 
+def glm5_next(seed: int) -> RandomModel:
+    """Bounded decays, pools of cells that indexers choose, several residual streams."""
+    return glm5_next_model.random_model(glm5_next_model.Sizes(), seed)
+
+
 MODELS = {
     "qwen35": qwen35,
     "kimi-linear": kimi_linear,
@@ -96,6 +102,7 @@ MODELS = {
     "mamba2": mamba2,
     "jamba": jamba,
     "mamba": mamba,
+    "glm5-next": glm5_next,
 }
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from tests.cpu import (
     cohere_checkpoints,
     dense_checkpoints,
+    dots3note_checkpoints,
+    glm5_next_checkpoints,
     ling_checkpoints,
     mamba2_checkpoints,
+    minimax_m3_checkpoints,
     seeded_checkpoints,
     shelf_checkpoints,
     tencent_checkpoints,
@@ -20,4 +23,7 @@ KINDS = (
     *dense_checkpoints.CHECKPOINTS,
     *shelf_checkpoints.CHECKPOINTS,
     *tencent_checkpoints.CHECKPOINTS,
+    *glm5_next_checkpoints.CHECKPOINTS,
+    *minimax_m3_checkpoints.CHECKPOINTS,
+    *dots3note_checkpoints.CHECKPOINTS,
 )

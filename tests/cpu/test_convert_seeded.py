@@ -64,6 +64,7 @@ def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
         "ffn_norm",
         "conv.weight",
         "rope_freqs.weight",
+        "_ape.weight",
     )
     for name, kind_of in found.items():
         is_small = name.endswith(small) or "conv1d" in name or "hc_" in name

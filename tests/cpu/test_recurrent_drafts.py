@@ -188,11 +188,11 @@ def test_a_right_prediction_layer_has_all_its_drafts_accepted(tmp_path: Path) ->
 def test_from_python(path: Path) -> None:
     """Drafts of a model with recurrent layers, the same one."""
     prompt, settings = text(80, 9) * 3, {"n_ctx": 256, "n_threads": 2}
-    plain = LLM(path, **settings).generate(prompt, 40, temperature=0.0)
+    plain = LLM(path, **settings).generate(prompt, 40, temperature=0.0, ignore_eos=True)
     for n_max in (5, 40):
         params = SpeculativeParams(p_min=0.0, n_max=n_max)
         llm = LLM(path, speculative=params, draft_files=DraftFiles(path), **settings)
-        assert llm.generate(prompt, 40, temperature=0.0) == plain
+        assert llm.generate(prompt, 40, temperature=0.0, ignore_eos=True) == plain
         assert llm.speculator is not None and llm.speculator.n_accepted > 20
         assert llm.context.kv.removable == kept_states(params) == min(params.n_max, MAX_KEPT_STATES)
     with pytest.raises(UsageError, match="-1 kept states"):

@@ -71,7 +71,8 @@ def test_states_in_memory_keep_their_checkpoints(path: Path) -> None:
     context.kv.keep_checkpoint(0)
     context.decode(Batch.single(tokens[10:], 10))
     saved = take_state(context, 0, tokens)
-    assert saved.nbytes == sequence_nbytes(context, 0) + 24 * (4 + 4 + 8)
+    placed = sum(map(len, saved.pos.values()))  # of every kind of cells
+    assert saved.nbytes == sequence_nbytes(context, 0) + 24 * 8 + placed * (4 + 4)
     assert [saved.reusable(n) for n in (24, 23, 10, 9)] == [24, 10, 10, 0]
     context.kv.seq_rm(0)
     put_state(context, 1, saved)

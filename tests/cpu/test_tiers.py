@@ -87,7 +87,17 @@ def test_rounded_sums_of_shorter_vectors(file: str) -> None:
 
 @pytest.mark.parametrize("tier", OTHER_TIERS)
 @pytest.mark.parametrize(
-    "ops", ("recurrent_ops", "ssm_scan", "channel_scan", "hyper_connections", "compress_cells", "routing")
+    "ops",
+    (
+        "recurrent_ops",
+        "ssm_scan",
+        "channel_scan",
+        "hyper_connections",
+        "compress_cells",
+        "chosen_stretches",
+        "chosen_blocks",
+        "routing",
+    ),
 )
 def test_ops(ops: str, tier: str) -> None:
     check_tests(f"tests/cpu/test_{ops}.py", {"IKPY_ISA": tier})

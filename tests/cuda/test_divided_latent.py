@@ -20,7 +20,7 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.sequence_state import load_sequence, save_sequence
 from ikpy.graph.placement import PlacementParams
-from ikpy.models.latent_attention import LatentDecoder
+from ikpy.models.latent_tensors import LatentSizes
 from scripts.make_deepseek_header import write_header
 from tests.cpu.reference_models import RandomModel
 from tests.cpu.shaped_models import Dims, deepseek2
@@ -112,7 +112,7 @@ def test_layers_beside_recurrent_ones(make: Callable[[], tuple[RandomModel, Any]
 @pytest.mark.parametrize("step", (1, 2))
 def test_some_heads_at_a_time(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """-amb: cells are expanded for heads that lie on one device, or on both."""
-    monkeypatch.setattr(LatentDecoder, "_heads_per_expansion", lambda self, n_kv, budget: step)
+    monkeypatch.setattr(LatentSizes, "heads_per_expansion", lambda *_: step)
     path = latent("kv_b", Dims(**{**SIZES.__dict__, "heads": 6})).write(tmp_path / "model.gguf")
     for split in ((1.0, 1.0), (1.0, 3.0, 2.0)):
         assert_same(*both(path, split, tokens_for(3, N_TOKENS), N_PROMPT, **LONG, **EXACT))

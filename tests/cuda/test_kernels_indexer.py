@@ -10,6 +10,7 @@ from ikpy.backends.cuda import launch
 from ikpy.graph.ir import F32, I32, Value, external
 from ikpy.models.blocks import part_of_rows
 from tests.cpu import reference_sparse as ref
+from tests.cpu.test_chosen_stretches import Stretches, listed
 from tests.cuda.programs import Program
 from tests.cuda.test_kernels_attention import F16_BOUND, Case
 
@@ -114,6 +115,30 @@ def test_chosen_cells_behind_others(n_tokens: int) -> None:
     assert np.array_equal(expected[0].view(np.uint16), actual[0].view(np.uint16))
     for ours, row in zip(actual[1][0, 0], expected[1][0, 0], strict=True):
         assert ours[0] == row[0] and np.array_equal(ours[1 : 1 + ours[0]], row[1 : 1 + row[0]])
+
+
+@pytest.mark.parametrize(("n", "ratio", "top_k"), [(300, 4, 7), (2500, 16, 40), (70, 64, 1)])
+@pytest.mark.parametrize("n_tokens", [1, 9])
+def test_cells_of_chosen_stretches(n_tokens: int, n: int, ratio: int, top_k: int) -> None:
+    """More cells than a block has threads; lists that end where they are full."""
+    case = Stretches.of(np.random.default_rng(n), n, n_tokens, ratio, top_k, n - 9)
+    for _ in range(2):
+        p = Program()
+        out = listed(p.graph, [p.array(x) for x in case.values()], ratio)
+        expected, actual = (p.run([out], on_cuda=on_cuda, n_kv=n - 9)[0][0, 0] for on_cuda in (False, True))
+        for t, (ours, row) in enumerate(zip(actual, expected, strict=True)):
+            count = row[0]
+            assert ours[0] == count and (ours[1 : 1 + count] == row[1 : 1 + count]).all(), f"token {t}"
+        case.mask[:], case.cell_pos[:] = 0, ratio - 1
+
+
+def test_more_stretches_than_a_block_can_hold() -> None:
+    p = Program()
+    chosen, ends = p.array(np.zeros((1, 3), np.int32)), p.array(np.zeros(400_000, np.int32))
+    cells, ids = p.array(np.zeros(8, np.int32)), p.array(np.zeros(1, np.int32))
+    seen = p.array(np.zeros((1, 8), np.float16)), p.array(np.zeros((1, 2), np.int32))
+    p.graph.stretch_cells(chosen, ends, seen, cells, ids, 2)
+    assert "more than 385024 stretches" in (launch.supports(p.graph.nodes[-1]) or "")
 
 
 @pytest.mark.parametrize("n_tokens", [1, 3])

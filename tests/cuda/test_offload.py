@@ -18,7 +18,7 @@ from ikpy.engine.memory import memory_report
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import CPU, DeviceParams, PlacementParams
-from ikpy.models.latent_attention import LatentDecoder
+from ikpy.models.latent_tensors import LatentSizes
 from scripts.make_deepseek_header import write_header
 from tests.cpu.test_expert_reads import bytes_asked, wait_for
 from tests.cuda.models import emulated, zoo
@@ -97,7 +97,7 @@ def test_only_experts_with_tokens_are_copied(monkeypatch: pytest.MonkeyPatch) ->
 def test_keys_and_values_of_latents_are_made_where_the_cache_is(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where attn_kv_b is: they are larger than it by cells over columns. Some heads at a time copy their rows."""
     if heads:
-        monkeypatch.setattr(LatentDecoder, "_heads_per_expansion", lambda *_: heads)
+        monkeypatch.setattr(LatentSizes, "heads_per_expansion", lambda *_: heads)
     name, settings = "deepseek2-v3-mla", ContextParams(n_ctx=256, n_ubatch=256, n_threads=1, mla=3)
     tokens, found = tokens_for(1, 140), {}
     copied: list[tuple[str, int]] = []

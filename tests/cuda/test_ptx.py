@@ -69,7 +69,7 @@ CASES: dict[str, Callable[[], None]] = {
     "cache shift": lambda: ops.test_cache_shift(rng(), "q5_1", 64),
     "hadamard": lambda: ops.test_hadamard(rng()),
     "mask": lambda: ops.test_mask(rng(), "sliding", True, False),
-    "routing": lambda: ops.test_routing(rng(), sorted(ops.ROUTES)[0]),
+    "routing": lambda: ops.test_routing(rng(), sorted(ops.ROUTES)[0], 40),
     "assignments": lambda: ops.test_assignments_sorted_by_expert(rng(), 70),
     "preparation": lambda: ops.test_prepared_activations_are_those_of_the_cpu(rng(), 320),
     "attention, one token": lambda: attention.test_head_sizes(64, 1),
@@ -87,6 +87,7 @@ CASES: dict[str, Callable[[], None]] = {
     "delta rule": lambda: recurrent.test_delta_rule(rng(), 128, 40, 9, True),
     "selective scan": lambda: recurrent.scan(rng(), 9, 40, 128, keep=True),
     "choice of cells": lambda: indexer.test_choice(3, 16),
+    "cells of chosen stretches": lambda: indexer.test_cells_of_chosen_stretches(9, 300, 4, 7),
     "attention to chosen cells": lambda: indexer.test_attention_to_chosen_latents("q8_0", 1),
     "experts": lambda: weights.test_experts("q4_K", 3),
 }

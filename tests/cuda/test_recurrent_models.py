@@ -20,6 +20,7 @@ from ikpy.tools.run_logs import state_lines
 from tests.cpu.definition_checks import TOKENS
 from tests.cpu.test_arch_bailingmoe3 import bailingmoe3, bailingmoe3_low_rank
 from tests.cpu.test_arch_falcon_h1 import falcon_h1
+from tests.cpu.test_arch_glm5_next import glm5_next
 from tests.cpu.test_arch_granite_hybrid import granite_hybrid, granite_hybrid_moe
 from tests.cpu.test_arch_jamba import falcon_mamba, jamba, mamba
 from tests.cpu.test_arch_kimi_k3 import kimi_k3, kimi_k3_plain
@@ -54,6 +55,7 @@ MODELS = [
     jamba,
     mamba,
     falcon_mamba,
+    glm5_next,
 ]
 PLACES = {
     "whole": PlacementParams(split_mode="none"),
@@ -80,7 +82,9 @@ def states_of(context: Context) -> dict[str, int]:
 
 
 @pytest.fixture(
-    scope="module", params=[qwen35moe, kimi_linear, kimi_k3, lfm2moe, nemotron_h_moe, jamba], ids=lambda f: f.__name__
+    scope="module",
+    params=[qwen35moe, kimi_linear, kimi_k3, lfm2moe, nemotron_h_moe, jamba, glm5_next],
+    ids=lambda f: f.__name__,
 )
 def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     return request.param()[0].write(tmp_path_factory.mktemp("model") / "model.gguf")

@@ -15,6 +15,7 @@ from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.session import put_state, take_state
 from ikpy.graph.ir import Node
 from ikpy.graph.placement import PlacementParams
+from tests.cpu import dots3note_model, minimax_m3_model
 from tests.cpu.reference_models import N_VOCAB
 from tests.cpu.sparse_latent_models import PUBLISHED, Sizes, random_model
 from tests.cuda.test_placement_matrix import worst
@@ -98,6 +99,21 @@ def test_a_prompt_whose_latents_are_expanded(tmp_path: Path, cuda_devices: int) 
     truth, ours = (context_on(path, place, mla=3).decode(batch) for place in (ON_CPU, PLACES["whole"]))
     error = np.sort(np.abs(ours - truth).max(1)) / np.abs(truth).max()
     assert error[len(error) * 9 // 10] <= TOLERANCE, f"of nine tokens in ten the worst is off by {error}"
+
+
+@pytest.mark.parametrize("where", ["whole", "experts on the CPU", "caches on the CPU", "two layers"])
+def test_blocks_of_cells(where: str, tmp_path: Path, cuda_devices: int) -> None:
+    """MiniMax M3: blocks are chosen on the CPU, and attended to on the device by masks."""
+    path = minimax_m3_model.random_model(minimax_m3_model.Sizes()).write(tmp_path / "model.gguf")
+    hold(path, PLACES[where], flash_attn=True)
+
+
+@pytest.mark.parametrize("mla", [0, 1, 3])
+@pytest.mark.parametrize("where", ["whole", "caches on the CPU", "two layers"])
+def test_windows_beside_indexers(where: str, mla: int, tmp_path: Path, cuda_devices: int) -> None:
+    """dots3 note: latents of two sizes, of which those of windows have cells of their own."""
+    path = dots3note_model.random_model(dots3note_model.Sizes()).write(tmp_path / "model.gguf")
+    hold(path, PLACES[where], mla=mla, flash_attn=True)
 
 
 def kinds_on(context: Context, n_tokens: int, device: str) -> list[Node]:

@@ -82,6 +82,12 @@ size_t choose_cells_scratch_bytes(const Op&, const Tensor*) { return 0; }
 
 size_t choose_cells_shared_bytes(const Op&, const Tensor*, int) { return 0; }
 
+size_t stretch_cells_scratch_bytes(const Op&, const Tensor*) { return 0; }
+
+size_t choose_blocks_scratch_bytes(const Op&, const Tensor*) { return 0; }
+
+size_t choose_blocks_shared_bytes(const Op&, const Tensor*) { return 0; }
+
 size_t compress_cells_scratch_bytes(const Op&, const Tensor*) { return 0; }
 
 }  // namespace ikpy

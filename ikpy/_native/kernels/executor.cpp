@@ -43,6 +43,8 @@ size_t thread_bytes(const Op& op, const Tensor* tensors) {
     if (op.kind == kOpGatedDeltaRule) return gated_delta_rule_scratch_bytes(op, tensors);
     if (op.kind == kOpSsmScan) return ssm_scan_scratch_bytes(op, tensors);
     if (op.kind == kOpChooseCells) return choose_cells_scratch_bytes(op, tensors);
+    if (op.kind == kOpStretchCells) return stretch_cells_scratch_bytes(op, tensors);
+    if (op.kind == kOpChooseBlocks) return choose_blocks_scratch_bytes(op, tensors);
     if (op.kind == kOpCompressCells) return compress_cells_scratch_bytes(op, tensors);
     return 0;
 }
@@ -98,6 +100,7 @@ size_t Executor::shared_bytes(int n_threads) const {
         if (is_matmul(ops_[i].kind)) need = matmul_shared_bytes(ops_[i], tensors_, n_threads);
         if (ops_[i].kind == kOpAttention) need = attention_shared_bytes(ops_[i], tensors_, n_threads);
         if (ops_[i].kind == kOpChooseCells) need = choose_cells_shared_bytes(ops_[i], tensors_, n_threads);
+        if (ops_[i].kind == kOpChooseBlocks) need = choose_blocks_shared_bytes(ops_[i], tensors_);
         shared = std::max(shared, align_up(need));
     }
     return shared + kWorkGap;

@@ -13,7 +13,7 @@ from ikpy.graph.ir import F16, F32, Value
 from ikpy.graph.placement import CPU
 
 # Values in formats of their own; masks, of which only a part is written.
-SKIPPED = ("act_prepare", "kq_mask", "chosen_mask", "chosen_list")
+SKIPPED = ("act_prepare", "kq_mask", "chosen_mask", "chosen_list", "stretch_cells")
 # The last of its results is in such a format.
 PREPARES = "rms_norm_q8"
 # Its first result is the experts that it chooses.

@@ -213,6 +213,10 @@ class Family:
         """Whether a layer may be without a tensor (with its suffix) that others have."""
         return False
 
+    def must_lack(self, target: str, layer: int) -> bool:
+        """Whether config.json says that a layer has no such tensor (with its suffix), and it would change the layer."""
+        return False
+
     def is_empty(self, layer: int) -> bool:
         """Whether a layer has no tensors at all."""
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ikpy.convert.config import Config
 from ikpy.convert.families.base import (
     DENSE,
     EXPERTS,
@@ -12,6 +13,7 @@ from ikpy.convert.families.base import (
     Family,
     Keys,
     Modules,
+    Targets,
     View,
     group_note,
     routing_keys,
@@ -125,6 +127,34 @@ class DeepSeekV3(DeepSeekV2):
     gating = 2
 
 
+INDEXER: dict[str, Targets] = {
+    "self_attn.indexer.wq_b": "indexer.attn_q_b",
+    "self_attn.indexer.wk": "indexer.attn_k",
+    "self_attn.indexer.k_norm": "indexer.k_norm",
+    "self_attn.indexer.weights_proj": "indexer.proj",
+}
+
+
+def indexer_keys(config: Config) -> Keys:
+    """Sizes of indexers."""
+    return {
+        "attention.indexer.head_count": config.integer("index_n_heads"),
+        "attention.indexer.key_length": config.integer("index_head_dim"),
+        "attention.indexer.top_k": config.integer("index_topk"),
+    }
+
+
+def full_indexers(config: Config) -> list[bool]:
+    """Of every layer whether its own indexer chooses: listed, or every freq-th from layer offset - 1 on."""
+    types = config.get("indexer_types", "index_topk_pattern", default=None)
+    if types is not None:
+        config.require(f"{len(types)} indexer types", len(types) == config.n_layer)
+        return [kind in ("full", "F") for kind in types]
+    freq = max(config.integer("index_topk_freq", default=1), 1)
+    offset = config.integer("index_skip_topk_offset", default=2)
+    return [max(il - offset + 1, 0) % freq == 0 for il in range(config.n_layer)]
+
+
 class DeepSeekV32(DeepSeekV3):
     """V3 with indexers, which choose the cells that attention sees."""
 
@@ -132,19 +162,11 @@ class DeepSeekV32(DeepSeekV3):
     biases = needed_biases = frozenset({"indexer.k_norm"})
     modules: ClassVar[Modules] = {
         **DeepSeekV3.modules,
-        "self_attn.indexer.wq_b": "indexer.attn_q_b",
-        "self_attn.indexer.wk": "indexer.attn_k",
-        "self_attn.indexer.k_norm": "indexer.k_norm",
-        "self_attn.indexer.weights_proj": "indexer.proj",
+        **INDEXER,
     }
 
     def keys(self) -> Keys:
-        config = self.config
-        return super().keys() | {
-            "attention.indexer.head_count": config.integer("index_n_heads"),
-            "attention.indexer.key_length": config.integer("index_head_dim"),
-            "attention.indexer.top_k": config.integer("index_topk"),
-        }
+        return super().keys() | indexer_keys(self.config)
 
 
 class GlmMoeDsa(DeepSeekV32):
@@ -153,16 +175,5 @@ class GlmMoeDsa(DeepSeekV32):
     arch = "glm-dsa"
 
     def keys(self) -> Keys:
-        full = self._full_indexers()
+        full = full_indexers(self.config)
         return super().keys() | ({} if all(full) else {"attention.indexer.types": full})
-
-    def _full_indexers(self) -> list[bool]:
-        """Of every layer whether its own indexer chooses: listed, or every freq-th from layer offset - 1 on."""
-        config = self.config
-        types = config.get("indexer_types", "index_topk_pattern", default=None)
-        if types is not None:
-            config.require(f"{len(types)} indexer types", len(types) == config.n_layer)
-            return [kind in ("full", "F") for kind in types]
-        freq = max(config.integer("index_topk_freq", default=1), 1)
-        offset = config.integer("index_skip_topk_offset", default=2)
-        return [max(il - offset + 1, 0) % freq == 0 for il in range(config.n_layer)]

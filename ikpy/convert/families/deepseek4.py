@@ -15,7 +15,7 @@ _GATE_UP = ("ffn_gate_exps", "ffn_up_exps")
 _SQRT_SOFTPLUS = 4
 
 
-def _streams(module: str, target: str, join: str) -> dict[str, Targets]:
+def streams(module: str, target: str, join: str) -> dict[str, Targets]:
     """Projection, offsets and scales that mix the residual streams around a branch."""
     return {f"{module}{join}{part}": f"{target}_{part}" for part in ("fn", "base", "scale")}
 
@@ -58,13 +58,13 @@ class DeepSeekV4(Family):
         "attn.norm": "attn_kv_a_norm",  # as transformers writes it back
         "attn.wo_a": "attn_output_a",
         "attn.wo_b": "attn_output_b",
-        **_streams("hc_attn", "hc_attn", "_"),
+        **streams("hc_attn", "hc_attn", "_"),
         **_compressor("attn.compressor", "attn_compressor", _OFFICIAL),
         "attn.indexer.weights_proj": "indexer.proj",
         "attn.indexer.wq_b": "indexer.attn_q_b",
         **_compressor("attn.indexer.compressor", "indexer_compressor", _OFFICIAL),
         "ffn_norm": "ffn_norm",
-        **_streams("hc_ffn", "hc_ffn", "_"),
+        **streams("hc_ffn", "hc_ffn", "_"),
         "ffn.gate": "ffn_gate_inp",
         "ffn.gate.bias": "exp_probs_b.bias",
         "ffn.gate.tid2eid": "ffn_gate_tid2eid",
@@ -83,13 +83,13 @@ class DeepSeekV4(Family):
         "self_attn.kv_norm": "attn_kv_a_norm",
         "self_attn.o_a_proj": "attn_output_a",
         "self_attn.o_b_proj": "attn_output_b",
-        **_streams("attn_hc", "hc_attn", "."),
+        **streams("attn_hc", "hc_attn", "."),
         **_compressor("self_attn.compressor", "attn_compressor", _PUBLISHED),
         "self_attn.compressor.indexer.scorer.weights_proj": "indexer.proj",
         "self_attn.compressor.indexer.q_b_proj": "indexer.attn_q_b",
         **_compressor("self_attn.compressor.indexer", "indexer_compressor", _PUBLISHED),
         "post_attention_layernorm": "ffn_norm",
-        **_streams("ffn_hc", "hc_ffn", "."),
+        **streams("ffn_hc", "hc_ffn", "."),
         "mlp.gate": "ffn_gate_inp",
         "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
         "mlp.gate.tid2eid": "ffn_gate_tid2eid",

@@ -19,6 +19,7 @@ class KimiK3(KimiLinear):
 
     arch = "kimi-k3"
     needs_output = True
+    bounds_decays = True
     activations = ("situ",)
     outer: ClassVar[Mapping[str, str]] = {**KimiLinear.outer, "model.output_attn_res_proj": "output_res_score"}
     factors: ClassVar[Mapping[str, str]] = {
@@ -43,20 +44,13 @@ class KimiK3(KimiLinear):
         full_rank = bool(self.linear.get("use_full_rank_gate", default=True))
         self.config.require("use_full_rank_gate false", full_rank)
 
-    def check_bound(self, bound: object) -> None:
-        self.config.require(
-            f"gate_lower_bound {bound}", bound is None or (isinstance(bound, int | float) and bound < 0)
-        )
-
     def keys(self) -> Keys:
-        config, bound = self.config, self.linear.get("gate_lower_bound", default=None)
+        config = self.config
         keys = super().keys() | {
             "attn_res.block_size": config.integer("attn_res_block_size"),
             "activation.situ_beta": config.number("activation_situ_beta"),
             "activation.situ_linear_beta": config.number("activation_situ_linear_beta", default=0.0),
         }
-        if bound is not None:
-            keys["kda.gate_lower_bound"] = float(bound)
         if config.get("routed_expert_hidden_size", default=None):
             keys["expert_latent_length"] = config.integer("routed_expert_hidden_size")
         return keys

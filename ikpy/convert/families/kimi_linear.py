@@ -13,6 +13,7 @@ from ikpy.convert.families.base import (
     Family,
     Keys,
     Modules,
+    Targets,
     View,
     decay_rates,
     feed_forward,
@@ -29,12 +30,32 @@ _NAMES = {
 }
 
 
+KDA: dict[str, Targets] = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_conv1d": "ssm_conv1d_q",
+    "self_attn.k_conv1d": "ssm_conv1d_k",
+    "self_attn.v_conv1d": "ssm_conv1d_v",
+    "self_attn.f_a_proj": "ssm_f_a",
+    "self_attn.f_b_proj": "ssm_f_b",
+    "self_attn.g_a_proj": "ssm_g_a",
+    "self_attn.g_b_proj": "ssm_g_b",
+    "self_attn.b_proj": "ssm_beta",
+    "self_attn.A_log": "ssm_a",
+    "self_attn.dt_bias": "ssm_dt.bias",
+    "self_attn.o_norm": "ssm_norm",
+}
+
+
 class KimiLinear(LatentHead, DeepSeekV3):
     """Recurrent layers have no KV heads."""
 
     arch = "kimi-linear"
     needs_output = False
     usual_pre = "kimi-k2"
+    bounds_decays: ClassVar[bool] = False
+    """Whether the architecture has a lower bound of the logarithms of decays."""
     defaults: ClassVar[Mapping[str, int | float]] = {"norm_topk_prob": True}
     modules: ClassVar[Modules] = {
         **{name: target for name, target in DeepSeekV3.modules.items() if not name.startswith("mlp.")},
@@ -44,19 +65,7 @@ class KimiLinear(LatentHead, DeepSeekV3):
         **feed_forward("block_sparse_moe.shared_experts", "_shexp"),
         "block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias",
         "self_attn.kv_b_proj": ("attn_k_b", "attn_v_b"),
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.q_conv1d": "ssm_conv1d_q",
-        "self_attn.k_conv1d": "ssm_conv1d_k",
-        "self_attn.v_conv1d": "ssm_conv1d_v",
-        "self_attn.f_a_proj": "ssm_f_a",
-        "self_attn.f_b_proj": "ssm_f_b",
-        "self_attn.g_a_proj": "ssm_g_a",
-        "self_attn.g_b_proj": "ssm_g_b",
-        "self_attn.b_proj": "ssm_beta",
-        "self_attn.A_log": "ssm_a",
-        "self_attn.dt_bias": "ssm_dt.bias",
-        "self_attn.o_norm": "ssm_norm",
+        **KDA,
     }
 
     @classmethod
@@ -96,18 +105,20 @@ class KimiLinear(LatentHead, DeepSeekV3):
         config.require("moe_layer_freq above 1", config.integer("moe_layer_freq", default=1) == 1)
         heads = linear.integer("num_heads")
         config.require(f"{heads} heads of KDA layers beside {self.n_head} others", heads == self.n_head)
-        self.check_bound(linear.get("gate_lower_bound", default=None))
-
-    def check_bound(self, bound: object) -> None:
-        """Refuse a bound of decays that the architecture does not have."""
-        self.config.require(f"gate_lower_bound {bound}", bound is None)
+        bound = linear.get("gate_lower_bound", default=None)
+        possible = self.bounds_decays and isinstance(bound, int | float) and bound < 0
+        config.require(f"gate_lower_bound {bound}", bound is None or possible)
 
     def keys(self) -> Keys:
-        return super().keys() | {
+        linear = self.linear
+        keys = super().keys() | {
             "attention.head_count_kv": [int(attends) for attends in self.attends],
-            "ssm.conv_kernel": self.linear.integer("short_conv_kernel_size"),
-            "kda.head_dim": self.linear.integer("head_dim"),
+            "ssm.conv_kernel": linear.integer("short_conv_kernel_size"),
+            "kda.head_dim": linear.integer("head_dim"),
         }
+        if self.bounds_decays and linear.get("gate_lower_bound", default=None) is not None:
+            keys["kda.gate_lower_bound"] = linear.number("gate_lower_bound")
+        return keys
 
     def view(self, target: str, source: str) -> View | None:
         if target.startswith("ssm_conv1d"):

@@ -293,7 +293,7 @@ class _Encoder:
     def _atomic(self, i: Instruction, parts: list[str]) -> None:
         wide = parts[-1] in WIDE
         texts = i.operands if parts[0] == "atom" else ("_", *i.operands)
-        (operation,) = {"add", "min", "max", "exch"} & set(parts)
+        (operation,) = {"add", "min", "max", "exch", "or"} & set(parts)
         spaces = [p for p in parts if p in SPACES]
         operands = [*self.address(texts[1]), self.operand(texts[0], wide), self.operand(texts[2], wide)]
         form = f"atom.{operation}.{parts[-1].replace('b', 'u')}"

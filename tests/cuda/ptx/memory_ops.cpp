@@ -99,6 +99,7 @@ void add_memory_forms() {
     add_store<uint8_t, uint64_t>("st.8.r64"), add_store<uint16_t, uint64_t>("st.16.r64");
     add_store<uint32_t, uint64_t>("st.32.r64");
     add_atomics<uint32_t>("u32"), add_atomics<int32_t>("s32"), add_atomics<uint64_t>("u64");
+    add_atomic<uint32_t>("atom.or.u32", [](uint32_t a, uint32_t b) { return a | b; });
     add_atomic<float>("atom.add.f32", [](float a, float b) { return a + b; });
     // Addresses of state spaces and generic ones; global ones are the same.
     add_lanewise<uint64_t, uint64_t>("cvta.same", [](uint64_t a) { return a; });

@@ -44,6 +44,8 @@ namespace ikpy {
     X(ChooseCells, choose_cells, op_choose_cells)                            \
     X(ChosenMask, chosen_mask, op_chosen_mask)                               \
     X(ChosenList, chosen_list, op_chosen_list)                               \
+    X(StretchCells, stretch_cells, op_stretch_cells)                         \
+    X(ChooseBlocks, choose_blocks, op_choose_blocks)                         \
     X(HyperWeights, hyper_weights, op_hyper_weights)                         \
     X(HyperCollapse, hyper_collapse, op_hyper_collapse)                      \
     X(HyperExpand, hyper_expand, op_hyper_expand)                            \
@@ -90,6 +92,11 @@ size_t ssm_scan_scratch_bytes(const Op&, const Tensor*);
 // ChooseCells
 size_t choose_cells_scratch_bytes(const Op&, const Tensor*);
 size_t choose_cells_shared_bytes(const Op&, const Tensor*, int n_threads);
+// StretchCells
+size_t stretch_cells_scratch_bytes(const Op&, const Tensor*);
+// ChooseBlocks
+size_t choose_blocks_scratch_bytes(const Op&, const Tensor*);
+size_t choose_blocks_shared_bytes(const Op&, const Tensor*);
 // CompressCells
 size_t compress_cells_scratch_bytes(const Op&, const Tensor*);
 

@@ -270,6 +270,50 @@ IKPY_KERNEL chosen_list(View dst, View mask, View chosen, int first) {
 }
 IKPY_EXPORT(chosen_list);
 
+// Where single cells and stretches of positions lie: the cells' positions, the last ones of the stretches,
+// and the tokens'.
+struct Positions {
+    const int* cells;
+    const int* ends;
+    const int* tokens;
+    int n_stretches, ratio;
+};
+
+// Lists of the cells that the mask shows of chosen stretches and behind the last whole one; a number of -1:
+// all. A block per token; the set of its stretches, a bit each, is in shared memory.
+IKPY_KERNEL stretch_cells(View dst, View chosen, View mask, const int* ranges, Positions at,
+                          const int* runtime) {
+    IKPY_DYNAMIC_SHARED(memory);
+    unsigned* const set = reinterpret_cast<unsigned*>(memory);
+    const int t = blockIdx.x, most = dst.ne[0] - 1, ratio = at.ratio, n_cells = min(runtime[0], mask.ne[0]);
+    const int* stretches = chosen.row<const int>(t);
+    int* out = dst.row<int>(t);
+    for (int i = threadIdx.x; i < (at.n_stretches + 31) / 32; i += blockDim.x) set[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < stretches[0]; i += blockDim.x) {
+        const int stretch = at.ends[stretches[1 + i]] / ratio;
+        if (stretch >= 0 && stretch < at.n_stretches) atomicOr(&set[stretch / 32], 1u << (stretch % 32));
+    }
+    __syncthreads();
+    const auto* shown = mask.row<const uint16_t>(t);
+    const int tail = (at.tokens[t] + 1) / ratio * ratio, last = min(ranges[2 * t + 1], n_cells);
+    int n = 0;
+    for (int c0 = ranges[2 * t]; c0 < last; c0 += blockDim.x) {
+        const int c = c0 + threadIdx.x;
+        bool taken = false;
+        if (c < last && shown[c] == 0) {
+            const int p = at.cells[c], stretch = p / ratio;
+            taken = p >= tail || (stretch < at.n_stretches && (set[stretch / 32] >> (stretch % 32) & 1));
+        }
+        int n_taken;
+        const int place = n + block_rank(taken, &n_taken);
+        if (taken && place < most) out[1 + place] = c;
+        n = min(n + n_taken, most);
+    }
+    if (threadIdx.x == 0) out[0] = stretches[0] < 0 ? -1 : n;
+}
+IKPY_EXPORT(stretch_cells);
+
 namespace {
 
 template <class T>

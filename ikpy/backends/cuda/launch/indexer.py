@@ -1,4 +1,4 @@
-"""Launches of sparse attention's own ops: the choice of cells, masks of it, and copies of the rows of chosen cells."""
+"""Launches of sparse attention's own ops: the choice of cells, masks and lists of it, and copies of chosen rows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ikpy.backends.cuda.launch.base import (
     pointer,
     view,
 )
+from ikpy.backends.cuda.launch.limits import DEFAULT_SHARED_BYTES, STATIC_SHARED_BYTES
 from ikpy.graph.ir import Node, Value
 from ikpy.quants import registry
 
@@ -80,6 +81,28 @@ def _chosen_mask(c: OpContext) -> list[Launch]:
 def _chosen_list(c: OpContext) -> list[Launch]:
     args = [c.dst, c.view(0), c.view(1), i32(c.op.ip[0])]
     return [Launch("chosen_list", (c.op.dst.shape[1], 1, 1), (32, 1, 1), 0, args)]
+
+
+def _set_bytes(op: Node) -> int:
+    """Bytes of a bit for every stretch."""
+    ends = op.src[1]
+    assert ends is not None
+    return 4 * ceil_div(ends.shape[0], 32)
+
+
+def too_many_stretches(op: Node) -> str | None:
+    """Why the cells of chosen stretches cannot be listed on a device, or None."""
+    if _set_bytes(op) > DEFAULT_SHARED_BYTES - STATIC_SHARED_BYTES:
+        most = 8 * (DEFAULT_SHARED_BYTES - STATIC_SHARED_BYTES)
+        return f"a choice among more than {most} stretches of positions has no CUDA kernel"
+    return None
+
+
+@lowers("stretch_cells")
+def _stretch_cells(c: OpContext) -> list[Launch]:
+    positions = c.at(4) + c.at(1) + c.at(5) + struct.pack("<2i", c.source(1).shape[0], c.op.ip[0])
+    args = [c.dst, c.view(0), c.view(2), c.at(3), positions, c.runtime]
+    return [Launch("stretch_cells", (c.op.dst.shape[1], 1, 1), (_CHOICE_THREADS, 1, 1), _set_bytes(c.op), args)]
 
 
 def _cell_bytes(rows: Value) -> int:

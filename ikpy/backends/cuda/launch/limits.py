@@ -53,6 +53,7 @@ _BLOCK_THREADS = {
     "rope": 128,
     "rows_": 256,
     "ssm_scan": 128,
+    "stretch_cells": 1024,
     "unary_f32": 256,
     "wgmma_": 256,
 }

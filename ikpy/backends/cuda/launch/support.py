@@ -97,6 +97,8 @@ def supports(op: Node) -> str | None:
         return f"cache type {op.dst.type_name} has no CUDA kernel"
     if op.kind == "choose_cells":
         return indexer.unsupported(op)
+    if op.kind == "stretch_cells":
+        return indexer.too_many_stretches(op)
     if op.kind in ("causal_conv", "gated_delta_rule", "ssm_scan"):
         return recurrent.unsupported(op)
     if op.kind == "compress_cells":

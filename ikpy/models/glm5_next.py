@@ -1,0 +1,137 @@
+"""glm5-next: GLM-5.3 Flash. Kimi Delta Attention with bounded decays between layers of sparse latent attention, several
+residual streams, and experts with bounded gates. The text model alone; prediction layers are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ikpy.errors import FileFormatError, UsageError
+from ikpy.graph.ir import Value
+from ikpy.models.base import Architecture
+from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams, Window
+from ikpy.models.blocks import DenseFFN, Experts
+from ikpy.models.feed_forward import swiglu_clamps
+from ikpy.models.hparams import HParams
+from ikpy.models.hyper_connections import (
+    HyperConnection,
+    StreamDecoder,
+    StreamSizes,
+    join_streams,
+    take_connection,
+)
+from ikpy.models.keys import Keys
+from ikpy.models.kimi_linear import DeltaAttention, KimiLinear
+from ikpy.models.latent_attention import LatentAttention
+from ikpy.models.pooled_indexer import PooledIndexer, PooledSizes, choose_pools, take_pooled_indexer
+from ikpy.models.sparse_attention import Indexer
+from ikpy.models.weights import WeightSource
+
+
+@dataclass
+class Layer:
+    """The two branches of a layer, each with its norm and its hyper-connection."""
+
+    attn_streams: HyperConnection
+    attn_norm: Value
+    attn: LatentAttention | DeltaAttention
+    ffn_streams: HyperConnection
+    ffn_norm: Value
+    ffn: DenseFFN | Experts
+
+
+class Glm5Next(StreamDecoder, KimiLinear):
+    """Layers without KV heads are KDA layers; heads of the others have no part for positions."""
+
+    may_lack_rope = True
+    has_stream_head = False
+    output_weight = "optional"
+    default_weights_norm = False
+    indexer_sizes: PooledSizes  # type: ignore[assignment]
+
+    # hyper-parameters
+
+    def read_hparams(self, keys: Keys) -> HParams:
+        hp = super().read_hparams(keys)
+        path = keys.gguf.path
+        if hp.n_rot:
+            raise FileFormatError(f"{path}: rope.dimension_count is {hp.n_rot}; these models have no RoPE")
+        self.stream_sizes = StreamSizes.read(keys)
+        self.indexer_sizes = PooledSizes.read(keys, hp.n_layer)
+        first = next((il for il in range(hp.n_layer) if hp.n_head_kv[il]), None)
+        if first is not None and not self.indexer_sizes.full[first]:
+            raise FileFormatError(f"{path}: layer {first} shares the choice of an indexer, and none is before it")
+        self.read_lower_bound(keys, None)
+        self.limits, self.shared_limits = swiglu_clamps(keys, hp.n_layer)
+        return hp
+
+    # tensors
+
+    def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:  # type: ignore[override]
+        d = self.hp.n_embd
+        return Layer(
+            attn_streams=take_connection(weights, f"{prefix}.hc_attn", d, self.stream_sizes),
+            attn_norm=weights.take(f"{prefix}.attn_norm.weight", (d,)),
+            attn=self._load_attention(weights, il, prefix),
+            ffn_streams=take_connection(weights, f"{prefix}.hc_ffn", d, self.stream_sizes),
+            ffn_norm=weights.take(f"{prefix}.ffn_norm.weight", (d,)),
+            ffn=self._load_ffn(weights, il, prefix),
+        )
+
+    def _load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
+        ffn = super()._load_ffn(weights, il, prefix)
+        if isinstance(ffn, DenseFFN):
+            ffn.input_limit = self.shared_limits[il]
+            return ffn
+        ffn.input_limit = self.limits[il]
+        if ffn.shared:
+            ffn.shared.input_limit = self.shared_limits[il]
+        return ffn
+
+    def _load_indexer(self, weights: WeightSource, il: int, prefix: str) -> Indexer | None:
+        if not self.indexer_sizes.full[il]:
+            return None
+        return take_pooled_indexer(weights, prefix, self.indexer_sizes, self.hp.n_embd, self.hp.extra["q_lora_rank"])
+
+    def prediction_head(self, weights: WeightSource) -> Architecture:
+        raise UsageError(f"{weights.gguf.path}: layers of {self.hp.arch} models that predict further tokens do not run")
+
+    # cache
+
+    def has_indexer(self, layer: int) -> bool:
+        return not self.has_state(layer) and self.indexer_sizes.full[layer]
+
+    def windows(self, layer: int) -> list[Window]:
+        return self.indexer_sizes.windows() if self.has_indexer(layer) else super().windows(layer)
+
+    def stretch(self, layer: int) -> int:
+        return self.indexer_sizes.pool if self.has_indexer(layer) else 0
+
+    def index_specs(self, params: GraphParams) -> list[CacheSpec]:
+        return self.indexer_sizes.caches(params)
+
+    # graph
+
+    def choose(self, b: BatchGraph, il: int, indexer: Indexer, h: Value, q_latent: Value, table: Value | None) -> None:
+        assert isinstance(indexer, PooledIndexer)
+        choose_pools(b, il, indexer, self.indexer_sizes, h, q_latent)
+
+    def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
+        """One layer on the residual streams x [D, n, T] (only the output rows behind the last layer)."""
+        layer: Layer = self.layers[il]  # type: ignore[assignment]
+        g, eps = b.graph, self.hp.norm_eps
+        h, back = join_streams(b, layer.attn_streams, self.stream_sizes, eps, x)
+        attended = self.attention(b, il, layer.attn, self.norm(b, h, layer.attn_norm))
+        x, attended, back = self.keep_rows(b, il, x, attended, back)
+        x = g.hyper_expand(x, g.mul_mat(layer.attn.out, attended), back)
+        h, back = join_streams(b, layer.ffn_streams, self.stream_sizes, eps, x)
+        return g.hyper_expand(x, self._ffn(b, layer.ffn, self.norm(b, h, layer.ffn_norm)), back)
+
+    def collapsed(self, b: BatchGraph, streams: Value) -> Value:
+        """The mean of the streams."""
+        g, n = b.graph, streams.shape[1]
+        parts = [streams.slice(1, i, 1).permute(0, 2, 1) for i in range(n)]
+        total = parts[0]
+        for part in parts[1:]:
+            total = g.add(total, part)
+        return g.scale(total, 1.0 / n)

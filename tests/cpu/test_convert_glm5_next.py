@@ -139,3 +139,19 @@ def test_a_tensor_that_is_missing(tmp_path: Path) -> None:
     made.change_tensors(folder, lambda tensors: tensors.pop(name))
     with pytest.raises(IkpyError, match=r"layer 3 lacks blk.3.indexer_compressor_gate.weight"):
         Conversion(folder)
+
+
+@pytest.mark.parametrize("shape", [(64, 256), (256 * 64,), (128, 128)], ids=str)
+def test_heads_of_another_shape(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Of as many elements, whose rows would be those of no head."""
+    folder = tiny.write(GLM5_NEXT, tmp_path / "checkpoint")
+
+    def change(tensors: made.Tensors) -> None:
+        name = next(name for name in tensors if name.endswith("layers.1.self_attn.kv_b_proj.weight"))
+        kind, old, data = tensors[name]
+        assert old == (256, 64)
+        tensors[name] = (kind, shape, data)
+
+    made.change_tensors(folder, change)
+    with pytest.raises(IkpyError, match=r"of tensor '.*kv_b_proj.weight' does not fit config.json"):
+        Conversion(folder)

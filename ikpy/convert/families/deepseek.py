@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import (
     DENSE,
@@ -83,13 +85,19 @@ class DeepSeekV2(Family):
         return keys
 
     def view(self, target: str, source: str) -> View | None:
-        n_head, n_nope = self.n_head, self.config.integer("qk_nope_head_dim")
-        n_value = self.config.integer("v_head_dim")
+        n_nope, n_value = self.config.integer("qk_nope_head_dim"), self.config.integer("v_head_dim")
         if target == "attn_k_b":  # rows [H * rkv], columns n_nope: the K rows of each head, transposed
-            return lambda kv: kv.reshape(n_head, n_nope + n_value, -1)[:, :n_nope].swapaxes(1, 2).reshape(-1, n_nope)
+            return lambda kv: self._by_head(kv)[:, :n_nope].swapaxes(1, 2).reshape(-1, n_nope)
         if target == "attn_v_b":
-            return lambda kv: kv.reshape(n_head, n_nope + n_value, -1)[:, n_nope:].reshape(n_head * n_value, -1)
+            return lambda kv: self._by_head(kv)[:, n_nope:].reshape(self.n_head * n_value, -1)
         return super().view(target, source)
+
+    def _by_head(self, kv: np.ndarray) -> np.ndarray:
+        """Rows of attn_kv_b [H, n_nope + n_value, columns]. ValueError if there are others."""
+        n_rows = self.config.integer("qk_nope_head_dim") + self.config.integer("v_head_dim")
+        if kv.shape[-2:-1] != (self.n_head * n_rows,):
+            raise ValueError(f"shape {kv.shape} of kv_b_proj")
+        return kv.reshape(self.n_head, n_rows, -1)
 
     def notes(self) -> list[str]:
         return group_note(self.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -75,3 +76,21 @@ def test_counts_of_the_changelog() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert f"- {len(ARCHITECTURES)} architectures (" in text
     assert f"checkpoints of {len(FAMILIES)} model types:" in text
+
+
+def test_every_architecture_has_a_row() -> None:
+    """Names in the first column of the tables of models, each once."""
+    table = (ROOT / "docs" / "models.md").read_text().partition("## What runs")[2].partition("\n\nMulti-token")[0]
+    rows = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
+    assert sorted(re.findall("`([^`]+)`", " ".join(rows))) == sorted(ARCHITECTURES)
+
+
+def test_every_model_type_of_checkpoints_is_accounted_for() -> None:
+    """Those without a golden checkpoint in tests/data are named as such where the others are counted."""
+    configs = [json.loads(path.read_text()) for path in (DATA / "convert").glob("*/config.json")]
+    golden = {part.get("model_type") for config in configs for part in (config, config.get("text_config", {}))}
+    text = (ROOT / "docs" / "models.md").read_text()
+    paragraph = text[text.index(f"Converted checkpoints of {len(configs)} tiny random models") :].partition("\n\n")[0]
+    named = set(re.findall("`([^`]+)`", paragraph))
+    of_text = {name for name in FAMILIES if name.endswith("_text")}  # parts of other types
+    assert sorted({*FAMILIES} - of_text - golden - named) == [] and not named & golden

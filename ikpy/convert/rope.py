@@ -64,10 +64,17 @@ def scaling_notes(config: Config) -> list[str]:
 
 
 def llama3_factors(rope: dict[str, Any], n_rot: int) -> np.ndarray:
-    """Divisors of the frequencies, f32 [n_rot/2]: 1 for short waves, `factor` for long ones, between them a ramp."""
+    """Divisors of the frequencies, f32 [n_rot/2]: 1 for short waves, `factor` for long ones, between them a ramp.
+
+    ValueError for numbers that give no such divisors.
+    """
     factor, low, high = float(rope["factor"]), float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     original = float(rope["original_max_position_embeddings"])
     wavelength = 2 * np.pi * float(rope["rope_theta"]) ** (np.arange(0, n_rot, 2) / n_rot)
     # Llama 4 Scout has low = high: a step instead of a ramp.
     smooth = np.clip((original / wavelength - low) / max(high - low, 1e-30), 0, 1)
-    return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+    with np.errstate(all="ignore"):
+        divisors = (1 / ((1 - smooth) / np.float64(factor) + smooth)).astype(np.float32)
+    if not (np.isfinite(divisors) & (divisors > 0)).all():
+        raise ValueError(f"RoPE scaling 'llama3' by {factor:g}, from {low:g} to {high:g} of {original:g} positions")
+    return divisors

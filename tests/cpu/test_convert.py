@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from ikpy.convert import Conversion, ConvertOptions
 from ikpy.convert.families import FAMILIES
 from ikpy.convert.rope import llama3_factors
 from ikpy.convert.weights import Weights
+from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.models import ARCHITECTURES
 from ikpy.quants import registry
@@ -89,6 +91,16 @@ def test_llama3_factors_are_one_then_a_ramp_then_the_factor():
     assert (np.diff(factors) >= -1e-6).all()
     step = llama3_factors({**rope, "high_freq_factor": 1.0, "factor": 16.0}, 128)
     assert set(np.unique(step)) == {1.0, 16.0}
+
+
+@pytest.mark.parametrize(("name", "value"), [("factor", 0), ("factor", -2), ("low_freq_factor", float("nan"))])
+def test_llama3_factors_that_are_none(name: str, value: float, tmp_path: Path) -> None:
+    """Refused before a file is written whose logits would be no numbers."""
+    folder = made.copy("llama", tmp_path)
+    usual = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    made.amend(folder, rope_scaling={"rope_type": "llama3", **usual, name: value}, drop=("rope_parameters",))
+    with pytest.raises(FileFormatError, match="RoPE scaling 'llama3'"):
+        Conversion(folder)
 
 
 def test_types_of_tensors(tmp_path):

@@ -108,8 +108,10 @@ def test_several_answers_to_one_prompt() -> None:
         assert len(choices) == 3 and len({choice["text"] for choice in choices}) == 1
 
 
-def test_a_text_whose_slot_was_taken_comes_back() -> None:
-    with listening(f"{TINY} -np 1") as (client, server):
+def test_a_text_whose_slot_was_taken_comes_back(arch: str) -> None:
+    # What was put away of a window is what the next token needs, too little for an earlier checkpoint.
+    full = " --swa-full" if arch == "glm5-next" else ""
+    with listening(f"{TINY} -np 1{full}") as (client, server):
         prompt, other = text(49, 60), text(50, 60)
         first, _ = reused(client, prompt)
         reused(client, other)

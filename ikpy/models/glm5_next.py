@@ -4,8 +4,6 @@ residual streams, and experts with bounded gates. The text model alone; predicti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.ir import Value
 from ikpy.models.base import Architecture
@@ -13,34 +11,16 @@ from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams, Window
 from ikpy.models.blocks import DenseFFN, Experts
 from ikpy.models.feed_forward import swiglu_clamps
 from ikpy.models.hparams import HParams
-from ikpy.models.hyper_connections import (
-    HyperConnection,
-    StreamDecoder,
-    StreamSizes,
-    join_streams,
-    take_connection,
-)
+from ikpy.models.hyper_connections import StreamSizes
 from ikpy.models.keys import Keys
-from ikpy.models.kimi_linear import DeltaAttention, KimiLinear
-from ikpy.models.latent_attention import LatentAttention
+from ikpy.models.kimi_linear import KimiLinear
 from ikpy.models.pooled_indexer import PooledIndexer, PooledSizes, choose_pools, take_pooled_indexer
 from ikpy.models.sparse_attention import Indexer
+from ikpy.models.stream_latent import StreamLatentDecoder
 from ikpy.models.weights import WeightSource
 
 
-@dataclass
-class Layer:
-    """The two branches of a layer, each with its norm and its hyper-connection."""
-
-    attn_streams: HyperConnection
-    attn_norm: Value
-    attn: LatentAttention | DeltaAttention
-    ffn_streams: HyperConnection
-    ffn_norm: Value
-    ffn: DenseFFN | Experts
-
-
-class Glm5Next(StreamDecoder, KimiLinear):
+class Glm5Next(StreamLatentDecoder, KimiLinear):
     """Layers without KV heads are KDA layers; heads of the others have no part for positions."""
 
     may_lack_rope = True
@@ -66,17 +46,6 @@ class Glm5Next(StreamDecoder, KimiLinear):
         return hp
 
     # tensors
-
-    def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:  # type: ignore[override]
-        d = self.hp.n_embd
-        return Layer(
-            attn_streams=take_connection(weights, f"{prefix}.hc_attn", d, self.stream_sizes),
-            attn_norm=weights.take(f"{prefix}.attn_norm.weight", (d,)),
-            attn=self._load_attention(weights, il, prefix),
-            ffn_streams=take_connection(weights, f"{prefix}.hc_ffn", d, self.stream_sizes),
-            ffn_norm=weights.take(f"{prefix}.ffn_norm.weight", (d,)),
-            ffn=self._load_ffn(weights, il, prefix),
-        )
 
     def _load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
         ffn = super()._load_ffn(weights, il, prefix)
@@ -115,17 +84,6 @@ class Glm5Next(StreamDecoder, KimiLinear):
     def choose(self, b: BatchGraph, il: int, indexer: Indexer, h: Value, q_latent: Value, table: Value | None) -> None:
         assert isinstance(indexer, PooledIndexer)
         choose_pools(b, il, indexer, self.indexer_sizes, h, q_latent)
-
-    def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
-        """One layer on the residual streams x [D, n, T] (only the output rows behind the last layer)."""
-        layer: Layer = self.layers[il]  # type: ignore[assignment]
-        g, eps = b.graph, self.hp.norm_eps
-        h, back = join_streams(b, layer.attn_streams, self.stream_sizes, eps, x)
-        attended = self.attention(b, il, layer.attn, self.norm(b, h, layer.attn_norm))
-        x, attended, back = self.keep_rows(b, il, x, attended, back)
-        x = g.hyper_expand(x, g.mul_mat(layer.attn.out, attended), back)
-        h, back = join_streams(b, layer.ffn_streams, self.stream_sizes, eps, x)
-        return g.hyper_expand(x, self._ffn(b, layer.ffn, self.norm(b, h, layer.ffn_norm)), back)
 
     def collapsed(self, b: BatchGraph, streams: Value) -> Value:
         """The mean of the streams."""

@@ -9,7 +9,7 @@ from ikpy.models.feed_forward import take_experts
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.routing import Routing
-from ikpy.models.transformer import Attention, Transformer
+from ikpy.models.transformer import Transformer
 from ikpy.models.weights import WeightSource
 
 
@@ -19,6 +19,7 @@ class GptOss(Transformer):
     output_weight = "required"
     qkv_bias = "required"
     out_bias = "required"
+    attn_sinks = "required"
     ffn_norm_name = "post_attention_norm"
     activation = "swiglu_oai"
     rope_neox = True
@@ -37,11 +38,6 @@ class GptOss(Transformer):
 
     def attention_scale(self, layer: int) -> float:
         return 1.0 / math.sqrt(self.hp.n_rot)
-
-    def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:
-        attn = super().load_attention(weights, il, prefix)
-        attn.sinks = weights.take(f"{prefix}.attn_sinks.weight", (self.hp.n_head[il],))
-        return attn
 
     def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
         hp = self.hp

@@ -7,7 +7,6 @@ from ikpy.models.feed_forward import take_experts, take_fused_dense
 from ikpy.models.granite import Granite
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
-from ikpy.models.transformer import Attention
 from ikpy.models.weights import WeightSource
 
 ROTATED = "attention.rope_pattern"
@@ -19,6 +18,7 @@ class GraniteSwa(Granite):
     """
 
     needs_scales = False
+    attn_sinks = "required"
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
@@ -30,11 +30,6 @@ class GraniteSwa(Granite):
 
     def is_rotated(self, layer: int) -> bool:
         return super().is_rotated(layer) and self.rotated[layer]
-
-    def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:
-        attn = super().load_attention(weights, il, prefix)
-        attn.sinks = weights.take(f"{prefix}.attn_sinks.weight", (self.hp.n_head[il],))
-        return attn
 
     def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
         hp = self.hp

@@ -10,7 +10,6 @@ from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.routed_moe import RoutedMoe
 from ikpy.models.transformer import Attention
-from ikpy.models.weights import WeightSource
 from ikpy.models.windows import window_layers
 
 
@@ -23,6 +22,7 @@ class Mimo2(RoutedMoe):
     default_n_dense = 0
     dense_without_router = True
     default_n_shared = 0
+    attn_sinks = "optional"
     default_scale = 1.0
 
     def read_hparams(self, keys: Keys) -> HParams:
@@ -32,11 +32,6 @@ class Mimo2(RoutedMoe):
         self.has_window = window_layers(keys, hp.n_layer + self.n_predict_layers, period=1)
         self.value_scale = keys.f32("attention.value_scale", 1.0)
         return hp
-
-    def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:
-        attn = super().load_attention(weights, il, prefix)
-        attn.sinks = weights.take(f"{prefix}.attn_sinks.weight", (self.hp.n_head[il],), required=False)
-        return attn
 
     def attention_output(self, b: BatchGraph, attn: Attention, attended: Value) -> Value:
         out = super().attention_output(b, attn, attended)

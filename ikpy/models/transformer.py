@@ -61,6 +61,7 @@ class Transformer(Decoder):
     qk_norm: ClassVar[Presence] = "none"
     norms_all_heads: ClassVar[bool] = False
     norms_after_rope: ClassVar[bool] = False
+    attn_sinks: ClassVar[Presence] = "none"
     attn_gate: ClassVar[Presence] = "none"
     gate_activation: ClassVar[str] = "sigmoid"
     pre_norms: ClassVar[Presence] = "required"
@@ -133,6 +134,7 @@ class Transformer(Decoder):
             out_bias=weights.take_if(self.out_bias, f"{prefix}.attn_output.bias", (hp.n_embd,)),
             q_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_q_norm.weight", (q_norm,)),
             k_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_k_norm.weight", (k_norm,)),
+            sinks=weights.take_if(self.attn_sinks, f"{prefix}.attn_sinks.weight", (heads,)),
             gate=weights.take_if(
                 self.attn_gate, f"{prefix}.attn_gate.weight", (hp.n_embd, heads), (hp.n_embd, dv * heads)
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,14 @@ import numpy as np
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
-from ikpy.engine.params import ContextParams
+from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.engine.session import put_state, take_state
 from tests.cpu import reference_models as ref
 from tests.cpu.peer_captures import check_against_peer
 from tests.cpu.reference_models import N_VOCAB, RandomModel
 
 TOKENS = np.random.default_rng(5).integers(4, N_VOCAB, 40)
+LONG = np.random.default_rng(8).integers(4, N_VOCAB, 170)
 POS = np.arange(len(TOKENS), dtype=np.float64)
 RMS = {"attention.layer_norm_rms_epsilon": 1e-5}
 FLOAT_BOUND = 5e-5  # of the largest logit, with an F32 cache
@@ -87,8 +90,32 @@ def check_definition(model: RandomModel, truth: np.ndarray, folder: Path, bound:
     path = model.write(folder / "model.gguf")
     for flash in (False, True):
         for form, logits in decoded(path, flash_attn=flash, type_k="f32", type_v="f32").items():
-            _hold(f"{form}, flash={flash}", logits, truth, bound)
+            hold(f"{form}, flash={flash}", logits, truth, bound)
     return path
+
+
+def check_latent_mode(model: RandomModel, truth: np.ndarray, mla: int, folder: Path, bound: float) -> None:
+    """Holds LONG in a mode of latent attention, also prompts whose cells are expanded. truth: [T, V]."""
+    path = model.write(folder / "model.gguf")
+    for n_ubatch in (512, 50):
+        settings = ContextParams(n_ctx=256, n_threads=2, n_ubatch=n_ubatch, mla=mla, type_k="f32", type_v="f32")
+        context = Context(Model.load(path, ModelParams(mla=mla)), settings)
+        hold(f"micro-batches of {n_ubatch}", context.decode(Batch.single(LONG, logits="all")), truth, bound)
+
+
+def check_sequences(context: Context, evaluate: Callable[[np.ndarray], np.ndarray], bound: float) -> None:
+    """Holds a sequence that went back, one that shares its cells and a saved one, in a context of three."""
+    context.decode(Batch.single(TOKENS))
+    assert context.kv.rewind(0, 21) == 21
+    other = np.concatenate([TOKENS[:21], LONG[:19]])
+    truth = evaluate(other)
+    hold("back", context.decode(Batch.single(other[21:], 21, logits="all")), truth[21:], bound)
+    context.kv.seq_rm(0, 30, -1)
+    context.kv.seq_cp(0, 1)
+    put_state(context, 2, take_state(context, 0, other[:30].tolist()))
+    for seq in (1, 2):
+        logits = context.decode(Batch.single(other[30:], 30, seq, logits="all"))
+        hold(f"sequence {seq}", logits, truth[30:], bound)
 
 
 def check_quantized_cache(path: Path, truth: np.ndarray, bound: float) -> None:
@@ -104,7 +131,8 @@ def check_quantized_cache(path: Path, truth: np.ndarray, bound: float) -> None:
         assert FLOAT_BOUND < error < bound, f"{form}, Q8_0 cache: {token} is off by {error:.1e} relative"
 
 
-def _hold(form: str, logits: np.ndarray, truth: np.ndarray, bound: float) -> None:
+def hold(form: str, logits: np.ndarray, truth: np.ndarray, bound: float) -> None:
+    """Holds every token of logits [T, V] to the definition, relative to the largest logit."""
     error = np.abs(logits - truth).max(axis=1) / np.abs(truth).max()
     worst = int(error.argmax())
     assert error[worst] < bound, f"{form}: position {worst} off by {error[worst]:.1e} relative"
@@ -140,6 +168,6 @@ def check_shift(path: Path) -> None:
     n = len(TOKENS) - 1
     moved.kv.seq_add(0, 0, -1, moved_by)
     expected, found = still.decode(Batch.single(token, n)), moved.decode(Batch.single(token, n + moved_by))
-    _hold(f"moved by {moved_by}", found, expected, FLOAT_BOUND)
+    hold(f"moved by {moved_by}", found, expected, FLOAT_BOUND)
     elsewhere = still.decode(Batch.single(token, n + moved_by))
     assert np.abs(elsewhere - expected).max() > 0.01 * np.abs(expected).max(), "the model does not know positions"

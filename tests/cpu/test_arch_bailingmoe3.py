@@ -13,15 +13,15 @@ import pytest
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
-from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.engine.params import ContextParams
 from ikpy.engine.speculative import SpeculativeParams
 from ikpy.errors import IkpyError
 from ikpy.llm import LLM
 from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
 from tests.cpu import reference_recurrent as recurrent
-from tests.cpu.definition_checks import RMS, TOKENS
-from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
+from tests.cpu.definition_checks import LONG, RMS, TOKENS
+from tests.cpu.reference_models import Evaluation, RandomModel
 
 N_LAYER, D, HEADS, F = 6, 64, 3, 96
 NOPE, ROT, VALUE, RANK, Q_RANK = 32, 32, 32, 64, 24
@@ -33,7 +33,6 @@ LIMITS, SHARED_LIMITS = [0.0] * 3 + [0.3, 0.0, 0.4], [0.6] + [0.0] * 3 + [0.2, 0
 ENDS = ("exp", "shexp")
 BASE = 3000.0
 BOUND = 2e-4  # what the first tokens read from a state is small where q.k cancels, and is normed then
-LONG = np.random.default_rng(8).integers(4, N_VOCAB, 170)
 
 
 def new_model(seed: int, *, low_rank: bool, is_limited: bool = False, predicts: bool = False) -> RandomModel:
@@ -244,15 +243,8 @@ def test_definition(make: Callable[[], tuple[RandomModel, np.ndarray]], tmp_path
 def test_modes_of_latent_attention(
     make: Callable[[], tuple[RandomModel, np.ndarray]], mla: int, tmp_path: Path
 ) -> None:
-    """Also of prompts whose cells are expanded."""
     model, _ = make()
-    path, truth = model.write(tmp_path / "model.gguf"), evaluated(model, LONG)
-    for n_ubatch in (512, 50):
-        settings = ContextParams(n_ctx=256, n_threads=2, n_ubatch=n_ubatch, mla=mla, type_k="f32", type_v="f32")
-        context = Context(Model.load(path, ModelParams(mla=mla)), settings)
-        logits = context.decode(Batch.single(LONG, logits="all"))
-        error = np.abs(logits - truth).max(axis=1) / np.abs(truth).max()
-        assert error.max() < BOUND, f"micro-batches of {n_ubatch}: token {error.argmax()} off by {error.max():.1e}"
+    checks.check_latent_mode(model, evaluated(model, LONG), mla, tmp_path, BOUND)
 
 
 def test_prediction_layer(tmp_path: Path) -> None:

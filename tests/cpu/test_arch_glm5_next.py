@@ -20,12 +20,11 @@ from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.ir import F32
 from ikpy.models.batch import EVERY
 from tests.cpu import definition_checks as checks
-from tests.cpu.definition_checks import TOKENS
+from tests.cpu.definition_checks import LONG, TOKENS
 from tests.cpu.glm5_next_model import Glm5Next, Sizes, random_model
-from tests.cpu.reference_models import N_VOCAB, RandomModel
+from tests.cpu.reference_models import RandomModel
 
 BOUND = 1e-4
-LONG = np.random.default_rng(8).integers(4, N_VOCAB, 170)
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "type_indexer": "f32"}
 VARIANTS = {
     "plain": Sizes(),
@@ -60,8 +59,7 @@ def context_of(path: Path, **params: Any) -> Context:
 
 
 def hold(what: str, logits: np.ndarray, truth: np.ndarray) -> None:
-    error = np.abs(logits - truth).max(axis=1) / np.abs(truth).max()
-    assert error.max() < BOUND, f"{what}: token {error.argmax()} off by {error.max():.1e}"
+    checks.hold(what, logits, truth, BOUND)
 
 
 @pytest.mark.parametrize("flash", [True, False])

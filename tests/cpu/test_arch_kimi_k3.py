@@ -13,13 +13,13 @@ import pytest
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
-from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.engine.params import ContextParams
 from ikpy.errors import IkpyError
 from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
 from tests.cpu import reference_recurrent as recurrent
-from tests.cpu.definition_checks import RMS, TOKENS
-from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
+from tests.cpu.definition_checks import LONG, RMS, TOKENS
+from tests.cpu.reference_models import Evaluation, RandomModel
 
 D, HEADS, F = 64, 3, 96
 NOPE, ROT, VALUE, RANK, Q_RANK = 32, 32, 32, 64, 24
@@ -28,7 +28,6 @@ C = SIZE * HEADS
 N_EXPERT, USED, LATENT, F_EXP, N_SHARED, SCALE = 10, 3, 32, 64, 2, 2.8
 BETA, LINEAR_BETA = 1.5, 2.5
 BOUND = 2e-4  # what the first tokens read from a state is small where q.k cancels, and is normed then
-LONG = np.random.default_rng(8).integers(4, N_VOCAB, 170)
 
 
 def new_model(seed: int, *, published: bool, n_layer: int, attends: tuple[int, ...], block: int) -> RandomModel:
@@ -248,15 +247,8 @@ def test_definition(make: Callable[[], tuple[RandomModel, np.ndarray]], tmp_path
 def test_modes_of_latent_attention(
     make: Callable[[], tuple[RandomModel, np.ndarray]], mla: int, tmp_path: Path
 ) -> None:
-    """Also of prompts whose cells are expanded."""
     model, _ = make()
-    path, truth = model.write(tmp_path / "model.gguf"), evaluated(model, LONG)
-    for n_ubatch in (512, 50):
-        settings = ContextParams(n_ctx=256, n_threads=2, n_ubatch=n_ubatch, mla=mla, type_k="f32", type_v="f32")
-        context = Context(Model.load(path, ModelParams(mla=mla)), settings)
-        logits = context.decode(Batch.single(LONG, logits="all"))
-        error = np.abs(logits - truth).max(axis=1) / np.abs(truth).max()
-        assert error.max() < BOUND, f"micro-batches of {n_ubatch}: token {error.argmax()} off by {error.max():.1e}"
+    checks.check_latent_mode(model, evaluated(model, LONG), mla, tmp_path, BOUND)
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda f: f.__name__)

@@ -13,16 +13,13 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
-from ikpy.engine.session import put_state, take_state
 from ikpy.errors import IkpyError
 from ikpy.graph.activations import ActivationCollector
 from tests.cpu import definition_checks as checks
-from tests.cpu.definition_checks import TOKENS
+from tests.cpu.definition_checks import LONG, TOKENS
 from tests.cpu.minimax_m3_model import MiniMaxM3, Sizes, random_model
-from tests.cpu.reference_models import N_VOCAB
 
 BOUND = 2e-5
-LONG = np.random.default_rng(8).integers(4, N_VOCAB, 170)
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "type_indexer": "f32"}
 VARIANTS = {
     "plain": Sizes(),
@@ -37,8 +34,7 @@ def context_of(path: Path, **params: Any) -> Context:
 
 
 def hold(what: str, logits: np.ndarray, truth: np.ndarray) -> None:
-    error = np.abs(logits - truth).max(axis=1) / np.abs(truth).max()
-    assert error.max() < BOUND, f"{what}: token {error.argmax()} off by {error.max():.1e}"
+    checks.hold(what, logits, truth, BOUND)
 
 
 @pytest.mark.parametrize("flash", [True, False])
@@ -95,16 +91,7 @@ def test_sequences_that_go_back_share_and_are_saved(tmp_path: Path) -> None:
     m = random_model(n)
     path = m.write(tmp_path / "model.gguf")
     context = context_of(path, n_seq_max=3)
-    context.decode(Batch.single(TOKENS))
-    assert context.kv.rewind(0, 21) == 21
-    other = np.concatenate([TOKENS[:21], LONG[:19]])
-    truth = MiniMaxM3(m, n).logits(other)
-    hold("back", context.decode(Batch.single(other[21:], 21, logits="all")), truth[21:])
-    context.kv.seq_rm(0, 30, -1)
-    context.kv.seq_cp(0, 1)
-    put_state(context, 2, take_state(context, 0, other[:30].tolist()))
-    for seq in (1, 2):
-        hold(f"sequence {seq}", context.decode(Batch.single(other[30:], 30, seq, logits="all")), truth[30:])
+    checks.check_sequences(context, MiniMaxM3(m, n).logits, BOUND)
 
 
 @pytest.mark.parametrize(

@@ -2,59 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ikpy.graph.builder import KeptStates
-from tests.cpu import reference_recurrent as ref
-from tests.cpu.op_graphs import assert_close, value_of
-from tests.cpu.test_recurrent_ops import mixed_slots, run, some_kept
+from tests.cpu.op_graphs import assert_close
+from tests.cpu.scan_operands import ScanOperands
+from tests.cpu.test_recurrent_ops import mixed_slots, some_kept
 
 RESULT, STATES = ("token", "head", "column"), ("slot", "head", "row", "column")
 FEW = 16  # tokens of a sequence that give the bits of one after the other
 
 
-@dataclass
-class Scan:
-    """Operands of a scan, arrays as those of the reference."""
-
-    x: np.ndarray
-    dt: np.ndarray
-    a: np.ndarray
-    b: np.ndarray
-    c: np.ndarray
-    d: np.ndarray
-    state: np.ndarray
-    slots: np.ndarray
-
-    def expected(self) -> tuple[np.ndarray, np.ndarray]:
-        """Results and states after them, by the definition."""
-        return ref.ssm_scan(**{f.name: getattr(self, f.name) for f in fields(self)})
-
-    def run(
-        self, n_threads: int = 1, copies: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Results and states after them, by the native op. copies: of states, and where that behind each token goes."""
-        state = self.state.copy()
-        values = [value_of(v) for v in (self.x, self.dt, self.a, self.b, self.c, self.d, state, self.slots)]
-        kept = None if copies is None else KeptStates(*(value_of(v) for v in copies))
-        return run(lambda graph: graph.ssm_scan(*values, kept=kept), n_threads)[0], state
-
-    def tokens(self, chosen: slice) -> Scan:
-        """The op on some of the tokens."""
-        names = ("x", "dt", "b", "c", "slots")
-        return replace(self, **{name: getattr(self, name)[chosen].copy() for name in names})
-
-    def check(self, what: str, n_threads: int = 1, bound: float = 1e-5) -> None:
-        """Results, states, and that slots without tokens keep theirs."""
-        (found, state), (out, after) = self.run(n_threads), self.expected()
-        if len(self.slots):
-            assert_close(what, found, out, RESULT, bound)
-        assert_close(f"states, {what}", state, after, STATES, bound)
-        unused = [i for i in range(len(state)) if i not in self.slots]
-        np.testing.assert_array_equal(state[unused], self.state[unused], err_msg=what)
+class Scan(ScanOperands):
+    OP = "ssm_scan"
+    LANES = ("head", "column")
 
 
 def make_scan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,13 @@ class Config:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise FileFormatError(f"{self.path}: '{names[0]}' is {value!r}, not a number")
         return float(value)
+
+    def epsilon(self, *names: str, default: Any = _REQUIRED) -> float:
+        """A small number that keeps divisors above 0: finite, at least 0."""
+        value = self.number(*names, default=default)
+        if not 0 <= value < math.inf:
+            raise FileFormatError(f"{self.path}: '{names[0]}' is {value:g}; a finite number from 0 on is possible")
+        return value
 
     def require(self, what: str, is_met: bool) -> None:
         """FileFormatError unless a condition of the GGUF architecture is met."""

@@ -136,6 +136,7 @@ def test_a_missing_bias_is_found(tmp_path: Path) -> None:
 
 HY_V3_REFUSED: dict[str, dict[str, Any]] = {
     "qk_norm false": {"qk_norm": False},
+    "'rms_norm_eps' is inf": {"rms_norm_eps": float("inf")},
     "moe_router_use_sigmoid false": {"moe_router_use_sigmoid": False},
     "num_shared_experts 0": {"num_shared_experts": 0},
     "activation 'gelu'": {"hidden_act": "gelu"},

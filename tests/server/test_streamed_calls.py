@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from ikpy.engine import strict_json
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, MINIMAX
+from ikpy.server.chat.listed_calls import ListedCalls
 from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tool_blocks import DEEPSEEK_PLAIN, KIMI
@@ -53,6 +55,29 @@ LISTS: list[tuple[ToolFormat, str, str, Any]] = [
     (GRANITE, '<|tool_call|>[{"name": "h", "argu', '<|tool_call|>[{"name": "h", "argu', []),
     (FUNCTOOLS, "functools[x] is Python", "functools[x] is Python", []),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"name": "f", "arguments": {"a": [' + "[1], " * 500 + '{"b": "]]"}]}}]',
+        '[{"name": "f", "arguments": {"a": x}}' + ", {}" * 500 + "]",
+    ],
+)
+def test_lists_without_an_end_are_not_read_again(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    decoder = json.JSONDecoder()
+
+    class Counted:
+        def raw_decode(self, text: str, at: int = 0) -> tuple[Any, int]:
+            reads.append(len(text))
+            return decoder.raw_decode(text, at)
+
+    monkeypatch.setattr(strict_json, "WITHOUT_CONSTANTS", Counted())
+    reader = ListedCalls("[TOOL_CALLS]")
+    for char in text:
+        list(reader.feed(char, False))
+    assert reads == [len(text)]
 
 
 @pytest.mark.parametrize(("format_", "text", "content", "calls"), LISTS)

@@ -165,7 +165,7 @@ class Family:
             "attention.head_count_kv": self.n_head_kv,
             "attention.key_length": config.head_dim,
             "attention.value_length": config.head_dim,
-            self.norm_key: config.number("rms_norm_eps", "layer_norm_eps"),
+            self.norm_key: config.epsilon("rms_norm_eps", "layer_norm_eps"),
             "rope.dimension_count": self.n_rot,
             **scaling_keys(config, own_magnitude=self.own_yarn_magnitude),
         }
@@ -267,8 +267,10 @@ def routing_keys(config: Config, *, gating: int) -> Keys:
     dense = [kind == "dense" for kind in config.get("mlp_layer_types", default=[])]
     n_dense = sum(dense)
     config.require("dense layers among the expert layers", all(dense[:n_dense]))
+    n_leading = config.integer("first_k_dense_replace", default=n_dense)
+    config.require(f"first_k_dense_replace {n_leading} of {n_dense} dense layers", not dense or n_leading == n_dense)
     return {
-        "leading_dense_block_count": config.integer("first_k_dense_replace", default=n_dense),
+        "leading_dense_block_count": n_leading,
         "expert_feed_forward_length": config.integer("moe_intermediate_size"),
         "expert_shared_count": config.integer("n_shared_experts", "num_shared_experts", default=0),
         "expert_weights_scale": config.number("routed_scaling_factor", default=1.0),

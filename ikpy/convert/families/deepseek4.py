@@ -175,7 +175,7 @@ class DeepSeekV4(Family):
             "swiglu_clamp_exp": [config.number("swiglu_limit")] * config.n_layer,
             "hyper_connection.count": config.integer("hc_mult"),
             "hyper_connection.sinkhorn_iterations": config.integer("hc_sinkhorn_iters"),
-            "hyper_connection.epsilon": config.number("hc_eps"),
+            "hyper_connection.epsilon": config.epsilon("hc_eps"),
             "rope.freq_base": float(config.rope("main")["rope_theta"]),
         }
         if rope["rope_type"] == "yarn":

@@ -102,7 +102,7 @@ class Glm5Next(KimiLinear):
             "swiglu_clamp_shexp": limits,
             "hyper_connection.count": config.integer("hc_mult"),
             "hyper_connection.sinkhorn_iterations": config.integer("hc_sinkhorn_iters"),
-            "hyper_connection.epsilon": config.number("hc_eps"),
+            "hyper_connection.epsilon": config.epsilon("hc_eps"),
         }
         if not all(full[il] for il in range(config.n_layer) if attends[il]):
             keys["attention.indexer.types"] = full

@@ -107,7 +107,7 @@ class HyV4(LatentHead, DeepSeekV32):
             keys["swiglu_clamp_exp"] = [limit] * config.n_layer
         return keys | {
             "hyper_connection.count": config.integer("hc_mult"),
-            "hyper_connection.epsilon": config.number("hc_eps"),
+            "hyper_connection.epsilon": config.epsilon("hc_eps"),
             "hyper_connection.magnitude": config.number("hc_magnitude"),
         }
 

@@ -126,7 +126,7 @@ class Mamba(MambaFamily):
             "embedding_length": width,
             "feed_forward_length": 0,
             "attention.head_count": 0,
-            self.norm_key: config.number("layer_norm_epsilon", default=1e-5),
+            self.norm_key: config.epsilon("layer_norm_epsilon", default=1e-5),
             "ssm.conv_kernel": config.integer("conv_kernel", default=4),
             "ssm.inner_size": config.integer("intermediate_size", default=config.integer("expand", default=2) * width),
             "ssm.state_size": config.integer("state_size", default=16),
@@ -141,8 +141,8 @@ class FalconMamba(Mamba):
         return super().keys() | {"ssm.dt_b_c_rms": True}
 
     def notes(self) -> list[str]:
-        inner = self.config.number("mixer_rms_eps", default=1e-6)
-        outer = self.config.number("layer_norm_epsilon", default=1e-5)
+        inner = self.config.epsilon("mixer_rms_eps", default=1e-6)
+        outer = self.config.epsilon("layer_norm_epsilon", default=1e-5)
         if inner == outer:
             return []
         return [f"steps, B and C are normed with the epsilon of the other norms, {outer:g} instead of {inner:g}"]

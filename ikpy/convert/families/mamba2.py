@@ -79,7 +79,7 @@ class Mamba2(Family):
             "embedding_length": config.integer("hidden_size"),
             "feed_forward_length": 0,
             "attention.head_count": 0,
-            self.norm_key: config.number("layer_norm_epsilon", default=1e-5),
+            self.norm_key: config.epsilon("layer_norm_epsilon", default=1e-5),
             "ssm.conv_kernel": config.integer("conv_kernel", default=4),
             "ssm.inner_size": heads * config.integer("head_dim", default=64),
             "ssm.state_size": config.integer("state_size", default=128),

@@ -83,7 +83,7 @@ class NemotronH(Family):
         heads, size = config.integer("mamba_num_heads"), config.integer("mamba_head_dim")
         return super().keys() | {
             # llama.cpp asks for this one too.
-            "attention.layer_norm_epsilon": config.number("rms_norm_eps"),
+            "attention.layer_norm_epsilon": config.epsilon("rms_norm_eps"),
             "attention.head_count_kv": [self.n_head_kv if kind == "*" else 0 for kind in self.pattern],
             "feed_forward_length": [self.n_ff(kind) for kind in self.pattern],
             "ssm.conv_kernel": config.integer("conv_kernel", default=4),

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from ikpy.engine import strict_json
-from ikpy.server.chat.tool_reading import CallPart, CallReader, named_call
+from ikpy.server.chat.scanning import Brackets
+from ikpy.server.chat.tool_reading import LONGEST_HEAD, CallPart, CallReader, named_call
 
-LIST_ENDS = ("]", "}")
 ITEM = re.compile(r"\s*,?\s*(?=\{)")
 BARE_HEAD = re.compile(r'\s*\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("([^"\\]|\\.)*(\\$|"|$)|$)', re.DOTALL)
 """A call that stands there without a marker, up to its name, or the beginning of one."""
@@ -26,6 +26,9 @@ class ListedCalls(CallReader):
         self._opening = opening.removesuffix(prefix)
         self._text = prefix
         self._needs_arguments = bool(prefix)
+        self._brackets = Brackets()
+        self._is_closed(prefix)
+        self._is_broken = False
 
     @property
     def may_be_text(self) -> bool:
@@ -34,12 +37,14 @@ class ListedCalls(CallReader):
     def feed(self, text: str, final: bool) -> Iterator[CallPart]:
         """The calls once the list is complete."""
         self._text += text
-        if not final and not any(bracket in text for bracket in LIST_ENDS):
+        closed = self._is_closed(text)
+        if not final and (self._is_broken or not closed):
             return
         start = self._text.lstrip()
         try:
             value, end = strict_json.WITHOUT_CONSTANTS.raw_decode(start)
         except (ValueError, RecursionError):
+            self._is_broken = True  # what follows cannot mend it
             if final:
                 self.rest = ""
                 yield from self._unfinished(start)
@@ -54,6 +59,10 @@ class ListedCalls(CallReader):
                 yield CallPart(call[1], call[0], call[2])
         else:
             yield CallPart(raw=self._opening + self._text[: len(self._text) - len(self.rest)])
+
+    def _is_closed(self, text: str) -> bool:
+        """Takes further text; whether it closes the outermost bracket."""
+        return any([self._brackets.step(char) for char in text])
 
     def _unfinished(self, text: str) -> Iterator[CallPart]:
         """The complete calls of a list without an end, and the rest as text; all as text if there is none."""
@@ -74,6 +83,6 @@ class ListedCalls(CallReader):
 
 def begins_call(text: str) -> bool:
     """Whether an object without an end may be a call: a name, then arguments."""
-    head = BARE_HEAD.match(text)
-    behind = "" if head is None else "".join(text[head.end() :].split())
+    head = BARE_HEAD.match(text, 0, LONGEST_HEAD)
+    behind = "" if head is None else "".join(text[head.end() : LONGEST_HEAD].split())
     return head is not None and any(behind.startswith(key) or key.startswith(behind) for key in BARE_ARGUMENTS)

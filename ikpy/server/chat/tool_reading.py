@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ikpy.engine import strict_json
+from ikpy.server.chat.scanning import Brackets
 
 NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 ARGUMENTS = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*\{(?=\s*["}])')
@@ -169,7 +170,8 @@ class TaggedCall(CallReader):
             self._at = found.end()
             yield CallPart("{", decoded(name[1]))
             return
-        end = self._text.find(self._closing)
+        end = self._text.find(self._closing, self._at)
+        self._at = max(0, len(self._text) - len(self._closing))  # for the next search
         cut = final and name and ARGUMENTS_BEGIN.match(self._text, name.end())
         if end >= 0:
             whole = read_object(self._text[:end])
@@ -235,9 +237,7 @@ class ArgumentsScanner:
     def __init__(self) -> None:
         self.ended = False
         self.behind = ""
-        self._depth = 1
-        self._in_string = False
-        self._escaped = False
+        self._brackets = Brackets(1)
         self._blank = ""
         self._word = ""
 
@@ -248,8 +248,8 @@ class ArgumentsScanner:
             return ""
         found = []
         for i, char in enumerate(text):
-            self._step(char)
-            if not self._in_string and (char.isalpha() or char == "-"):
+            self.ended = self._brackets.step(char)
+            if not self._brackets.in_string and (char.isalpha() or char == "-"):
                 self._word += char
                 continue
             found += [self._taken_word(), char]
@@ -260,7 +260,7 @@ class ArgumentsScanner:
             found.append(self._taken_word())
         text = "".join(found)
         text, self._blank = self._blank + text, ""
-        if not self._in_string and not self.ended:
+        if not self._brackets.in_string and not self.ended:
             kept = text.rstrip()
             text, self._blank = kept, text[len(kept) :]
         return text
@@ -268,22 +268,6 @@ class ArgumentsScanner:
     def _taken_word(self) -> str:
         word, self._word = self._word, ""
         return "null" if word in NO_JSON else word
-
-    def _step(self, char: str) -> None:
-        if self._in_string:
-            if self._escaped:
-                self._escaped = False
-            elif char == "\\":
-                self._escaped = True
-            elif char == '"':
-                self._in_string = False
-        elif char == '"':
-            self._in_string = True
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]":
-            self._depth -= 1
-            self.ended = self._depth == 0
 
 
 def further_calls(text: str) -> Iterator[CallPart]:

@@ -231,15 +231,15 @@ class LatentDecoder(Decoder):
     def _observe_latents(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, c: Value) -> None:
         """Statistics of the file's attn_kv_b, attn_k_b and attn_v_b where no matmul of theirs sees every token once.
 
-        The absorbed form uses other tensors than attn_kv_b; the prompt path of modes 2 and 3 expands the latents of
-        all cells at once. Every token counts once, as in mode 0.
+        The absorbed form uses other tensors than attn_kv_b, mode 0 than the other two; the prompt path of modes 2 and 3
+        expands the latents of all cells at once. Every token counts once.
         """
-        if b.graph.collector is None or b.params.mla == 0:
+        if b.graph.collector is None:
             return
         heads, rkv = attn.sizes.heads, c.shape[0]
-        if attn.kv_b is not None:
+        if attn.kv_b is not None and b.params.mla > 0:
             b.graph.observe(attn.kv_b, c.reshape(rkv, b.n_tokens), stored_only=True)
-        if not self._is_prompt(b, il, attn):
+        if b.params.mla > 0 and not self._is_prompt(b, il, attn):
             return
         if attn.k_b is not None:
             b.graph.observe(attn.k_b, q.slice0(0, attn.sizes.nope).permute(0, 2, 1), stored_only=True)

@@ -257,6 +257,26 @@ def test_latent_attention_is_covered(mla):
         assert used["blk.1.attn_v_b.weight"].rows.tolist() == [200] * 4
 
 
+def test_heads_of_a_file_are_covered_in_every_mode():
+    """A file with attn_k_b and attn_v_b, and no attn_kv_b: the same sums whatever a mode multiplies with, but for
+    attn_v_b, which the absorbed form of mode 1 gives means of latents."""
+    model = Model.load(str(DATA / "zoo" / "deepseek2-v3-mla.gguf"))
+    stored = {tensor.name: tensor.shape[2] if len(tensor.shape) > 2 else 1 for tensor in model.gguf.tensors.values()}
+    names = [f"blk.1.attn_{kind}_b.weight" for kind in "kv"]
+    assert set(names) < stored.keys() and "blk.1.attn_kv_b.weight" not in stored
+    found = {}
+    for mode in (0, 1, 2, 3):
+        collector = ActivationCollector(stored)
+        context = Context(model, ContextParams(n_ctx=256, n_threads=2, collector=collector, mla=mode))
+        context.decode(Batch.single([7 * i % 250 for i in range(200)]))
+        found[mode] = [collector.entries[name] for name in names]
+    for mode, entries in found.items():
+        for name, entry, first in zip(names, entries, found[0], strict=True):
+            assert entry.rows.tolist() == [200] * 4, (mode, name)
+            if mode != 1 or name == names[0]:
+                np.testing.assert_allclose(entry.sums, first.sums, rtol=2e-3, err_msg=f"{mode} {name}")
+
+
 def test_statistics_do_not_change_results_and_are_sums_of_squares():
     """The input of the first layer's matrices is known: the normed embedding."""
     model = Model.load(MODEL)

@@ -11,11 +11,12 @@ from ikpy.graph.ir import ALWAYS, CellRange, Value
 from ikpy.models.batch import FULL, BatchGraph, GraphParams
 from ikpy.models.blocks import hadamard_block, heads_per_step
 from ikpy.models.keys import Keys
-from ikpy.models.sparse_attention import visible
+from ikpy.models.sparse_attention import chosen_on_devices, visible
 from ikpy.models.weights import WeightSource
 
-LISTED_TOKENS = 8
-"""Of batches with more, chosen cells are attended to by a mask: tokens that share cells are faster together."""
+LISTED_TOKENS, LISTED_ON_DEVICES = 8, 1
+"""Of batches with more, chosen cells are attended to by a mask: tokens that share cells are faster together. On devices
+every token and head with a list has launches of its own."""
 TENSORS = ("q_proj.weight", "k_proj.weight", "q_norm.weight", "k_norm.weight")
 """What a layer with an indexer has behind its prefix."""
 
@@ -90,7 +91,16 @@ def choose_blocks(b: BatchGraph, il: int, q: Value, sizes: BlockSizes) -> Value 
         return g.choose_blocks(q, keys, b.mask(), *positions, top_k=top_k, size=size, local=local)
 
 
-def attend_to_blocks(b: BatchGraph, il: int, q: Value, chosen: Value, scale: float) -> Value:
+def _takes_lists(b: BatchGraph, sizes: BlockSizes) -> bool:
+    """Whether tokens attend to chosen cells by their lists; on devices only to those that were made there, as the CPU
+    lists no cells for tokens that see few.
+    """
+    if b.params.on_devices:
+        return b.n_tokens <= LISTED_ON_DEVICES and chosen_on_devices(sizes.size)
+    return b.n_tokens <= LISTED_TOKENS
+
+
+def attend_to_blocks(b: BatchGraph, il: int, q: Value, chosen: Value, sizes: BlockSizes, scale: float) -> Value:
     """Attends with q [dk, H, T] to the stored cells of a layer that were chosen for each KV head; [dv*H, T]."""
     g, params = b.graph, b.params
     keys, values = b.attended(il, "k"), b.attended(il, "v")
@@ -101,7 +111,7 @@ def attend_to_blocks(b: BatchGraph, il: int, q: Value, chosen: Value, scale: flo
     group = q.shape[1] // keys.shape[1]
     for head in range(keys.shape[1]):
         b.chosen = chosen.slice(2, head, 1)
-        seen = visible(b, listed=b.n_tokens <= LISTED_TOKENS and not params.on_devices)
+        seen = visible(b, listed=_takes_lists(b, sizes))
         g.attention(
             q.slice(1, head * group, group),
             [keys.slice(1, head, 1)],

@@ -98,7 +98,7 @@ class MiniMaxM3(RoutedMoe):
         if chosen is None:
             return cached_attention(b, il, q, k, v, scale=scale)
         store_heads(b, il, k, v)
-        return attend_to_blocks(b, il, q, chosen, scale)
+        return attend_to_blocks(b, il, q, chosen, self.sizes, scale)
 
     def _index_heads(self, b: BatchGraph, il: int, indexer: BlockIndexer, h: Value) -> tuple[Value, Value]:
         """Normed and rotated index queries [size, H, T] and keys [size, 1, T]."""

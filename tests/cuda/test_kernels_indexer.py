@@ -7,9 +7,11 @@ import pytest
 
 from benchmarks.reference_attention import decode_rows
 from ikpy.backends.cuda import launch
+from ikpy.backends.cuda.launch import indexer as launch_indexer
 from ikpy.graph.ir import F32, I32, Value, external
 from ikpy.models.blocks import part_of_rows
 from tests.cpu import reference_sparse as ref
+from tests.cpu.test_chosen_blocks import Case as Blocks
 from tests.cpu.test_chosen_stretches import Stretches, listed
 from tests.cuda.programs import Program
 from tests.cuda.test_kernels_attention import F16_BOUND, Case
@@ -139,6 +141,62 @@ def test_more_stretches_than_a_block_can_hold() -> None:
     seen = p.array(np.zeros((1, 8), np.float16)), p.array(np.zeros((1, 2), np.int32))
     p.graph.stretch_cells(chosen, ends, seen, cells, ids, 2)
     assert "more than 385024 stretches" in (launch.supports(p.graph.nodes[-1]) or "")
+
+
+def hold_blocks(case: Blocks, q: np.ndarray, keys: np.ndarray, top_k: int, local: int) -> None:
+    """Lists of the device for q f32 [T, H, n] and keys f16 [cells, n] against the definition; they hold all cells where
+    a token sees no more."""
+    p = Program()
+    sources = [p.array(x) for x in (case.mask, case.ranges, case.cell_pos, case.pos)]
+    cache, (mask, ranges, cell_pos, pos) = p.array(keys[:, None].astype(np.float16)), sources
+    choice = dict(top_k=top_k, size=case.size, local=local)
+    out = p.graph.choose_blocks(p.array(q), cache, (mask, ranges), cell_pos, pos, **choice)
+    (lists,) = p.run([out], on_cuda=True, n_kv=case.n)
+    expected = case.expected(q, keys, top_k, local)
+    for h, of_head in enumerate(lists[0]):
+        assert (of_head[:, 0] == expected[h].sum(1)).all(), f"head {h}: {of_head[:, 0]}"
+        wrong = np.argwhere(ref.of_lists(of_head, case.visible) != expected[h])
+        assert not len(wrong), f"head {h}: {len(wrong)} wrong, first: token {wrong[0][0]}, cell {wrong[0][1]}"
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "top_k", "local"),
+    [(300, 4, 7, 1), (515, 128, 2, 1), (70, 1, 20, 3), (2300, 2, 40, 2), (300, 16, 4, 0), (40, 3, 40, 2)],
+)
+@pytest.mark.parametrize(("n_tokens", "heads", "width"), [(1, 4, 128), (9, 3, 32), (5, 17, 40)])
+def test_choice_of_blocks(n_tokens: int, heads: int, width: int, n: int, size: int, top_k: int, local: int) -> None:
+    """Of whole numbers, whose products are often equal; more blocks than a block of the choice has threads."""
+    rng = np.random.default_rng(n + n_tokens)
+    case = Blocks(rng, n, n_tokens, heads, size)
+    q = rng.integers(-2, 3, (n_tokens, heads, width)).astype(np.float32)
+    hold_blocks(case, q, rng.integers(-2, 3, (n, width)).astype(np.float32), top_k, local)
+
+
+def test_blocks_of_real_scores_at_late_positions() -> None:
+    rng = np.random.default_rng(3)
+    case = Blocks(rng, 200, 5, 2, 4, start=1_000_003)
+    q, keys = rng.standard_normal((5, 2, 64)).astype(np.float32), rng.standard_normal((200, 64)).astype(np.float16)
+    hold_blocks(case, q, keys.astype(np.float32), 3, 1)
+
+
+def test_rounds_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More tokens than scores are kept of at once."""
+    monkeypatch.setattr(launch_indexer, "_BLOCK_SCORES", 1000)
+    rng = np.random.default_rng(4)
+    case = Blocks(rng, 300, 9, 2, 4)
+    q, keys = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((9, 2, 32), (300, 32)))
+    hold_blocks(case, q, keys, 7, 1)
+
+
+def test_blocks_of_scores_that_are_no_numbers() -> None:
+    """The first blocks, and the local one."""
+    p, case = Program(), Blocks(np.random.default_rng(8), 64, 1, 1, 4)
+    mask, ranges, cell_pos, pos = (p.array(x) for x in (case.mask, case.ranges, case.cell_pos, case.pos))
+    q, keys = p.array(np.ones((1, 1, 32), np.float32)), p.array(np.full((64, 1, 32), np.nan, np.float16))
+    out = p.graph.choose_blocks(q, keys, (mask, ranges), cell_pos, pos, top_k=3, size=4, local=1)
+    (lists,) = p.run([out], on_cuda=True, n_kv=64)
+    row = lists[0, 0, 0]
+    assert np.unique(case.cell_pos[row[1 : 1 + row[0]]] // 4).tolist() == [0, 1, case.pos[0] // 4]
 
 
 @pytest.mark.parametrize("n_tokens", [1, 3])

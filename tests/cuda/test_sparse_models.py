@@ -103,9 +103,19 @@ def test_a_prompt_whose_latents_are_expanded(tmp_path: Path, cuda_devices: int) 
 
 @pytest.mark.parametrize("where", ["whole", "experts on the CPU", "caches on the CPU", "two layers"])
 def test_blocks_of_cells(where: str, tmp_path: Path, cuda_devices: int) -> None:
-    """MiniMax M3: blocks are chosen on the CPU, and attended to on the device by masks."""
+    """MiniMax M3: an index head for each KV head."""
     path = minimax_m3_model.random_model(minimax_m3_model.Sizes()).write(tmp_path / "model.gguf")
     hold(path, PLACES[where], flash_attn=True)
+
+
+@pytest.mark.parametrize(("n_tokens", "listed"), [(1, True), (2, False)])
+def test_blocks_are_chosen_on_the_device(n_tokens: int, listed: bool, tmp_path: Path, cuda_devices: int) -> None:
+    sizes = minimax_m3_model.Sizes()
+    path = minimax_m3_model.random_model(sizes).write(tmp_path / "model.gguf")
+    nodes = kinds_on(context_on(path, PLACES["whole"]), n_tokens, "CUDA0")
+    lists = [node for node in nodes if node.kind == "attention" and node.src[7] is not None]
+    assert any(node.kind == "choose_blocks" for node in nodes)
+    assert bool(lists) == listed == (not any(node.kind == "chosen_mask" for node in nodes))
 
 
 @pytest.mark.parametrize("mla", [0, 1, 3])

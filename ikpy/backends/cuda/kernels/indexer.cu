@@ -1,100 +1,24 @@
 // Sparse attention (arXiv:2512.02556): scores of index keys, the choice of the best cells, masks and rows of
 // those that were chosen.
-#include <cfloat>
-
-#include "flash_operands.cuh"
+#include "indexer.cuh"
 
 using namespace ikpy::cuda;
 
 namespace {
 
-constexpr int kMaxSize = 128;  // elements of an index key
-constexpr int kStride = kMaxSize + 8;
-constexpr int kCells = 128;  // of a block of scores: 32 for each of 4 warps
-constexpr int kHeads = 16;   // multiplied at once
-constexpr int kTokens = 4;   // that meet a block's keys
-
-// Index keys of a block of cells, and queries of some heads of a token as two f16 parts, which keep 22 bits.
-struct __align__(16) IndexTile {
-    uint16_t keys[kCells][kStride];
-    uint16_t high[kHeads][kStride], low[kHeads][kStride];
-    float weights[kHeads];
-};
-
-struct Indexer {
-    View q, weights, keys;  // [n, H, T], [H, T], [n, 1, cells]
-    const uint16_t* mask;   // f16 rows of 0 and -inf
-    const int* ranges;      // [2, T]
-    const int* runtime;
-    long long mask_stride;  // bytes
-    int type, top_k;
-
-    __device__ __forceinline__ int n_cells() const { return keys.extent(2, runtime); }
-    __device__ __forceinline__ int padded() const { return (q.ne[0] + 31) / 32 * 32; }
-    __device__ __forceinline__ bool sees(int token, int cell) const {
-        const auto* row =
-            reinterpret_cast<const uint16_t*>(reinterpret_cast<const uint8_t*>(mask) + token * mask_stride);
-        return cell >= ranges[2 * token] && cell < ranges[2 * token + 1] && row[cell] == 0;
-    }
-};
-
-__device__ __forceinline__ void load_index_keys(const Indexer& a, int c0, IndexTile& tile) {
-    const int per_row = a.padded() / 8, n_kv = a.n_cells();
-    for (int i = threadIdx.x; i < kCells * per_row; i += blockDim.x) {
-        const int c = i / per_row, e = i % per_row * 8;
-        const bool valid = c0 + c < n_kv && e < a.q.ne[0];
-        const auto* row = a.keys.row<const uint8_t>(0, min(c0 + c, n_kv - 1));
-        copy8(a.type, CellPiece{row, valid ? e : 0, 0, valid}, &tile.keys[c][e]);
-    }
-    commit_copies();
-}
-
-__device__ __forceinline__ void load_index_queries(const Indexer& a, int token, int h0, IndexTile& tile) {
-    const int n = a.padded(), heads = a.q.ne[1];
-    for (int i = threadIdx.x; i < kHeads * n; i += blockDim.x) {
-        const int h = i / n, e = i % n;
-        const bool valid = h0 + h < heads && e < a.q.ne[0];
-        const float x = valid ? a.q.row<const float>(h0 + h, token)[e] : 0.0f;
-        const uint16_t high = f32_to_f16(to_f16_range(x));
-        tile.high[h][e] = high;
-        tile.low[h][e] = f32_to_f16(to_f16_range(x - f16_to_f32(high)));
-    }
-    if (threadIdx.x < kHeads) {
-        const int h = h0 + threadIdx.x;
-        tile.weights[threadIdx.x] = h < heads ? a.weights.row<const float>(token)[h] : 0.0f;
-    }
-}
-
 // Below all numbers but that of cells that are not seen, also where a score is -inf or NaN.
 __device__ __forceinline__ float seen_score(float x) { return x >= -FLT_MAX ? x : -FLT_MAX; }
 
-// Adds weight * relu(q . k) of the tile's heads to the sums of this warp's cells: of tile j of 8 cells,
-// columns 2 (lane % 4) and one more, and the rows lane / 4 and lane / 4 + 8 only.
-__device__ __forceinline__ void add_heads(const IndexTile& tile, int n, float (*sums)[2]) {
-    const int lane = lane_id();
+// Adds weight * relu(q . k) of 16 heads to the sums of this warp's cells, columns as in index_products.
+__device__ __forceinline__ void add_heads(const IndexTile& tile, int n, const float* weights,
+                                          float (*sums)[2]) {
     float scores[4][4] = {};
-    for (int d = 0; d < n; d += 32) {
-        unsigned high[2][4], low[2][4];
-        const int row = lane % 16, column = d + 8 * (lane / 16);
-        load_matrix4(high[0], &tile.high[row][column]);
-        load_matrix4(high[1], &tile.high[row][column + 16]);
-        load_matrix4(low[0], &tile.low[row][column]);
-        load_matrix4(low[1], &tile.low[row][column + 16]);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            unsigned y[4];
-            load_matrix4(y, &tile.keys[32 * warp_id() + 8 * j + lane % 8][d + 8 * (lane / 8)]);
-            mma_f16(scores[j], high[0], y);
-            mma_f16(scores[j], high[1], y + 2);
-            mma_f16(scores[j], low[0], y);
-            mma_f16(scores[j], low[1], y + 2);
-        }
-    }
+    index_products(tile, n, scores);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            sums[j][i % 2] += tile.weights[lane / 4 + 8 * (i / 2)] * fmaxf(scores[j][i], 0.0f);
+            sums[j][i % 2] += weights[lane_id() / 4 + 8 * (i / 2)] * fmaxf(scores[j][i], 0.0f);
 }
 
 }  // namespace
@@ -102,12 +26,13 @@ __device__ __forceinline__ void add_heads(const IndexTile& tile, int n, float (*
 // Scores [cells] of the tokens from token0 on, `stride` floats apart: sum_h weights[h, t] relu(q[:, h, t] .
 // keys), -inf for cells that a token does not see. All are 0 where no token sees more than top_k. Grid
 // (blocks of cells, groups of tokens).
-IKPY_KERNEL __launch_bounds__(128)
-    index_scores(float* scores, long long stride, Indexer a, int token0, int n_tokens) {
+IKPY_KERNEL __launch_bounds__(128) index_scores(float* scores, long long stride, Indexer a, View weights,
+                                                int top_k, int token0, int n_tokens) {
     __shared__ IndexTile tile;
+    __shared__ float of_heads[kHeads];
     const int c0 = blockIdx.x * kCells, n_kv = a.n_cells(), lane = lane_id();
     if (c0 >= n_kv) return;
-    const bool chooses = n_kv > a.top_k;
+    const bool chooses = n_kv > top_k;
     if (chooses) load_index_keys(a, c0, tile);
     wait_copies<0>();
     const int first = token0 + blockIdx.y * kTokens, end = min(first + kTokens, token0 + n_tokens);
@@ -117,8 +42,12 @@ IKPY_KERNEL __launch_bounds__(128)
             for (int h0 = 0; h0 < a.q.ne[1]; h0 += kHeads) {
                 __syncthreads();
                 load_index_queries(a, t, h0, tile);
+                if (threadIdx.x < kHeads) {
+                    const int h = h0 + threadIdx.x;
+                    of_heads[threadIdx.x] = h < a.q.ne[1] ? weights.row<const float>(t)[h] : 0.0f;
+                }
                 __syncthreads();
-                add_heads(tile, a.padded(), sums);
+                add_heads(tile, a.padded(), of_heads, sums);
             }
         }
 #pragma unroll
@@ -135,72 +64,6 @@ IKPY_KERNEL __launch_bounds__(128)
 }
 IKPY_EXPORT(index_scores);
 
-namespace {
-
-// Unsigned numbers in the order of the floats; those of what is not seen are the lowest.
-__device__ __forceinline__ unsigned ordered(float x) {
-    const unsigned bits = __float_as_uint(x);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-constexpr unsigned kUnseen = 0x007fffffu;
-
-// How many threads of the block before this one have the flag; total: how many of all.
-__device__ __forceinline__ int block_rank(bool flag, int* total) {
-    __shared__ int counts[32];
-    const unsigned holders = __ballot_sync(kAllLanes, flag);
-    __syncthreads();
-    if (lane_id() == 0) counts[warp_id()] = __popc(holders);
-    __syncthreads();
-    int before = 0, all = 0;
-    for (int w = 0; w < static_cast<int>(blockDim.x >> 5); ++w) {
-        before += w < warp_id() ? counts[w] : 0;
-        all += counts[w];
-    }
-    *total = all;
-    return before + __popc(holders & ((1u << lane_id()) - 1));
-}
-
-// The k-th largest of more than k seen scores, in eight bits at a time; left: how many of those equal to it
-// belong to the k largest.
-__device__ __forceinline__ unsigned threshold(const float* scores, int n, int k, int* left) {
-    __shared__ int histogram[256], found[2];
-    unsigned prefix = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        for (int i = threadIdx.x; i < 256; i += blockDim.x) histogram[i] = 0;
-        __syncthreads();
-        const unsigned known = shift == 24 ? 0u : 0xffffffffu << (shift + 8);
-        for (int i = threadIdx.x; i < n; i += blockDim.x) {
-            const unsigned x = ordered(scores[i]);
-            if ((x & known) == prefix) atomicAdd(&histogram[x >> shift & 255], 1);
-        }
-        __syncthreads();
-        if (warp_id() == 0) {  // sums of 8 bins per lane, the largest first
-            const int top = 255 - 8 * lane_id();
-            int own = 0;
-            for (int i = 0; i < 8; ++i) own += histogram[top - i];
-            int above = own;
-            for (int m = 1; m < 32; m <<= 1) {
-                const int other = __shfl_up_sync(kAllLanes, above, m);
-                if (lane_id() >= m) above += other;
-            }
-            above -= own;
-            if (above < k && k <= above + own) {
-                int bin = top;
-                for (; above + histogram[bin] < k; --bin) above += histogram[bin];
-                found[0] = bin;
-                found[1] = k - above;
-            }
-        }
-        __syncthreads();
-        prefix |= static_cast<unsigned>(found[0]) << shift;
-        k = found[1];
-    }
-    *left = k;
-    return prefix;
-}
-
-}  // namespace
-
 // Of every token the top_k cells with the largest scores, or all that it sees if these are no more, in rising
 // order behind their number: i32 [1 + top_k, T]. Of equal scores the first cells count. A block per token
 // from token0 on.
@@ -215,7 +78,7 @@ IKPY_KERNEL choose_cells(View chosen, const float* scores, long long stride, con
     for (int i = threadIdx.x; i < n; i += blockDim.x) seen += ordered(own[i]) > kUnseen;
     unsigned least = kUnseen;
     int left = 0;
-    if (block_sum(seen) > top_k) least = threshold(own, n, top_k, &left);
+    if (block_sum(seen) > top_k) least = threshold([&](int i) { return ordered(own[i]); }, n, top_k, &left);
     int count = 0, equal = 0;
     for (int i0 = 0; i0 < n; i0 += blockDim.x) {
         const int i = i0 + threadIdx.x;

@@ -42,6 +42,7 @@ _KERNEL_FILES = {
     **dict.fromkeys((f"channel_scan_{n}" for n in (16, 64)), "ssm_scan"),
     **dict.fromkeys(("index_scores", "choose_cells", "chosen_mask", "chosen_list"), "indexer"),
     **dict.fromkeys(("stretch_cells", "gather_cells"), "indexer"),
+    **dict.fromkeys(("clear_blocks", "block_scores", "choose_blocks"), "block_choice"),
     **dict.fromkeys(("hyper_weights", "hyper_collapse", "hyper_expand"), "hyper_connections"),
     "compress_cells": "compress",
     "gemm_bf16": "gemm_bf16",

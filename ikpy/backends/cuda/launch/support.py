@@ -95,7 +95,7 @@ def supports(op: Node) -> str | None:
         return f"Hadamard transform of {op.dst.shape[0]} columns (at most 8192)"
     if op.kind in ("kv_store", "kv_shift") and op.dst.type_name not in registry.CACHE_TYPES:
         return f"cache type {op.dst.type_name} has no CUDA kernel"
-    if op.kind == "choose_cells":
+    if op.kind in ("choose_cells", "choose_blocks"):
         return indexer.unsupported(op)
     if op.kind == "stretch_cells":
         return indexer.too_many_stretches(op)
@@ -115,6 +115,6 @@ def work_bytes(op: Node, target: Target = SM_80) -> int:
     """Bytes of scratch memory (WORK) that the launches of an op need, with the target given to ``lower``."""
     if op.kind in products.KINDS:
         return products.work_bytes(op, target)
-    if op.kind == "choose_cells":
+    if op.kind in ("choose_cells", "choose_blocks"):
         return indexer.work_bytes(op)
     return attention.work_bytes(op, target) if op.kind == "attention" else 0

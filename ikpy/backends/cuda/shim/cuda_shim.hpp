@@ -212,6 +212,12 @@ IKPY_UNCHECKED inline unsigned atomicOr(unsigned* p, unsigned value) {
     return old;
 }
 
+IKPY_UNCHECKED inline unsigned atomicMax(unsigned* p, unsigned value) {
+    const unsigned old = *p;
+    *p = old > value ? old : value;
+    return old;
+}
+
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {

@@ -14,7 +14,8 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from tests.cpu import media_models as media
 from tests.cpu.definition_checks import hold
-from tests.cpu.reference_models import N_VOCAB
+from tests.cpu.reference_models import N_VOCAB, RandomModel
+from tests.cpu.test_arch_gemma4 import gemma4, truth
 
 BOUND = 2e-4
 
@@ -35,18 +36,33 @@ def decoded(context: Context, store: MediaStore, ids: list[int], cuts: list[int]
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("name", media.MODELS)
+def gemma4_small() -> RandomModel:
+    """With inputs of layers, as models whose rows do not see each other."""
+    return gemma4()
+
+
+def gemma4_large() -> RandomModel:
+    """Without them."""
+    return gemma4(has_inputs=False)
+
+
+EVALUATED = {name: (make, media.evaluate) for name, make in media.MODELS.items()}
+EVALUATED |= {make.__name__: (make, truth) for make in (gemma4_small, gemma4_large)}
+
+
+@pytest.mark.parametrize("name", EVALUATED)
 @pytest.mark.parametrize("flash", [False, True])
 def test_logits_are_those_of_the_definition(name: str, flash: bool, tmp_path: Path) -> None:
     """At once, in micro-batches and batches that end inside of pictures, and token by token behind them."""
-    model = media.MODELS[name]()
+    make, evaluate = EVALUATED[name]
+    model = make()
     path, text = model.write(tmp_path / "model.gguf"), media.text_for(model)
-    truth = media.evaluate(model, text)
-    n = len(truth)
+    expected = evaluate(model, text)
+    n = len(expected)
     # Rows that see each other are not to be cut apart.
-    inside = [6, 21, 22] if name == "gemma3" else [9, 17, 27]
+    inside = [6, 21, 22] if name in ("gemma3", "gemma4_large") else [9, 17, 27]
     for n_ubatch, cuts in ((512, []), (16, []), (16, inside), (512, [n - 14, *range(n - 12, n)])):
         store = MediaStore(N_VOCAB, 1 << 20)
         ids = media.ids_of(store, text)
         context = new_context(path, store, n_ubatch=n_ubatch, flash_attn=flash)
-        hold(f"micro-batches of {n_ubatch}, cut at {cuts}", decoded(context, store, ids, cuts), truth, BOUND)
+        hold(f"micro-batches of {n_ubatch}, cut at {cuts}", decoded(context, store, ids, cuts), expected, BOUND)

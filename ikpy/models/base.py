@@ -36,6 +36,8 @@ class Architecture:
     may_lack_heads: ClassVar[bool] = False
     # Files may have factors of LongRoPE.
     has_long_rope: ClassVar[bool] = False
+    # Rows of pictures are rotated by their places in a grid.
+    reads_grids: ClassVar[bool] = False
     # Heads may have no part that other models rotate.
     may_lack_rope: ClassVar[bool] = False
 

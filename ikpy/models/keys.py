@@ -81,12 +81,9 @@ class Keys:
 
     def integers(self, name: str, n: int) -> list[int]:
         """Array of n integers `A.name`; empty if the file has none."""
-        key = f"{self.arch}.{name}"
-        if key not in self.gguf.metadata:
-            return []
-        values = np.asarray(self.gguf.metadata[key])
-        if values.dtype.kind not in "iu" or values.shape != (n,):
-            raise FileFormatError(f"{self.gguf.path}: key {key} must hold {n} integers")
+        values = np.asarray(self.gguf.metadata.get(f"{self.arch}.{name}", np.empty(0, np.int64)))
+        if values.ndim != 1 or (len(values) and (values.dtype.kind not in "iu" or len(values) != n)):
+            raise FileFormatError(f"{self.gguf.path}: key {self.arch}.{name} must hold {n} integers")
         return [int(v) for v in values]
 
     def _floats(self, key: str, n_layer: int, default: Any) -> list[float]:

@@ -213,6 +213,12 @@ def test_models_that_read_no_pictures(tmp_path: Path) -> None:
     path = MODELS["bert"]().write(tmp_path / "encoder.gguf")
     with pytest.raises(UsageError, match="bert models read tokens only, no pictures"):
         new_context(path, MediaStore(N_VOCAB, 1 << 20))
+    model = media.qwen2vl()
+    del model.keys["rope.dimension_sections"]
+    path = model.write(tmp_path / "without.gguf")
+    with pytest.raises(UsageError, match=r"how pictures are rotated \(qwen2vl.rope.dimension_sections\)"):
+        new_context(path, MediaStore(N_VOCAB, 1 << 20))
+    new_context(path, None)  # type: ignore[arg-type]
     for key, value, message in (
         ("rope.dimension_sections", [9, 9, 9, 9], "are no parts of the 16 pairs"),
         ("rope.dimension_sections", [0, 0, 0, 0], "are no parts of the 16 pairs"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import NoReturn
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from ikpy.engine.forks import check_threads
 from ikpy.engine.graphs import MicroBatchGraphs
 from ikpy.engine.inputs import BatchInputs, as_input
 from ikpy.engine.kv_cache import KVCache, KVCacheFullError
+from ikpy.engine.micro_batches import MicroBatches
 from ikpy.engine.model import Model
 from ikpy.engine.nan_search import first_not_a_number
 from ikpy.engine.padding import padded_outputs, padded_tokens
@@ -30,7 +30,7 @@ from ikpy.engine.params import ContextParams
 from ikpy.engine.paused_collection import paused_collection
 from ikpy.engine.plans import Plans, Shape, aligned_bytes, largest_shapes
 from ikpy.engine.results import Results, copied, first_rows, joined
-from ikpy.engine.settings import Sizes, graph_params, window_cells
+from ikpy.engine.settings import Sizes, graph_params, media_width, window_cells
 from ikpy.errors import UsageError
 from ikpy.graph.builder import Graph
 from ikpy.graph.ir import Node
@@ -45,7 +45,6 @@ __all__ = ["Context", "KVCacheFullError"]
 MAX_PLANS = 32
 # Tokens of the load-time check: enough for the kernels of prompts.
 CHECK_TOKENS = 16
-MAX_POSITION = 1 << 31
 
 
 class Context:
@@ -92,10 +91,18 @@ class Context:
         n_embd = model.hparams.n_embd if model.arch.reads_states else 0
         keep_slots = self.kv.recurrent.keep_slots if self.kv.recurrent else None
         self._inputs = BatchInputs(
-            self.n_ubatch, self.kv.cells, n_adapters=len(adapters), n_embd=n_embd, keep_slots=keep_slots
+            self.n_ubatch,
+            self.kv.cells,
+            n_adapters=len(adapters),
+            n_embd=n_embd,
+            keep_slots=keep_slots,
+            media_width=media_width(model, self.params.media),
+            turns=self.graph_params.rope_sections is not None,
         )
-        self._n_positions = model.arch.max_position or MAX_POSITION
-        limits = model.hparams.n_vocab, self._n_positions
+        batches = MicroBatches(
+            model, self.kv, self.params.media, n_ubatch=self.n_ubatch, sees_all=not self.graph_params.causal
+        )
+        self._micro_batches, limits = batches, (batches.n_vocab, batches.n_positions)
         self._steps = Steps(core.run_plan, self._inputs, self.kv.tables, *limits, self._pad, MAX_PLANS)
         self._graphs = MicroBatchGraphs(model, self.params, self.graph_params, self._inputs, self.kv)
         with paused_collection():
@@ -107,7 +114,8 @@ class Context:
 
     def _make_plans(self) -> None:
         """Finds out what the largest micro-batches need, and takes it."""
-        graphs = {shape: self._graphs.nodes(*shape) for shape in largest_shapes(self.n_ubatch)}
+        shapes = largest_shapes(self.n_ubatch, self.params.media is not None)
+        graphs = {shape: self._graphs.nodes(*shape) for shape in shapes}
         self.devices = self._use_devices([nodes for nodes, _ in graphs.values()])
         self._plans = Plans(
             self._graphs,
@@ -127,13 +135,13 @@ class Context:
 
     @property
     def compute_bytes(self) -> int:
-        """Bytes of the compute buffer: arena of intermediate values plus work memory of the kernels."""
-        return self._plans.compute_bytes
+        """Bytes of the compute buffer: arena of intermediate values, work memory of the kernels, rows of pictures."""
+        return self._plans.compute_bytes + self._inputs.row_bytes
 
     @property
     def allocated_bytes(self) -> dict[str, int]:
         """Bytes that this context really holds, per kind, to compare with what was planned."""
-        return {"cache": self.kv.allocated_bytes, "compute": self._plans.allocated_bytes}
+        return {"cache": self.kv.allocated_bytes, "compute": self._plans.allocated_bytes + self._inputs.row_bytes}
 
     @property
     def n_graph_nodes(self) -> int:
@@ -206,26 +214,25 @@ class Context:
             return ""
         self.kv.clear()
         try:
-            for piece in self.kv.pieces(Batch.single(list(tokens)), self.n_ubatch):
-                n_outputs = self._inputs.write(piece, self.kv.place(piece))
-                if found := self._search(len(piece), n_outputs):
+            for piece in self._micro_batches.of(Batch.single(list(tokens))):
+                if found := self._search(piece.write(self._inputs, self.kv.place(piece.batch))):
                     return found
-                self.kv.evaluated(piece)
+                self.kv.evaluated(piece.batch)
             return ""
         finally:
             self.kv.clear()
 
-    def _search(self, n_tokens: int, n_outputs: int) -> str:
+    def _search(self, shape: Shape) -> str:
         """The first op with a bad value in the micro-batch whose inputs are set."""
-        work, n_kv, n_threads = self._steps.work, self._steps.n_kv(), self._plans.threads_for(n_tokens)
+        work, n_kv, n_threads = self._steps.work, self._steps.n_kv(), self._plans.threads_for(shape.n_tokens)
         if self.devices:
-            plan = self._plans.get(n_tokens, n_outputs).plan
+            plan = self._plans.get(*shape).plan
             try:
                 check_values(plan, Run(n_kv, n_threads, work))
             except DeviceError as error:
                 return str(error)
             return ""
-        built = self._plans.build(n_tokens, n_outputs)
+        built = self._plans.build(*shape)
         cpu_plan = built.cpu_plan(self._plans.arena.ctypes.data)
         assert cpu_plan is not None
         return first_not_a_number(
@@ -296,20 +303,21 @@ class Context:
         """`decode` of any batch, whatever has to be made ready first."""
         if self.plan_only:
             raise UsageError("only the header of the model was read: it can be measured, not run")
-        self._check(batch)
+        self._micro_batches.check(batch)
         self._check_states(batch, states)
         if self.kv.shifted:
             self._apply_shifts()
-        pieces = self.kv.pieces(batch, self.n_ubatch)
+        pieces = self._micro_batches.of(batch)
         taken: list[Taken] = []
         found: list[Results] = []
         try:
-            for i, piece in enumerate(pieces):
+            for piece in pieces:
                 if states is not None:
-                    self._inputs.write_states(states[i * self.n_ubatch :][: len(piece)])
-                taken.append(self.kv.place(piece))
-                found.append(self._evaluate(piece, taken[-1], copy=copy or len(pieces) > 1))
-                self.kv.evaluated(piece)
+                    self._inputs.write_states(states[piece.part])
+                taken.append(self.kv.place(piece.batch))
+                shape = piece.write(self._inputs, taken[-1])
+                found.append(self._evaluate(shape, copy=copy or len(pieces) > 1))
+                self.kv.evaluated(piece.batch)
         except BaseException:
             for cells in taken:
                 self.kv.release(cells)
@@ -317,53 +325,30 @@ class Context:
         logits, self.embeddings, self.token_states = map(joined, zip(*found, strict=True))
         return self._no_logits if logits is None else logits
 
-    def _evaluate(self, piece: Batch, taken: Taken, *, copy: bool) -> Results:
-        """Results of a micro-batch in the cells it took, logits as a view without ``copy``."""
-        sizes = len(piece), self._inputs.write(piece, taken)
-        padded = self._padded(*sizes)
-        if padded != sizes:
-            self._inputs.pad(sizes, padded)
+    def _evaluate(self, shape: Shape, *, copy: bool) -> Results:
+        """Results of the micro-batch whose inputs are set, logits as a view without ``copy``."""
+        padded = self._padded(shape)
+        if padded != shape:
+            self._inputs.pad(shape[:2], padded[:2])
         ready = self._plans.get(*padded)
         ready.plan.run(self._steps.n_kv(), ready.n_threads, self._steps.work)
-        n_tokens, n_outputs = sizes
+        n_tokens, n_outputs, _ = shape
         logits, embeddings, token_states = ready.results
         logits, embeddings = first_rows(logits, n_outputs), first_rows(embeddings, n_outputs)
         return copied(logits) if copy else logits, copied(embeddings), copied(first_rows(token_states, n_tokens))
 
-    def _padded(self, n_tokens: int, n_outputs: int) -> Shape:
+    def _padded(self, shape: Shape) -> Shape:
         """Sizes of the plan for a micro-batch; on devices, those near to each other share one."""
         if not self._pads:
-            return n_tokens, n_outputs
+            return shape
+        n_tokens, n_outputs, media = shape
         padded = padded_tokens(n_tokens, self.n_ubatch)
-        return padded, padded_outputs(n_outputs, n_tokens, padded)
+        return Shape(padded, padded_outputs(n_outputs, n_tokens, padded), media)
 
     def _check_states(self, batch: Batch, states: np.ndarray | None) -> None:
         wanted = (len(batch), self.model.hparams.n_embd) if self.model.arch.reads_states else None
         if (None if states is None else states.shape) != wanted:
             raise UsageError(f"hidden states of shape {wanted} are needed" if wanted else "the model reads no states")
-
-    def _check(self, batch: Batch) -> None:
-        if batch.first_invalid(self.model.hparams.n_vocab, self._n_positions) >= 0:
-            self._refuse(batch)
-        if len(batch) == 0:
-            raise UsageError("an empty batch cannot be decoded")
-        if not self.graph_params.causal and len(batch) > self.n_ubatch:
-            raise UsageError(
-                f"{len(batch)} tokens that see each other must fit one micro-batch of {self.n_ubatch}: "
-                "raise n_ubatch (-ub)"
-            )
-
-    def _refuse(self, batch: Batch) -> NoReturn:
-        """Says what is wrong with the first token that cannot be evaluated."""
-        n_vocab, n_positions = self.model.hparams.n_vocab, self._n_positions
-        i = batch.first_invalid(n_vocab, n_positions)
-        token, position = int(batch.tokens[i]), int(batch.pos[i])
-        if not 0 <= token < n_vocab:
-            raise UsageError(f"token {token} at index {i} of the batch is outside the vocabulary of {n_vocab}")
-        if position < 0:
-            raise UsageError(f"position {position} of the batch is below 0")
-        known = f": the model has embeddings for {n_positions} positions" if self.model.arch.max_position else ""
-        raise UsageError(f"position {position} is too large{known}")
 
     def _apply_shifts(self) -> None:
         """Re-rotates cached keys whose positions moved since the last decode."""

@@ -24,6 +24,9 @@ from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
     "gemma3": "gemma3.Gemma3Projector",
+    "idefics3": "idefics3.Idefics3Projector",
+    "internvl": "internvl.InternVLProjector",
+    "mlp": "llava.LlavaProjector",
 }
 """Class of every projector type, in the modules of this package."""
 

@@ -24,8 +24,11 @@ from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
     "gemma3": "gemma3.Gemma3Projector",
+    "gemma4v": "gemma4.Gemma4Projector",
     "idefics3": "idefics3.Idefics3Projector",
     "internvl": "internvl.InternVLProjector",
+    "lfm2": "lfm2.Lfm2Projector",
+    "llama4": "llama4.Llama4Projector",
     "mlp": "llava.LlavaProjector",
 }
 """Class of every projector type, in the modules of this package."""

@@ -68,10 +68,11 @@ class Gemma4Projector(Projector):
         return self.projection.n_out
 
     def tiles(self, image: Pixels) -> list[str | Pixels]:
+        height, width = image.shape[:2]
         step = self.params.patch_size * self.factor
-        target = fitting_size(*image.shape[:2], step, self.limits)
+        target = fitting_size(height, width, step, self.limits)
         if max(target) // self.params.patch_size > self.positions.shape[1]:
-            raise UsageError(f"a picture of {image.shape[1]} x {image.shape[0]} pixels is too narrow for the model")
+            raise UsageError(f"a picture of {width} x {height} pixels is too narrow for the model")
         return [padded(image, target, "bicubic")]
 
     def patches(self, image: Pixels) -> tuple[NDArray[np.float32], int, int]:

@@ -38,7 +38,7 @@ class InternVLProjector(Projector):
         )
         if not self.sizes:
             raise FileFormatError(f"{keys.gguf.path}: clip.vision.preproc_min_tiles is larger than preproc_max_tiles")
-        self.embedding = FixedEmbedding(weights, self.params, token_last=True)
+        self.embedding = FixedEmbedding(weights, self.params)
         self.tower = VisionTransformer(weights, self.params.with_exact_gelu, rms=(n, self.params.n_layer) == RMS_SIZE)
         self.norm = weights.norm("mm.model.mlp.0", n * self.factor**2)
         self.first = weights.linear("mm.model.mlp.1", n * self.factor**2)

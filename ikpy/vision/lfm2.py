@@ -48,7 +48,8 @@ class Lfm2Projector(Projector):
         return self.second.n_out
 
     def tiles(self, image: Pixels) -> list[str | Pixels]:
-        whole = stretched(image, fitting_size(*image.shape[:2], self.step, self.limits), self.method)
+        height, width = image.shape[:2]
+        whole = stretched(image, fitting_size(height, width, self.step, self.limits), self.method)
         if not self.needs_tiles(image):
             return [whole]
         rows, columns = closest_grid(image.shape[:2], TILE, *GRID_TILES)

@@ -30,6 +30,7 @@ FAMILIES = {
     "lfm2": "lfm2.Lfm2Projector",
     "llama4": "llama4.Llama4Projector",
     "mlp": "llava.LlavaProjector",
+    "resampler": "minicpmv.MiniCPMVProjector",
 }
 """Class of every projector type, in the modules of this package."""
 

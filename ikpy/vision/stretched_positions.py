@@ -36,10 +36,11 @@ class StretchedEmbedding:
 def antialiased(table: NDArray[np.float32], rows: int, columns: int) -> NDArray[np.float32]:
     """A table [side, side, D] in another size by triangular filters as wide as the scale: [rows * columns, D]."""
     height, width, n = table.shape
-    if (height, width) != (rows, columns):
-        table = np.tensordot(triangles(rows, height), table, 1)
-        table = np.einsum("cx,rxd->rcd", triangles(columns, width), table, optimize=True)
-    return np.ascontiguousarray(table, np.float32).reshape(rows * columns, n)
+    if (height, width) == (rows, columns):
+        return table.reshape(rows * columns, n)
+    down = np.tensordot(triangles(rows, height), table, 1)
+    stretched = np.einsum("cx,rxd->rcd", triangles(columns, width), down, optimize=True)
+    return stretched.astype(np.float32).reshape(rows * columns, n)
 
 
 def triangles(n: int, side: int) -> NDArray[np.float64]:

@@ -27,7 +27,7 @@ POINTER = ctypes.c_void_p
 MARKER = b"<__media__>"
 N_HEAD, N_FF = 2, 32
 # Offsets in mtmd_context_params of that version.
-USE_GPU, N_THREADS, FLASH = 0, 4, 24
+USE_GPU, N_THREADS, FLASH = 0, 20, 40
 
 
 class Struct(ctypes.Structure):

@@ -26,7 +26,7 @@ from tests.cpu.tile_towers import (
 )
 
 BOUND = 2e-5
-PEER_BOUND = 6e-3
+PEER_BOUND = 3e-3
 
 
 def projector(
@@ -93,6 +93,7 @@ def test_pieces_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     for image, pieces in zip(peer_pictures(tower), expected, strict=True):
         found = opened.encode(image)
         assert joined([piece if isinstance(piece, str) else len(piece) for piece in found]) == pieces
+        worst = 0.0
         for piece in found:
             if isinstance(piece, str):
                 continue
@@ -101,6 +102,8 @@ def test_pieces_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
             mine = piece.values[order[[1, -2]], :PEER_COLUMNS]
             error = np.abs(mine - theirs).max() / peak
             assert error < PEER_BOUND, f"{name} {image.shape}: {error:.1e}"
+            worst = max(worst, float(error))
+        print(f"{name} {image.shape}: {worst:.1e}")
     assert not rows
 
 

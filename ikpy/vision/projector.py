@@ -24,6 +24,7 @@ from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
     "gemma3": "gemma3.Gemma3Projector",
+    "gemma4uv": "gemma4.Gemma4UnifiedProjector",
     "gemma4v": "gemma4.Gemma4Projector",
     "idefics3": "idefics3.Idefics3Projector",
     "internvl": "internvl.InternVLProjector",
@@ -59,10 +60,11 @@ class Projector(ABC):
 
     def __init__(self, source: Source, n_threads: int) -> None:
         self.name = str(source.keys.gguf.get("general.name", ""))
+        self.path = source.keys.gguf.path
         self.n_deep = 0
         self.params = source.params
-        self._plans = PicturePlans(self.build, self.n_patch_elements, n_threads)
         self.load(source)
+        self._plans = PicturePlans(self.build, self.n_patch_elements, n_threads)
 
     @abstractmethod
     def load(self, source: Source) -> None:
@@ -100,6 +102,8 @@ class Projector(ABC):
         """The rows of a picture in its final size."""
         patches, rows, columns = self.patches(image)
         values = self._plans.run(patches, rows, columns)
+        if not np.isfinite(values).all():
+            raise FileFormatError(f"{self.path}: the rows of a picture are no numbers: the file is damaged")
         return MediaRows(values, self.grid(rows, columns), self.both_ways)
 
     def encode(self, image: Pixels) -> list[str | MediaRows]:

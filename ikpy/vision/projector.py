@@ -23,14 +23,17 @@ from ikpy.vision.rows import MediaRows
 from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
+    "cohere2v": "cohere2.Cohere2Projector",
     "gemma3": "gemma3.Gemma3Projector",
     "gemma4uv": "gemma4.Gemma4UnifiedProjector",
     "gemma4v": "gemma4.Gemma4Projector",
     "idefics3": "idefics3.Idefics3Projector",
     "internvl": "internvl.InternVLProjector",
+    "janus_pro": "siglip_mlp.JanusProjector",
     "lfm2": "lfm2.Lfm2Projector",
     "llama4": "llama4.Llama4Projector",
     "mlp": "llava.LlavaProjector",
+    "phi4": "siglip_mlp.Phi4Projector",
     "resampler": "minicpmv.MiniCPMVProjector",
 }
 """Class of every projector type, in the modules of this package."""

@@ -32,7 +32,9 @@ FAMILIES = {
     "janus_pro": "siglip_mlp.JanusProjector",
     "lfm2": "lfm2.Lfm2Projector",
     "llama4": "llama4.Llama4Projector",
+    "minicpmv4_6": "minicpmv46.MiniCPMV46Projector",
     "mlp": "llava.LlavaProjector",
+    "nemotron_v2_vl": "nemotron.NemotronProjector",
     "phi4": "siglip_mlp.Phi4Projector",
     "resampler": "minicpmv.MiniCPMVProjector",
 }

@@ -18,7 +18,7 @@ from ikpy.engine.paused_collection import paused_collection
 from ikpy.graph import work as plan_work
 from ikpy.graph.ir import Buffer, Value, contiguous_strides
 from ikpy.graph.placement import CPU
-from ikpy.graph.plan import CompiledPlan
+from ikpy.graph.plan import CompiledPlan, aligned_bytes
 from ikpy.graph.planner import plan_arena
 from ikpy.models.latent_attention import PROMPT_TOKENS
 
@@ -29,13 +29,6 @@ class Shape(NamedTuple):
     n_tokens: int
     n_outputs: int
     media: bool = False
-
-
-def aligned_bytes(n: int) -> np.ndarray:
-    """Zeroed uint8 [n] whose address is a multiple of 64."""
-    memory = np.zeros(n + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + n]
 
 
 def largest_shapes(n_ubatch: int, media: bool = False) -> list[Shape]:

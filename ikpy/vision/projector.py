@@ -24,6 +24,12 @@ from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
     "gemma3": "gemma3.Gemma3Projector",
+    "qwen2vl_merger": "qwen2vl.Qwen2VLProjector",
+    "qwen2.5vl_merger": "qwen2vl.Qwen25VLProjector",
+    "qwen3vl_merger": "qwen3vl.Qwen3VLProjector",
+    "pixtral": "pixtral.PixtralProjector",
+    "kimivl": "kimi.KimiVLProjector",
+    "kimik25": "kimi.KimiK25Projector",
 }
 """Class of every projector type, in the modules of this package."""
 

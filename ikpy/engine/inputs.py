@@ -84,7 +84,10 @@ class BatchInputs(InputArrays):
     def all_arrays(self) -> list[np.ndarray]:
         """All arrays but the states, which only models in host memory read."""
         found = [*self.arrays, *self.scales, *([] if self._keep_slots is None else [self._keep_slots])]
-        return [*found, *self._turned_rows(), *(self.media.arrays if self.media else [])]
+        return [*found, *self._turned_rows(), *(array.reshape(-1) for array in self._media_arrays())]
+
+    def _media_arrays(self) -> list[np.ndarray]:
+        return self.media.arrays if self.media else []
 
     def _turned_rows(self) -> list[np.ndarray]:
         """Rotation positions, if they may differ from the positions."""
@@ -105,8 +108,7 @@ class BatchInputs(InputArrays):
         """Repeats the last of the tokens and outputs that were written, up to other numbers of them."""
         (n_tokens, n_outputs), (end, end_of_outputs) = sizes, padded
         repeated = [row for row, each in zip(self.arrays[4:], self._cells.values(), strict=False) if each.stretch == 1]
-        media = self.media.arrays if self.media else []
-        for row in (*self.arrays[:3], *repeated, *self.scales, *self._turned_rows(), *media):
+        for row in (*self.arrays[:3], *repeated, *self.scales, *self._turned_rows(), *self._media_arrays()):
             row[n_tokens:end] = row[n_tokens - 1]
         if n_outputs:
             self.arrays[3, n_outputs:end_of_outputs] = self.arrays[3, n_outputs - 1]

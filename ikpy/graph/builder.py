@@ -106,7 +106,7 @@ class Graph(HyperConnectionOps, ProductOps):
 
         own: the cells are those of this window alone and all of them are looked at, not the first n_kv. further:
         positions and sequences of more cells behind all of these, to which no window applies. spans: i32 [2, T], first
-        and last of the positions that a token sees whatever their order and window are.
+        and last of the positions around its own that a token sees whatever their order and window are.
         """
         n_tokens = pos.shape[0]
         n_cells = cell_pos.shape[0] + (further[0].shape[0] if further else 0)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llava import modeling_llava as llava
 from transformers.models.mistral3 import modeling_mistral3 as mistral3
@@ -210,6 +211,30 @@ def kimi_rows(tower: Tower, w: Weights) -> torch.Tensor:
     return load(kimi.Kimi_K25MultimodalProjection(whole), renamed(w, names))(merged).reshape(-1, tower.text)
 
 
+def glm4v_rows(tower: Tower, w: Weights) -> torch.Tensor:
+    """GLM-4.1V."""
+    config = glm4v.Glm4vVisionConfig(
+        depth=tower.layers,
+        hidden_size=tower.d,
+        intermediate_size=len(w["mm.gate.weight"]),
+        num_heads=tower.heads,
+        image_size=tower.side * tower.patch,
+        patch_size=tower.patch,
+        rms_norm_eps=tower.eps,
+        out_hidden_size=tower.text,
+    )
+    config._attn_implementation = "eager"
+    names = {"ln1": "norm1", "ln2": "norm2", "attn_qkv": "attn.qkv", "attn_out": "attn.proj"}
+    names |= {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+    rest = {f"mm.{part}.": f"merger.{part}_proj." for part in ("gate", "up", "down")}
+    rest |= {"v.norm_embd.": "post_conv_layernorm.", "v.post_ln.": "post_layernorm.", "mm.patch_merger.": "downsample."}
+    rest |= {"mm.model.fc.": "merger.proj.", "mm.post_norm.": "merger.post_projection_norm."}
+    rest |= {"v.position_embd.": "embeddings.position_embedding.", "v.patch_embd.bias": "patch_embed.proj.bias"}
+    state = renamed(w, layers(tower, names, "blocks") | rest)
+    state["patch_embed.proj.weight"] = frames_of(w)
+    return load(glm4v.Glm4vVisionModel(config), state)(*patches(tower, 2, 2)).pooler_output
+
+
 MODELS: dict[str, Callable[[Tower, Weights], torch.Tensor]] = {
     "qwen2vl": qwen,
     "qwen25vl": qwen,
@@ -217,6 +242,7 @@ MODELS: dict[str, Callable[[Tower, Weights], torch.Tensor]] = {
     "pixtral": pixtral_rows,
     "mistral3": pixtral_rows,
     "kimik25": kimi_rows,
+    "glm4v": glm4v_rows,
 }
 
 

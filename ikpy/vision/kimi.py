@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import Limits, axial_table, resampled
@@ -40,12 +37,7 @@ class KimiVLProjector(NativeSizeProjector):
 
     def read_positions(self, weights: ProjectorWeights) -> NDArray[np.float32]:
         """The table [side, side, D]."""
-        name, n = "v.position_embd.weight", self.params.n_embd
-        count = weights.shape(name)[-1]
-        side = math.isqrt(count)
-        if side * side != count:
-            raise FileFormatError(f"{self.path}: the {count} positions of {name} are no square")
-        return weights.array(name, (n, count)).reshape(side, side, n)
+        return self.square_table(weights, "v.position_embd.weight")
 
     @property
     def n_out(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -17,7 +18,7 @@ from ikpy.vision.images import Pixels
 from ikpy.vision.params import size
 from ikpy.vision.projector import Projector, Source
 from ikpy.vision.resize import padded
-from ikpy.vision.weights import Linear
+from ikpy.vision.weights import Linear, ProjectorWeights, value_of
 
 MAX_MERGE = 64
 MAX_PIXELS = 2**31 - 1
@@ -68,6 +69,28 @@ class NativeSizeProjector(Projector):
     def square(self) -> int:
         """Pixels of a side of what becomes one row."""
         return self.params.patch_size * self.merge
+
+    # tensors that several families have
+
+    def two_frames(self, weights: ProjectorWeights) -> Value:
+        """Filters [3 p p, D] for pictures, which some encoders see as films of two equal frames: sums of both."""
+        names, n, patch = ("v.patch_embd.weight", "v.patch_embd.weight.1"), self.params.n_embd, self.params.patch_size
+        first, second = (weights.array(name, (patch, patch, 3, n)) for name in names)
+        return value_of((first + second).reshape(n, -1), names[0])
+
+    def square_table(self, weights: ProjectorWeights, name: str) -> NDArray[np.float32]:
+        """Positions of a square grid [side, side, D]."""
+        count = weights.shape(name)[-1]
+        side = math.isqrt(count)
+        if side * side != count:
+            raise FileFormatError(f"{self.path}: the {count} positions of {name} are no square")
+        return weights.array(name, (self.params.n_embd, count)).reshape(side, side, self.params.n_embd)
+
+    def joining_matrix(self, weights: ProjectorWeights, name: str) -> Value:
+        """A matrix over the patches of a square, [m² D, n]. Files have the patches inside of the elements."""
+        n, m, shape = self.params.n_embd, self.merge, weights.shape(name)
+        joined = weights.array(name, (n * m * m, shape[-1]), (m, m, n, shape[-1])).reshape(shape[-1], n, m * m)
+        return value_of(joined.transpose(0, 2, 1).reshape(shape[-1], -1), name)
 
     # sizes of pictures
 

@@ -12,7 +12,6 @@ from ikpy.vision.images import Pixels
 from ikpy.vision.native_size import ROPE_BASE, NativeSizeProjector
 from ikpy.vision.projector import Source
 from ikpy.vision.rows import MediaRows
-from ikpy.vision.weights import value_of
 
 
 class PixtralProjector(NativeSizeProjector):
@@ -34,11 +33,8 @@ class PixtralProjector(NativeSizeProjector):
         self.norm = self.merger = None
         if weights.has("mm.patch_merger.weight"):
             self.norm = weights.norm("mm.input_norm", n)
-            m = self.merge**2
-            # The file has the patches of a square inside of the elements, rows have them outside.
-            merger = weights.array("mm.patch_merger.weight", (n * m, n)).reshape(n, n, m).transpose(0, 2, 1)
-            self.merger = value_of(merger.reshape(n, m * n), "mm.patch_merger.weight")
-        self.up = weights.linear("mm.1", n)
+            self.merger = self.joining_matrix(weights, "mm.patch_merger.weight")
+        self.up = weights.linear("mm.1", n if self.merger is None else self.merger.shape[1])
         self.down = weights.linear("mm.2", self.up.n_out)
         self.line_end: NDArray[np.float32] | None = None
         if weights.has("v.token_embd.img_break"):

@@ -27,6 +27,7 @@ FAMILIES = {
     "qwen2vl_merger": "qwen2vl.Qwen2VLProjector",
     "qwen2.5vl_merger": "qwen2vl.Qwen25VLProjector",
     "qwen3vl_merger": "qwen3vl.Qwen3VLProjector",
+    "glm4v": "glm4v.Glm4vProjector",
     "pixtral": "pixtral.PixtralProjector",
     "kimivl": "kimi.KimiVLProjector",
     "kimik25": "kimi.KimiK25Projector",

@@ -11,17 +11,9 @@ from ikpy.vision.grids import Ints, Limits, ranges_of, square_order, window_orde
 from ikpy.vision.native_size import MAX_PIXELS, NativeSizeProjector
 from ikpy.vision.params import size
 from ikpy.vision.projector import Source
-from ikpy.vision.weights import ProjectorWeights, value_of
 
 WINDOW_PIXELS = 112
 """Side of a window of Qwen2.5-VL; files do not say it."""
-
-
-def two_frames(weights: ProjectorWeights, patch: int, n: int) -> Value:
-    """Filters [3 p p, n] for pictures, which these encoders see as films of two equal frames: sums of both filters."""
-    names = "v.patch_embd.weight", "v.patch_embd.weight.1"
-    first, second = (weights.array(name, (patch, patch, 3, n)) for name in names)
-    return value_of((first + second).reshape(n, -1), names[0])
 
 
 class QwenProjector(NativeSizeProjector):
@@ -32,7 +24,7 @@ class QwenProjector(NativeSizeProjector):
 
     def load_rest(self, source: Source) -> None:
         weights, n = source.weights, self.params.n_embd
-        self.filters = two_frames(weights, self.params.patch_size, n)
+        self.filters = self.two_frames(weights)
         self.up = weights.linear("mm.0", n * self.merge**2)
         self.down = weights.linear("mm.2", self.up.n_out)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import resampled
@@ -34,12 +32,7 @@ class Qwen3VLProjector(QwenProjector):
         super().load_rest(source)
         weights, n = source.weights, self.params.n_embd
         self.bias = weights.vector("v.patch_embd.bias", n)
-        name = "v.position_embd.weight"
-        shape = weights.shape(name)
-        side = math.isqrt(shape[-1])
-        if side * side != shape[-1]:
-            raise FileFormatError(f"{self.path}: {shape[-1]} positions in {name} are no square")
-        self.positions = weights.array(name, (n, side * side)).reshape(side, side, n)
+        self.positions = self.square_table(weights, "v.position_embd.weight")
         self.norm = weights.norm("v.post_ln", n)
         self.deep = self._read_deep(weights)
         self.n_deep = len(self.deep)

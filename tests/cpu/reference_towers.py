@@ -152,6 +152,8 @@ def encoded(tower: Tower, w: Weights, pixels: np.ndarray) -> tuple[np.ndarray, l
         x = x + patches_of(pixels, w["v.patch_embd.weight.1"])
     if "v.patch_embd.bias" in w:
         x = x + w["v.patch_embd.bias"]
+    if "v.norm_embd.weight" in w:
+        x = norm(x, w, "v.norm_embd", tower.eps, rms=True)
     if "v.position_embd.weight" in w:
         x = x + positions(tower, w, *x.shape[:2])
     if "v.pre_ln.weight" in w:
@@ -176,12 +178,26 @@ def rows(tower: Tower, w: Weights, picture: np.ndarray) -> np.ndarray:
     if tower.kind.startswith("kimi"):
         x = norm(x, w, "mm.input_norm", 1e-5)
         return linear(erf_gelu(linear(merged(tower, x), w, "mm.1")), w, "mm.2")
+    if tower.kind == "glm4v":
+        return _glm_rows(tower, w, x)
     found = [linear(erf_gelu(linear(merged(tower, x), w, "mm.0")), w, "mm.2")]
     for il, states in zip(tower.deep, deep, strict=True):
         p = f"v.deepstack.{il}"
         normed = norm(merged(tower, states), w, f"{p}.norm", tower.eps)
         found.append(linear(erf_gelu(linear(normed, w, f"{p}.fc1")), w, f"{p}.fc2"))
     return np.concatenate(found, -1)
+
+
+def _glm_rows(tower: Tower, w: Weights, x: np.ndarray) -> np.ndarray:
+    """A convolution over squares, a matrix and a gated network."""
+    m = tower.merge
+    squares = x.reshape(x.shape[0] // m, m, x.shape[1] // m, m, tower.d)
+    x = (
+        np.einsum("ryckd,odyk->rco", squares, w["mm.patch_merger.weight"].astype(np.float64))
+        + w["mm.patch_merger.bias"]
+    )
+    x = erf_gelu(norm(linear(x.reshape(-1, tower.text), w, "mm.model.fc"), w, "mm.post_norm", 1e-5))
+    return linear(ACTIVATIONS["silu"](linear(x, w, "mm.gate")) * linear(x, w, "mm.up"), w, "mm.down")
 
 
 def _pixtral_rows(tower: Tower, w: Weights, x: np.ndarray) -> np.ndarray:

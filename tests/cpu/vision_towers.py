@@ -205,6 +205,20 @@ class _Maker:
 
     make_kimik25 = make_kimivl
 
+    def make_glm4v(self) -> None:
+        t = self.tower
+        self.patches(frames=2, bias=True)
+        self.norm("v.norm_embd", t.d, bias=False)
+        self.table(t.side**2, t.d)
+        self.blocks(fused=True)
+        self.norm("v.post_ln", t.d, bias=False)
+        self.linear("mm.patch_merger", t.text, t.d, t.merge, t.merge)
+        self.matrix("mm.model.fc", t.text, t.text)
+        self.norm("mm.post_norm", t.text, bias=True)
+        for name in ("gate", "up"):
+            self.matrix(f"mm.{name}", t.ff + 3, t.text)
+        self.matrix("mm.down", t.text, t.ff + 3)
+
 
 TOWERS = {
     "qwen2vl": Tower("qwen2vl_merger", ff=120),
@@ -216,4 +230,15 @@ TOWERS = {
     ),
     "kimivl": Tower("kimivl", activation="tanh", side=7, eps=1e-5, further={"projector.scale_factor": 2}),
     "kimik25": Tower("kimik25", activation="tanh", side=7, eps=1e-5, further={"projector.scale_factor": 2}),
+    "glm4v": Tower(
+        "glm4v",
+        rms=True,
+        gated=True,
+        biases=False,
+        activation="silu",
+        side=7,
+        eps=1e-5,
+        ff=64,
+        further={"spatial_merge_size": 2},
+    ),
 }

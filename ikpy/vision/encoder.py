@@ -48,16 +48,21 @@ class EncoderLayer:
 class VisionTransformer:
     """Weights under v.* and the graph over them.
 
-    rms: norms are RMSNorm. Families with another patch embedding or other positions call `layers` alone.
+    rms: norms are RMSNorm. n_layer: how many layers are used, None: all. Families with another patch embedding or other
+    positions call `layers` alone.
     """
 
-    def __init__(self, weights: ProjectorWeights, params: VisionParams, *, rms: bool = False) -> None:
+    def __init__(
+        self, weights: ProjectorWeights, params: VisionParams, *, rms: bool = False, n_layer: int | None = None
+    ) -> None:
         self.params = params
         self.rms = rms
         n = params.n_embd
         self.pre_norm = weights.norm_if("v.pre_ln", n)
         self.post_norm = weights.norm_if("v.post_ln", n)
-        self.blocks = [self._load_layer(weights, f"v.blk.{il}") for il in range(params.n_layer)]
+        self.blocks = [
+            self._load_layer(weights, f"v.blk.{il}") for il in range(params.n_layer if n_layer is None else n_layer)
+        ]
 
     def _load_layer(self, weights: ProjectorWeights, prefix: str) -> EncoderLayer:
         n, head = self.params.n_embd, self.params.head_size
@@ -116,25 +121,20 @@ class VisionTransformer:
         *,
         rotate: Rotate | None = None,
         ranges: Callable[[int], NDArray[np.integer] | None] | None = None,
-        n_layer: int | None = None,
         tap: Container[int] = (),
         taken: list[Value] | None = None,
     ) -> Value:
         """The residual stream behind the layers, with the norms before and behind all of them, for x [D, T].
 
-        ranges: of `PictureGraph.attention` by layer. n_layer: only so many layers, without the last norm. tap: layers
-        before which the stream is appended to `taken`; the number of layers means behind the last one.
+        ranges: of `PictureGraph.attention` by layer. tap: layers before which the stream is appended to `taken`.
         """
         if self.pre_norm is not None:
             x = self.norm(b, self.pre_norm, x)
-        stop = len(self.blocks) if n_layer is None else n_layer
-        for il, block in enumerate(self.blocks[:stop]):
+        for il, block in enumerate(self.blocks):
             if il in tap and taken is not None:
                 taken.append(x)
             x = self.layer(b, block, x, rotate, ranges(il) if ranges else None)
-        if stop in tap and taken is not None:
-            taken.append(x)
-        return self.norm(b, self.post_norm, x) if self.post_norm is not None and n_layer is None else x
+        return self.norm(b, self.post_norm, x) if self.post_norm is not None else x
 
     def norm(self, b: PictureGraph, norm: Norm | None, x: Value) -> Value:
         """RMSNorm or LayerNorm over dimension 0, without weights if there are none."""

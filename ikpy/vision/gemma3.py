@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.vision.embedding import FixedEmbedding
 from ikpy.vision.encoder import VisionTransformer
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.images import Pixels
-from ikpy.vision.params import size
+from ikpy.vision.merging import merge_factor
 from ikpy.vision.projector import Projector, Source
 from ikpy.vision.resize import padded
 
@@ -22,11 +21,7 @@ class Gemma3Projector(Projector):
 
     def load(self, source: Source) -> None:
         weights, n = source.weights, self.params.n_embd
-        self.factor = size(source.keys, "projector.scale_factor", default=4)
-        if self.params.grid_size % self.factor:
-            raise FileFormatError(
-                f"{source.keys.gguf.path}: sides of {self.params.grid_size} patches are no multiple of {self.factor}"
-            )
+        self.factor = merge_factor(source.keys, self.params, default=4)
         self.embedding = FixedEmbedding(weights, self.params)
         self.tower = VisionTransformer(weights, self.params)
         self.norm = weights.table("mm.soft_emb_norm.weight", (n,))

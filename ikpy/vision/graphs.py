@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,12 +76,21 @@ class PictureGraph:
         out = self.graph.attention(q, [k], v, (mask, self.indices(ranges)), scale=scale, flash=True)
         return out.reshape(out.shape[0] * out.shape[1], out.shape[2])
 
-    def with_first_row(self, first: Value, n: int, fill: Callable[[Value], Value]) -> Value:
-        """f32 [D, 1 + n] whose first row is `first` [D]; fill writes the others into the view it gets."""
-        g, size = self.graph, first.shape[0]
-        whole = g.new(size, 1 + n)
-        g.copy(first.reshape(size, 1), whole.slice(1, 0, 1))
-        fill(whole.slice(1, 1, n))
+    def side_by_side(self, parts: Sequence[Value]) -> Value:
+        """f32 [sum of their sizes, T] of parts [D, T]."""
+        g = self.graph
+        whole, start = g.new(sum(part.shape[0] for part in parts), parts[0].shape[1]), 0
+        for part in parts:
+            g.copy(part, whole.slice0(start, part.shape[0]))
+            start += part.shape[0]
+        return whole
+
+    def with_row(self, row: Value, n: int, fill: Callable[[Value], Value], *, last: bool = False) -> Value:
+        """f32 [D, n + 1] with `row` [D] before n others, or behind them; fill writes these into the view it gets."""
+        g, size = self.graph, row.shape[0]
+        whole = g.new(size, n + 1)
+        g.copy(row.reshape(size, 1), whole.slice(1, n if last else 0, 1))
+        fill(whole.slice(1, 0 if last else 1, n))
         return whole
 
     def merged(self, x: Value, factor: int, *, rows: int | None = None, columns: int | None = None) -> Value:

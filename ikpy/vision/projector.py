@@ -31,6 +31,9 @@ FAMILIES = {
     "pixtral": "pixtral.PixtralProjector",
     "kimivl": "kimi.KimiVLProjector",
     "kimik25": "kimi.KimiK25Projector",
+    "idefics3": "idefics3.Idefics3Projector",
+    "internvl": "internvl.InternVLProjector",
+    "mlp": "llava.LlavaProjector",
 }
 """Class of every projector type, in the modules of this package."""
 

@@ -10,9 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from transformers.models.exaone4_5 import modeling_exaone4_5 as exaone45
 from transformers.models.glm4v import modeling_glm4v as glm4v
+from transformers.models.glm5_next import modeling_glm5_next as glm5
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llava import modeling_llava as llava
+from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl as minimax_m3
 from transformers.models.mistral3 import modeling_mistral3 as mistral3
 from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen25
@@ -106,6 +109,62 @@ def qwen(tower: Tower, w: Weights) -> torch.Tensor:
     return load(model_class(config), state)(*patches(tower, 2, 2)).pooler_output
 
 
+def exaone(tower: Tower, w: Weights) -> torch.Tensor:
+    """EXAONE 4.5."""
+    full = [i for i in range(tower.layers) if (i + 1) % tower.windows == 0]
+    config = exaone45.Exaone4_5_VisionConfig(
+        depth=tower.layers,
+        num_heads=tower.heads,
+        num_key_value_heads=tower.kv,
+        patch_size=tower.patch,
+        hidden_size=tower.d,
+        intermediate_size=tower.ff,
+        out_hidden_size=tower.text,
+        fullatt_block_indexes=full,
+    )
+    config._attn_implementation = "eager"
+    names = {"ln1": "norm1", "ln2": "norm2", "attn_qkv": "attn.qkv", "attn_out": "attn.proj"}
+    names |= {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+    heads = {"v.post_ln.": "merger.ln_q.", "mm.0.": "merger.mlp.0.", "mm.2.": "merger.mlp.2."}
+    state = renamed(w, layers(tower, names, "blocks") | heads)
+    state["patch_embed.proj.weight"] = frames_of(w)
+    return load(exaone45.Exaone4_5_VisionModel(config), state)(*patches(tower, 2, 2)).pooler_output
+
+
+def minimax(tower: Tower, w: Weights) -> torch.Tensor:
+    """MiniMax M3."""
+    config = minimax_m3.MiniMaxM3VLVisionConfig(
+        num_hidden_layers=tower.layers,
+        num_attention_heads=tower.heads,
+        patch_size=tower.patch,
+        hidden_size=tower.d,
+        intermediate_size=tower.ff,
+        layer_norm_eps=tower.eps,
+    )
+    config._attn_implementation = "eager"
+    names = {"ln1": "layer_norm1", "ln2": "layer_norm2", "attn_out": "self_attn.out_proj"}
+    names |= {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"} | {f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"}
+    turned = {k: thirds(tower, v) if "attn_q" in k or "attn_k" in k else v for k, v in w.items()}
+    state = renamed(turned, layers(tower, names, "layers") | {"v.pre_ln.": "pre_layrnorm."})
+    state["embeddings.proj.weight"] = frames_of(w)
+    flat, grid = patches(tower, 2, 2)
+    states = load(minimax_m3.MiniMaxM3VLVisionModel(config), state)(flat, grid).last_hidden_state[0]
+    whole = minimax_m3.MiniMaxM3VLConfig(
+        vision_config=config.to_dict(), text_config={"hidden_size": tower.text}, projector_hidden_size=tower.ff
+    )
+    names = {"mm.1.": "linear_1.", "mm.2.": "linear_2."}
+    names |= {"mm.merger.fc1.": "merge_linear_1.", "mm.merger.fc2.": "merge_linear_2."}
+    return load(minimax_m3.MiniMaxM3VLMultiModalProjector(whole), renamed(w, names))(states)
+
+
+def thirds(tower: Tower, w: np.ndarray) -> np.ndarray:
+    """Rows of q or k whose pairs lie in thirds of a head, reordered so that they are half of all these apart."""
+    head = w.reshape(tower.heads, tower.d // tower.heads, -1)
+    third = head.shape[1] // 3 // 2
+    pairs = head[:, : 6 * third].reshape(tower.heads, 3, 2, third, -1).transpose(0, 2, 1, 3, 4)
+    return np.concatenate([pairs.reshape(tower.heads, 6 * third, -1), head[:, 6 * third :]], axis=1).reshape(w.shape)
+
+
 def qwen3vl(tower: Tower, w: Weights) -> torch.Tensor:
     """Qwen3-VL: rows and their further parts side by side."""
     config = qwen3.Qwen3VLVisionConfig(
@@ -145,7 +204,7 @@ def halves(tower: Tower, w: np.ndarray, *, in_turn: bool) -> np.ndarray:
 
 
 def pixtral_rows(tower: Tower, w: Weights) -> torch.Tensor:
-    """Pixtral and Mistral 3, with the row of [IMG_BREAK] between lines."""
+    """Pixtral and Mistral 3, with the row of [IMG_BREAK] between lines, and LightOnOCR without."""
     config = pixtral.PixtralVisionConfig(
         hidden_size=tower.d,
         intermediate_size=tower.ff,
@@ -180,6 +239,8 @@ def pixtral_rows(tower: Tower, w: Weights) -> torch.Tensor:
             llava.LlavaConfig(**whole, vision_feature_layer=-1, text_config=text)
         )
         found = load(projector, renamed(w, linears))(x)[0]
+    if tower.kind == "lightonocr":
+        return found
     lines = found.reshape(image.shape[-2] // tower.patch // tower.merge, -1, tower.text)
     end = torch.from_numpy(w["v.token_embd.img_break"]).expand(len(lines), 1, tower.text)
     return torch.cat([lines, end], dim=1).reshape(-1, tower.text)[:-1]
@@ -211,20 +272,23 @@ def kimi_rows(tower: Tower, w: Weights) -> torch.Tensor:
     return load(kimi.Kimi_K25MultimodalProjection(whole), renamed(w, names))(merged).reshape(-1, tower.text)
 
 
-def glm4v_rows(tower: Tower, w: Weights) -> torch.Tensor:
-    """GLM-4.1V."""
-    config = glm4v.Glm4vVisionConfig(
-        depth=tower.layers,
-        hidden_size=tower.d,
-        intermediate_size=len(w["mm.gate.weight"]),
-        num_heads=tower.heads,
-        image_size=tower.side * tower.patch,
-        patch_size=tower.patch,
-        rms_norm_eps=tower.eps,
-        out_hidden_size=tower.text,
-    )
+def glm_rows(tower: Tower, w: Weights) -> torch.Tensor:
+    """GLM-4.1V and GLM-5.3 Flash."""
+    sizes = {"depth": tower.layers, "hidden_size": tower.d, "num_heads": tower.heads, "patch_size": tower.patch}
+    sizes |= {"rms_norm_eps": tower.eps, "out_hidden_size": tower.text}
+    inner = len(w["mm.gate.weight"])
+    if tower.side:
+        module, size = glm4v.Glm4vVisionModel, tower.side * tower.patch
+        config = glm4v.Glm4vVisionConfig(intermediate_size=inner, image_size=size, **sizes)
+    else:
+        module = glm5.Glm5NextVisionModel
+        limit = tower.further["swiglu_clamp"]
+        config = glm5.Glm5NextVisionConfig(
+            intermediate_size=tower.ff, projection_intermediate_size=inner, swiglu_limit=limit, **sizes
+        )
     config._attn_implementation = "eager"
     names = {"ln1": "norm1", "ln2": "norm2", "attn_qkv": "attn.qkv", "attn_out": "attn.proj"}
+    names |= {f"attn_{part}_norm": f"attn.{part}_norm" for part in "qk"}
     names |= {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
     rest = {f"mm.{part}.": f"merger.{part}_proj." for part in ("gate", "up", "down")}
     rest |= {"v.norm_embd.": "post_conv_layernorm.", "v.post_ln.": "post_layernorm.", "mm.patch_merger.": "downsample."}
@@ -232,7 +296,7 @@ def glm4v_rows(tower: Tower, w: Weights) -> torch.Tensor:
     rest |= {"v.position_embd.": "embeddings.position_embedding.", "v.patch_embd.bias": "patch_embed.proj.bias"}
     state = renamed(w, layers(tower, names, "blocks") | rest)
     state["patch_embed.proj.weight"] = frames_of(w)
-    return load(glm4v.Glm4vVisionModel(config), state)(*patches(tower, 2, 2)).pooler_output
+    return load(module(config), state)(*patches(tower, 2, 2)).pooler_output
 
 
 MODELS: dict[str, Callable[[Tower, Weights], torch.Tensor]] = {
@@ -242,7 +306,11 @@ MODELS: dict[str, Callable[[Tower, Weights], torch.Tensor]] = {
     "pixtral": pixtral_rows,
     "mistral3": pixtral_rows,
     "kimik25": kimi_rows,
-    "glm4v": glm4v_rows,
+    "glm4v": glm_rows,
+    "glm5v": glm_rows,
+    "lightonocr": pixtral_rows,
+    "exaone4_5": exaone,
+    "minimax_m3": minimax,
 }
 
 

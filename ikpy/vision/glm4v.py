@@ -1,13 +1,22 @@
-"""GLM-4.1V, 4.5V, 4.6V (arXiv:2507.01006) and GLM-OCR."""
+"""GLM-4.1V, 4.5V, 4.6V (arXiv:2507.01006), GLM-OCR and GLM-5.3 Flash."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
+from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
+from ikpy.vision.encoder import EncoderLayer, VisionTransformer
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.grids import resampled
+from ikpy.vision.grids import Limits, resampled, whole_picture_size
+from ikpy.vision.images import Pixels
 from ikpy.vision.native_size import NativeSizeProjector
+from ikpy.vision.params import VisionParams
 from ikpy.vision.projector import Source
-from ikpy.vision.weights import Linear
+from ikpy.vision.resize import stretched
+from ikpy.vision.weights import Linear, ProjectorWeights
 
 PROJECTOR_EPS = 1e-5
 """Epsilon of the norm in the projector; files do not say it."""
@@ -57,5 +66,58 @@ class Glm4vProjector(NativeSizeProjector):
         x = b.linear(self.merger, self.joined(self.tower.layers(b, x, rotate=self.rotation(b))))
         x = b.layer_norm(self.projection_norm, b.linear(self.projection, x), PROJECTOR_EPS)
         x = b.activated(x, "gelu_erf")
-        gate = b.activated(b.linear(self.gate, x), self.params.activation)
-        return b.linear(self.down, g.mul(gate, b.linear(self.up, x)))
+        return b.linear(self.down, self.network(b, b.linear(self.gate, x), b.linear(self.up, x)))
+
+    def network(self, b: PictureGraph, gate: Value, up: Value) -> Value:
+        """act(gate) * up."""
+        return b.graph.mul(b.activated(gate, self.params.activation), up)
+
+
+class Glm5vProjector(Glm4vProjector):
+    """GLM-5.3 Flash: as GLM-OCR, factors of gated networks being bounded.
+
+    Pictures within the limits stay as they are, in the upper left corner of whole squares.
+    """
+
+    def read_limits(self, source: Source) -> Limits:
+        """What the user says counts before what the file says."""
+        found, area = self.file_limits(source), self.square**2
+        least = source.min_tokens * area if source.min_tokens else found.least
+        return Limits(least, source.max_tokens * area if source.max_tokens else found.most)
+
+    def tiles(self, image: Pixels) -> list[str | Pixels]:
+        height, width = image.shape[:2]
+        target = whole_picture_size(height, width, self.square, self.limits)
+        scale = min(target[0] / height, target[1] / width)
+        if height * width >= self.limits.least:
+            scale = min(scale, 1.0)
+        inner = max(1, min(int(height * scale), target[0])), max(1, min(int(width * scale), target[1]))
+        found = np.zeros((*target, 3), np.uint8)
+        found[: inner[0], : inner[1]] = stretched(image, inner, "bicubic")
+        return [found]
+
+    def load_tower(self, source: Source) -> VisionTransformer:
+        self.limit = source.keys.f32("vision.swiglu_clamp")
+        if not 0 < self.limit < math.inf:
+            raise FileFormatError(f"{self.path}: clip.vision.swiglu_clamp is {self.limit}, not above 0")
+        return BoundedTransformer(source.weights, self.params, self.limit)
+
+    def network(self, b: PictureGraph, gate: Value, up: Value) -> Value:
+        return b.graph.gated(gate, up, "silu", self.limit)
+
+    def grid(self, rows: int, columns: int) -> tuple[int, int] | None:
+        return None
+
+
+class BoundedTransformer(VisionTransformer):
+    """RMSNorm and gated networks whose factors are bounded."""
+
+    def __init__(self, weights: ProjectorWeights, params: VisionParams, limit: float) -> None:
+        super().__init__(weights, params, rms=True)
+        self._limit = limit
+
+    def feed_forward(self, b: PictureGraph, layer: EncoderLayer, x: Value) -> Value:
+        if layer.gate is None:
+            return super().feed_forward(b, layer, x)
+        gate, up = b.linear(layer.gate, x), b.linear(layer.up, x)
+        return b.linear(layer.down, b.graph.gated(gate, up, "silu", self._limit))

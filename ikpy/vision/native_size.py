@@ -17,7 +17,7 @@ from ikpy.vision.grids import Ints, Limits, axial_table, fitting_size, square_or
 from ikpy.vision.images import Pixels
 from ikpy.vision.params import size
 from ikpy.vision.projector import Projector, Source
-from ikpy.vision.resize import padded
+from ikpy.vision.resize import padded, stretched
 from ikpy.vision.weights import Linear, ProjectorWeights, value_of
 
 MAX_MERGE = 64
@@ -32,7 +32,8 @@ class NativeSizeProjector(Projector):
 
     default_tokens: rows of a picture at least and at most, where neither file nor user say otherwise. merge_key,
     default_merge: where files say how many patches a square has. neighbours: rotated pairs are neighbouring elements of
-    a head, not those half a head apart. rms: norms are RMSNorm.
+    a head, not those half a head apart. rms: norms are RMSNorm. stretches: pictures are, instead of having bars.
+    longest_edge: to which pictures are brought.
     """
 
     default_tokens: ClassVar[tuple[int, int]] = (8, 4096)
@@ -40,6 +41,8 @@ class NativeSizeProjector(Projector):
     default_merge: ClassVar[int] = 2
     neighbours: ClassVar[bool] = False
     rms: ClassVar[bool] = False
+    stretches: ClassVar[bool] = False
+    longest_edge: int | None = None
 
     def load(self, source: Source) -> None:
         self.path = source.keys.gguf.path
@@ -55,11 +58,16 @@ class NativeSizeProjector(Projector):
             raise FileFormatError(
                 f"{self.path}: heads of {self.params.head_size} elements cannot be rotated by two positions"
             )
-        self.tower = VisionTransformer(source.weights, self.params, rms=self.rms)
-        sizes = {part.n_out for block in self.tower.blocks for part in (block.q, block.k, block.v)}
-        if sizes - {self.params.n_embd}:
-            raise FileFormatError(f"{self.path}: queries, keys and values of {sorted(sizes)} elements")
+        self.tower = self.load_tower(source)
+        for block in self.tower.blocks:
+            sizes = block.q.n_out, block.k.n_out, block.v.n_out
+            if sizes[0] != self.params.n_embd or sizes[1] != sizes[2] or sizes[0] % sizes[1]:
+                raise FileFormatError(f"{self.path}: queries, keys and values of {sizes} elements")
         self.load_rest(source)
+
+    def load_tower(self, source: Source) -> VisionTransformer:
+        """Takes the layers."""
+        return VisionTransformer(source.weights, self.params, rms=self.rms)
 
     @abstractmethod
     def load_rest(self, source: Source) -> None:
@@ -99,13 +107,18 @@ class NativeSizeProjector(Projector):
         least, most = self.default_tokens
         return Limits((source.min_tokens or least) * self.square**2, (source.max_tokens or most) * self.square**2)
 
+    def file_limits(self, source: Source) -> Limits:
+        """Pixels of a picture as the file says, which must be there."""
+        names = "image_min_pixels", "image_max_pixels"
+        return Limits(*(size(source.keys, name, most=MAX_PIXELS) for name in names))
+
     def tiles(self, image: Pixels) -> list[str | Pixels]:
         height, width = image.shape[:2]
-        target = fitting_size(height, width, self.square, self.limits)
+        target = fitting_size(height, width, self.square, self.limits, self.longest_edge)
         tokens = target[0] * target[1] // self.square**2
         if tokens > max(MAX_TOKENS, self.limits.most // self.square**2):
             raise UsageError(f"the picture of {width} x {height} pixels is too narrow: it would have {tokens} tokens")
-        return [padded(image, target, "bicubic")]
+        return [stretched(image, target, "bicubic") if self.stretches else padded(image, target, "bicubic")]
 
     # order and positions of patches
 

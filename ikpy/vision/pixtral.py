@@ -9,7 +9,8 @@ from ikpy.graph.ir import Value
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import axial_table
 from ikpy.vision.images import Pixels
-from ikpy.vision.native_size import ROPE_BASE, NativeSizeProjector
+from ikpy.vision.native_size import MAX_TOKENS, ROPE_BASE, NativeSizeProjector
+from ikpy.vision.params import MAX_IMAGE_SIZE, size
 from ikpy.vision.projector import Source
 from ikpy.vision.rows import MediaRows
 
@@ -63,3 +64,16 @@ class PixtralProjector(NativeSizeProjector):
             x = b.graph.rms_norm(x, self.norm.weight, self.params.eps)
             x = b.graph.mul_mat(self.merger, self.joined(x))
         return self.projected(b, self.up, self.down, x)
+
+
+class LightOnOcrProjector(PixtralProjector):
+    """As Mistral 3, without rows between lines; pictures are brought to one length of their longer side."""
+
+    begin = "<|im_start|>"
+    end = "<|im_end|>"
+    default_tokens = (0, MAX_TOKENS)
+
+    def load_rest(self, source: Source) -> None:
+        super().load_rest(source)
+        self.line_end = None
+        self.longest_edge = size(source.keys, "preproc_image_size", default=self.params.image_size, most=MAX_IMAGE_SIZE)

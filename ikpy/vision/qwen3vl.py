@@ -62,14 +62,24 @@ class Qwen3VLProjector(QwenProjector):
                 normed = b.layer_norm(deep.norm, self.joined(x), self.params.eps)
                 parts.append(self.projected(b, deep.up, deep.down, normed))
         x = self.tower.norm(b, self.norm, x)
-        return self._side_by_side(b, [self.projected(b, self.up, self.down, self.joined(x)), *parts])
+        return b.side_by_side([self.projected(b, self.up, self.down, self.joined(x)), *parts])
 
-    def _side_by_side(self, b: PictureGraph, parts: list[Value]) -> Value:
-        """Rows [n, T] of all parts as one row each."""
-        if len(parts) == 1:
-            return parts[0]
-        n, n_tokens = parts[0].shape[:2]
-        whole = b.graph.new(n * len(parts), n_tokens)
-        for i, part in enumerate(parts):
-            b.graph.copy(part, whole.slice0(i * n, n))
-        return whole
+
+class Ling3Projector(QwenProjector):
+    """Ling 3.0 VL: the tower of Qwen3-VL, whose states are normed before they are joined."""
+
+    def load_rest(self, source: Source) -> None:
+        super().load_rest(source)
+        weights, n = source.weights, self.params.n_embd
+        self.bias = weights.vector("v.patch_embd.bias", n)
+        self.positions = self.square_table(weights, "v.position_embd.weight")
+        self.norm = weights.norm("mm.input_norm", n)
+
+    def grid(self, rows: int, columns: int) -> tuple[int, int] | None:
+        return None
+
+    def build(self, b: PictureGraph) -> Value:
+        positions = resampled(self.positions, b.rows, b.columns, "corners")[self.order(b.rows, b.columns)]
+        x = b.graph.add(b.graph.mul_mat(self.filters, b.patches, self.bias), b.floats(positions))
+        x = self.tower.norm(b, self.norm, self.tower.layers(b, x, rotate=self.rotation(b)))
+        return self.projected(b, self.up, self.down, self.joined(x))

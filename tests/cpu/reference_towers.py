@@ -51,20 +51,40 @@ ACTIVATIONS = {
 def angles(tower: Tower, rows: int, columns: int) -> np.ndarray:
     """Angles [rows, columns, pairs] of the pairs of a head, in the order of the file."""
     n = tower.d // tower.heads // 2  # pairs
+    if tower.kind == "minimax_m3":
+        return _third_angles(n, rows, columns)
     row, column = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
     first, second = (column, row) if tower.kind.startswith("kimi") else (row, column)
     steps = np.arange(n // 2)
-    if tower.kind == "pixtral":  # the rates of all pairs, dealt out in turn
+    if tower.kind in ("pixtral", "lightonocr"):  # the rates of all pairs, dealt out in turn
         rates = 10000.0 ** (-2 * steps / n), 10000.0 ** (-(2 * steps + 1) / n)
     else:
         rates = (10000.0 ** (-2 * steps / n),) * 2
     return np.concatenate([first[..., None] * rates[0], second[..., None] * rates[1]], -1)
 
 
+def _third_angles(n: int, rows: int, columns: int) -> np.ndarray:
+    """A third of the pairs turns by time, which is 0, a third by rows, one by columns, and what is left not at all."""
+    third = 2 * n // 3 // 2
+    row, column = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+    rates = 10000.0 ** (-np.arange(third) / third)
+    found = np.zeros((rows, columns, n))
+    found[..., third : 2 * third] = row[..., None] * rates
+    found[..., 2 * third : 3 * third] = column[..., None] * rates
+    return found
+
+
 def rotated(tower: Tower, x: np.ndarray, angle: np.ndarray) -> np.ndarray:
     """Heads [rows, columns, H, n] turned; pairs are neighbours in some files and n / 2 apart in others."""
     z = np.exp(1j * angle)[:, :, None]
-    if tower.kind in ("pixtral", "kimivl", "kimik25"):
+    if tower.kind == "minimax_m3":  # each third has its own pairs, which are half of it apart
+        third, turned = x.shape[-1] // 3 // 2, x.copy()
+        for i in range(3):
+            a, b = (x[..., third * j : third * (j + 1)] for j in (2 * i, 2 * i + 1))
+            part = (a + 1j * b) * z[..., third * i : third * (i + 1)]
+            turned[..., 2 * third * i : 2 * third * (i + 1)] = np.concatenate([part.real, part.imag], -1)
+        return turned
+    if tower.kind in ("pixtral", "lightonocr", "kimivl", "kimik25"):
         turned = (x[..., ::2] + 1j * x[..., 1::2]) * z
         return np.stack([turned.real, turned.imag], -1).reshape(x.shape)
     half = x.shape[-1] // 2
@@ -83,10 +103,13 @@ def attention(tower: Tower, w: Weights, p: str, x: np.ndarray, *, windowed: bool
     rows, columns, d = x.shape
     n = d // tower.heads
     if f"{p}.attn_qkv.weight" in w:
-        q, k, v = np.split(linear(x, w, f"{p}.attn_qkv"), 3, -1)
+        q, k, v = np.split(linear(x, w, f"{p}.attn_qkv"), [d, d + n * (tower.kv or tower.heads)], -1)
     else:
         q, k, v = (linear(x, w, f"{p}.attn_{part}") for part in "qkv")
-    q, k, v = (part.reshape(rows, columns, tower.heads, n) for part in (q, k, v))
+    q, k, v = (part.reshape(rows, columns, -1, n) for part in (q, k, v))
+    if f"{p}.attn_q_norm.weight" in w:
+        q, k = (norm(part, w, f"{p}.attn_{name}_norm", tower.eps, rms=True) for part, name in ((q, "q"), (k, "k")))
+    k, v = (np.repeat(part, tower.heads // part.shape[2], axis=2) for part in (k, v))
     turns = angles(tower, rows, columns)
     q, k = rotated(tower, q, turns), rotated(tower, k, turns)
     q, k, v = (part.reshape(rows * columns, tower.heads, n) for part in (q, k, v))
@@ -99,9 +122,14 @@ def attention(tower: Tower, w: Weights, p: str, x: np.ndarray, *, windowed: bool
     return linear(np.einsum("hab,bhn->ahn", share, v).reshape(rows, columns, d), w, f"{p}.attn_out")
 
 
+def gated(tower: Tower, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    limit = tower.further.get("swiglu_clamp", np.inf)
+    return ACTIVATIONS[tower.activation](np.minimum(gate, limit)) * np.clip(up, -limit, limit)
+
+
 def network(tower: Tower, w: Weights, p: str, x: np.ndarray) -> np.ndarray:
     up, act = linear(x, w, f"{p}.ffn_up"), ACTIVATIONS[tower.activation]
-    inner = act(linear(x, w, f"{p}.ffn_gate")) * up if tower.gated else act(up)
+    inner = gated(tower, linear(x, w, f"{p}.ffn_gate"), up) if tower.gated else act(up)
     return linear(inner, w, f"{p}.ffn_down")
 
 
@@ -141,7 +169,7 @@ def cubic_weights(n: int, side: int) -> np.ndarray:
 
 def positions(tower: Tower, w: Weights, rows: int, columns: int) -> np.ndarray:
     table = w["v.position_embd.weight"].reshape(tower.side, tower.side, tower.d).astype(np.float64)
-    weights = corner_weights if tower.kind == "qwen3vl_merger" else cubic_weights
+    weights = corner_weights if tower.kind in ("qwen3vl_merger", "ling3vl") else cubic_weights
     return np.einsum("ry,cx,yxd->rcd", weights(rows, tower.side), weights(columns, tower.side), table)
 
 
@@ -172,20 +200,31 @@ def encoded(tower: Tower, w: Weights, pixels: np.ndarray) -> tuple[np.ndarray, l
 def rows(tower: Tower, w: Weights, picture: np.ndarray) -> np.ndarray:
     """What the file makes of a picture uint8 [h, w, 3] of a size that fits it, float64 [n, n_embd * (1 + n_deep)]."""
     x, deep = encoded(tower, w, normalized(tower, picture))
-    if tower.kind == "pixtral":
+    if tower.kind in ("pixtral", "lightonocr"):
         return _pixtral_rows(tower, w, x)
-    x = norm(x, w, "v.post_ln", tower.eps, rms=tower.rms)
-    if tower.kind.startswith("kimi"):
-        x = norm(x, w, "mm.input_norm", 1e-5)
-        return linear(erf_gelu(linear(merged(tower, x), w, "mm.1")), w, "mm.2")
-    if tower.kind == "glm4v":
+    if tower.kind == "minimax_m3":
+        return _minimax_rows(tower, w, x)
+    last = "mm.post_norm" if tower.kind == "dots_ocr" else "v.post_ln"
+    if f"{last}.weight" in w:
+        x = norm(x, w, last, tower.eps, rms=tower.rms)
+    if tower.kind.startswith("glm"):
         return _glm_rows(tower, w, x)
+    if "mm.input_norm.weight" in w:
+        x = norm(x, w, "mm.input_norm", {"ling3vl": tower.eps, "dots_ocr": 1e-6}.get(tower.kind, 1e-5))
+    if tower.kind.startswith("kimi"):
+        return linear(erf_gelu(linear(merged(tower, x), w, "mm.1")), w, "mm.2")
     found = [linear(erf_gelu(linear(merged(tower, x), w, "mm.0")), w, "mm.2")]
     for il, states in zip(tower.deep, deep, strict=True):
         p = f"v.deepstack.{il}"
         normed = norm(merged(tower, states), w, f"{p}.norm", tower.eps)
         found.append(linear(erf_gelu(linear(normed, w, f"{p}.fc1")), w, f"{p}.fc2"))
     return np.concatenate(found, -1)
+
+
+def _minimax_rows(tower: Tower, w: Weights, x: np.ndarray) -> np.ndarray:
+    """Two matrices for patches, two for squares of them."""
+    x = linear(erf_gelu(linear(x, w, "mm.1")), w, "mm.2")
+    return linear(erf_gelu(linear(merged(tower, x), w, "mm.merger.fc1")), w, "mm.merger.fc2")
 
 
 def _glm_rows(tower: Tower, w: Weights, x: np.ndarray) -> np.ndarray:
@@ -197,7 +236,7 @@ def _glm_rows(tower: Tower, w: Weights, x: np.ndarray) -> np.ndarray:
         + w["mm.patch_merger.bias"]
     )
     x = erf_gelu(norm(linear(x.reshape(-1, tower.text), w, "mm.model.fc"), w, "mm.post_norm", 1e-5))
-    return linear(ACTIVATIONS["silu"](linear(x, w, "mm.gate")) * linear(x, w, "mm.up"), w, "mm.down")
+    return linear(gated(tower, linear(x, w, "mm.gate"), linear(x, w, "mm.up")), w, "mm.down")
 
 
 def _pixtral_rows(tower: Tower, w: Weights, x: np.ndarray) -> np.ndarray:
@@ -208,6 +247,8 @@ def _pixtral_rows(tower: Tower, w: Weights, x: np.ndarray) -> np.ndarray:
         parts = [x[i::m, j::m] for i in range(m) for j in range(m)]
         x = linear(np.stack(parts, -1).reshape(-1, m * m * tower.d), w, "mm.patch_merger")
     x = linear(erf_gelu(linear(x.reshape(-1, tower.d), w, "mm.1")), w, "mm.2")
+    if tower.kind == "lightonocr":
+        return x
     lines = x.reshape(-1, columns, tower.text)
     end = np.broadcast_to(w["v.token_embd.img_break"].astype(np.float64), (len(lines), 1, tower.text))
     return np.concatenate([lines, end], 1).reshape(-1, tower.text)[:-1]

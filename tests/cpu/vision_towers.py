@@ -46,6 +46,8 @@ class Tower:
     gated: bool = False
     biases: bool = True
     activation: str = "quick"
+    kv: int = 0
+    """Heads of keys and values, 0: as many as of queries."""
     windows: int = 0
     """Every so many layers one sees the whole picture, the others windows of 112 pixels; 0: all do."""
     deep: tuple[int, ...] = ()
@@ -69,6 +71,8 @@ class Tower:
             "image_std": list(self.std),
             **self.further,
         }
+        if self.kv:
+            own["attention.head_count_kv"] = self.kv
         if self.windows:
             own["n_wa_pattern"] = self.windows
         uses = {"clip.use_gelu": True} if self.activation == "tanh" else {}
@@ -142,7 +146,8 @@ class _Maker:
             self.norm(f"{p}.ln1", t.d, bias=not t.rms)
             self.norm(f"{p}.ln2", t.d, bias=not t.rms)
             if fused:
-                self.linear(f"{p}.attn_qkv", 3 * t.d, t.d, bias=t.biases)
+                n_heads = t.heads + 2 * (t.kv or t.heads)
+                self.linear(f"{p}.attn_qkv", t.d // t.heads * n_heads, t.d, bias=t.biases)
             else:
                 for part in "qkv":
                     self.linear(f"{p}.attn_{part}", t.d, t.d, bias=t.biases)
@@ -166,6 +171,46 @@ class _Maker:
 
     make_qwen25vl_merger = make_qwen2vl_merger
 
+    def make_exaone4_5(self) -> None:
+        t = self.tower
+        merged = t.d * t.merge**2
+        self.patches(frames=2, bias=False)
+        self.blocks(fused=True)
+        self.norm("v.post_ln", t.d, bias=False)
+        self.linear("mm.0", merged, merged)
+        self.linear("mm.2", t.text, merged)
+
+    def make_ling3vl(self) -> None:
+        t = self.tower
+        merged = t.d * t.merge**2
+        self.patches(frames=2, bias=True)
+        self.table(t.side**2, t.d)
+        self.blocks(fused=True)
+        self.norm("mm.input_norm", t.d, bias=True)
+        self.linear("mm.0", merged, merged)
+        self.linear("mm.2", t.text, merged)
+
+    def make_dots_ocr(self) -> None:
+        t = self.tower
+        merged = t.d * t.merge**2
+        self.patches(frames=1, bias=True)
+        self.norm("v.pre_ln", t.d, bias=False)
+        self.blocks(fused=True)
+        self.norm("mm.post_norm", t.d, bias=False)
+        self.norm("mm.input_norm", t.d, bias=True)
+        self.linear("mm.0", merged, merged)
+        self.linear("mm.2", t.text, merged)
+
+    def make_minimax_m3(self) -> None:
+        t = self.tower
+        self.patches(frames=2, bias=False)
+        self.norm("v.pre_ln", t.d, bias=True)
+        self.blocks(fused=False)
+        self.linear("mm.1", t.ff, t.d)
+        self.linear("mm.2", t.text, t.ff)
+        self.linear("mm.merger.fc1", t.ff, t.text * t.merge**2)
+        self.linear("mm.merger.fc2", t.text, t.ff)
+
     def make_qwen3vl_merger(self) -> None:
         t = self.tower
         merged = t.d * t.merge**2
@@ -187,10 +232,13 @@ class _Maker:
         self.blocks(fused=False)
         self.linear("mm.1", t.text, t.d)
         self.linear("mm.2", t.text, t.text)
-        self.weights["v.token_embd.img_break"] = self.random.normal(0, 1, t.text).astype(np.float32)
+        if t.kind == "pixtral":
+            self.weights["v.token_embd.img_break"] = self.random.normal(0, 1, t.text).astype(np.float32)
         if t.merge > 1:
             self.norm("mm.input_norm", t.d, bias=False)
             self.matrix("mm.patch_merger", t.d, t.d * t.merge**2)
+
+    make_lightonocr = make_pixtral
 
     def make_kimivl(self) -> None:
         t = self.tower
@@ -208,9 +256,13 @@ class _Maker:
     def make_glm4v(self) -> None:
         t = self.tower
         self.patches(frames=2, bias=True)
-        self.norm("v.norm_embd", t.d, bias=False)
-        self.table(t.side**2, t.d)
+        if t.side:
+            self.norm("v.norm_embd", t.d, bias=False)
+            self.table(t.side**2, t.d)
         self.blocks(fused=True)
+        for il in range(0 if t.side else t.layers):
+            for part in "qk":
+                self.norm(f"v.blk.{il}.attn_{part}_norm", t.d // t.heads, bias=False)
         self.norm("v.post_ln", t.d, bias=False)
         self.linear("mm.patch_merger", t.text, t.d, t.merge, t.merge)
         self.matrix("mm.model.fc", t.text, t.text)
@@ -218,6 +270,8 @@ class _Maker:
         for name in ("gate", "up"):
             self.matrix(f"mm.{name}", t.ff + 3, t.text)
         self.matrix("mm.down", t.text, t.ff + 3)
+
+    make_glm5v = make_glm4v
 
 
 TOWERS = {
@@ -240,5 +294,45 @@ TOWERS = {
         eps=1e-5,
         ff=64,
         further={"spatial_merge_size": 2},
+    ),
+    "lightonocr": Tower(
+        "lightonocr",
+        rms=True,
+        gated=True,
+        biases=False,
+        activation="silu",
+        eps=1e-5,
+        further={"spatial_merge_size": 2, "image_size": 100},
+    ),
+    "dots_ocr": Tower(
+        "dots_ocr",
+        rms=True,
+        gated=True,
+        biases=False,
+        activation="silu",
+        eps=1e-5,
+        further={"projector.scale_factor": 2, "image_min_pixels": 1152, "image_max_pixels": 144000},
+    ),
+    "minimax_m3": Tower("minimax_m3", activation="erf", eps=1e-5),
+    "exaone4_5": Tower(
+        "exaone4_5",
+        patch=14,
+        layers=4,
+        windows=2,
+        kv=1,
+        rms=True,
+        gated=True,
+        activation="silu",
+        further={"image_min_pixels": 6272, "image_max_pixels": 784000},
+    ),
+    "ling3vl": Tower("ling3vl", activation="tanh", side=7),
+    "glm5v": Tower(
+        "glm5v",
+        rms=True,
+        gated=True,
+        activation="silu",
+        eps=1e-5,
+        ff=64,
+        further={"swiglu_clamp": 0.8, "image_min_pixels": 16 * 144, "image_max_pixels": 8000 * 144},
     ),
 }

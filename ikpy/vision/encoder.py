@@ -167,8 +167,13 @@ class VisionTransformer:
             self._heads(b, part, norm, x, rotate) for part, norm in ((layer.q, layer.q_norm), (layer.k, layer.k_norm))
         )
         v = self.values(b, split_heads(b.linear(layer.v, x), self.params.head_size))
-        out = b.attention(q, k, v, scale=self.params.head_size**-0.5, ranges=ranges)
+        out = b.attention(q, k, v, scale=self.score_scale, ranges=ranges)
         return b.linear(layer.out, out)
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of the products of queries and keys."""
+        return self.params.head_size**-0.5
 
     def values(self, b: PictureGraph, v: Value) -> Value:
         """What becomes of the value heads [d, Hk, T] before attention."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -14,7 +15,7 @@ from ikpy.graph.fusion import eliminate_dead
 from ikpy.graph.ir import F16, I32, Value, external
 from ikpy.graph.plan import CompiledPlan, aligned_bytes
 from ikpy.graph.planner import plan_arena
-from ikpy.vision.weights import Linear, Norm, value_of
+from ikpy.vision.weights import Bounds, Linear, Norm, value_of
 
 MAX_PLANS = 8
 """Sizes of pictures whose plans are kept."""
@@ -48,8 +49,24 @@ class PictureGraph:
         return external(array.ctypes.data, array, I32, array.shape[::-1])
 
     def linear(self, layer: Linear, x: Value, *, dst: Value | None = None) -> Value:
-        """weight x + bias for x [n_in, T]."""
-        return self.graph.mul_mat(layer.weight, x, layer.bias, dst=dst)
+        """weight x + bias for x [n_in, T], within the bounds of the layer."""
+        x = self.graph.mul_mat(layer.weight, self.bounded(x, layer.inputs), layer.bias, dst=dst)
+        return self.bounded(x, layer.results)
+
+    def bounded(self, x: Value, bounds: Bounds) -> Value:
+        """x with what exceeds the bounds put to them."""
+        g, (low, high) = self.graph, bounds
+        if math.isinf(low) or math.isinf(high):
+            if math.isfinite(high):
+                x = g.scale(g.unary(g.scale(x, -1.0, high), "relu"), -1.0, high)
+            return x if math.isinf(low) else g.scale(g.unary(g.scale(x, 1.0, -low), "relu"), 1.0, low)
+        middle, reach = (low + high) / 2, (high - low) / 2
+        if reach == 0:
+            return g.scale(x, 0.0, low)
+        around = g.scale(x, 1.0, -middle) if middle else x
+        share = min(reach, 1.0)  # of the gate, 1, which has the same bound
+        kept = g.gated(g.scale(x, 0.0, 1.0), around, "relu", reach)
+        return g.scale(kept, 1 / share, middle) if middle or share < 1 else kept
 
     def layer_norm(self, norm: Norm, x: Value, eps: float) -> Value:
         """LayerNorm over dimension 0."""

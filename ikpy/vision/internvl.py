@@ -38,8 +38,8 @@ class InternVLProjector(Projector):
         )
         if not self.sizes:
             raise FileFormatError(f"{keys.gguf.path}: clip.vision.preproc_min_tiles is larger than preproc_max_tiles")
-        self.embedding = FixedEmbedding(weights, self.params, token_last=True)
-        self.tower = VisionTransformer(weights, self.params, rms=(n, self.params.n_layer) == RMS_SIZE)
+        self.embedding = FixedEmbedding(weights, self.params)
+        self.tower = VisionTransformer(weights, self.params.with_exact_gelu, rms=(n, self.params.n_layer) == RMS_SIZE)
         self.norm = weights.norm("mm.model.mlp.0", n * self.factor**2)
         self.first = weights.linear("mm.model.mlp.1", n * self.factor**2)
         self.second = weights.linear("mm.model.mlp.3", self.first.n_out)
@@ -56,7 +56,7 @@ class InternVLProjector(Projector):
         x = self.tower.layers(b, self.embedding.build(b))
         x = b.merged(self.embedding.patches_of(b, x), self.factor)
         x = b.layer_norm(self.norm, x, NORM_EPS)
-        return b.linear(self.second, b.graph.unary(b.linear(self.first, x), "gelu"))
+        return b.linear(self.second, b.graph.unary(b.linear(self.first, x), "gelu_erf"))
 
 
 def tile_sizes(side: int, least: int, most: int) -> list[Size]:

@@ -90,7 +90,7 @@ class LlavaProjector(Projector):
         x = b.linear(self.first, x)
         if self.norms[0] is not None:
             x = g.layer_norm(x, self.norms[0].weight, self.norms[0].bias, eps)
-        x = g.unary(x, "gelu")
+        x = g.unary(x, "gelu_erf")
         if self.second is not None:
             x = b.linear(self.second, x)
         if len(self.norms) > 1 and self.norms[1] is not None:

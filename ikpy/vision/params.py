@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,11 @@ class VisionParams:
     def grid_size(self) -> int:
         """Patches of a side of a picture of image_size."""
         return self.image_size // self.patch_size
+
+    @property
+    def with_exact_gelu(self) -> VisionParams:
+        """The same with GELU itself where files say "gelu", which else means its approximation by tanh."""
+        return replace(self, activation="gelu_erf" if self.activation == "gelu" else self.activation)
 
     @classmethod
     def read(cls, keys: Keys) -> VisionParams:

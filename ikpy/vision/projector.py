@@ -23,23 +23,27 @@ from ikpy.vision.rows import MediaRows
 from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
-    "gemma3": "gemma3.Gemma3Projector",
-    "qwen2vl_merger": "qwen2vl.Qwen2VLProjector",
-    "qwen2.5vl_merger": "qwen2vl.Qwen25VLProjector",
-    "qwen3vl_merger": "qwen3vl.Qwen3VLProjector",
-    "ling3vl": "qwen3vl.Ling3Projector",
-    "exaone4_5": "qwen2vl.Exaone45Projector",
     "dots_ocr": "dots_ocr.DotsOcrProjector",
-    "minimax_m3": "minimax_m3.MiniMaxM3Projector",
+    "exaone4_5": "qwen2vl.Exaone45Projector",
+    "gemma3": "gemma3.Gemma3Projector",
+    "gemma4v": "gemma4.Gemma4Projector",
     "glm4v": "glm4v.Glm4vProjector",
     "glm5v": "glm4v.Glm5vProjector",
-    "lightonocr": "pixtral.LightOnOcrProjector",
-    "pixtral": "pixtral.PixtralProjector",
-    "kimivl": "kimi.KimiVLProjector",
-    "kimik25": "kimi.KimiK25Projector",
     "idefics3": "idefics3.Idefics3Projector",
     "internvl": "internvl.InternVLProjector",
+    "kimik25": "kimi.KimiK25Projector",
+    "kimivl": "kimi.KimiVLProjector",
+    "lfm2": "lfm2.Lfm2Projector",
+    "lightonocr": "pixtral.LightOnOcrProjector",
+    "ling3vl": "qwen3vl.Ling3Projector",
+    "llama4": "llama4.Llama4Projector",
+    "minimax_m3": "minimax_m3.MiniMaxM3Projector",
     "mlp": "llava.LlavaProjector",
+    "pixtral": "pixtral.PixtralProjector",
+    "qwen2.5vl_merger": "qwen2vl.Qwen25VLProjector",
+    "qwen2vl_merger": "qwen2vl.Qwen2VLProjector",
+    "qwen3vl_merger": "qwen3vl.Qwen3VLProjector",
+    "resampler": "minicpmv.MiniCPMVProjector",
 }
 """Class of every projector type, in the modules of this package."""
 

@@ -49,3 +49,25 @@ def tiled(image: Pixels, side: int, candidates: Iterable[Size]) -> tuple[Pixels,
         return whole, []
     refined = best_resolution(image.shape[:2], candidates)
     return whole, rows_of_tiles(padded(image, refined, "bicubic"), (side, side))
+
+
+def closest_grid(size: Size, tile: int, least: int, most: int) -> tuple[int, int]:
+    """Rows and columns of the grid of least to most tiles nearest to the proportions of a picture.
+
+    Of equal ones the one with fewest tiles, or a larger one that the picture fills by more than half.
+    """
+    ratio = F32(size[1]) / F32(size[0])
+    best, nearest = (1, 1), F32(np.inf)
+    for rows, columns in _grids(least, most):
+        difference = abs(ratio - F32(columns) / F32(rows))
+        fills = F32(size[0] * size[1]) > F32(0.5) * F32(tile * tile * rows * columns)
+        if difference < nearest or (difference == nearest and fills):
+            best, nearest = (rows, columns), difference
+    return best
+
+
+def _grids(least: int, most: int) -> list[tuple[int, int]]:
+    """Grids (rows, columns) of least to most tiles, by the number of tiles, then by the columns."""
+    counts = range(1, most + 1)
+    found = [(rows, columns) for columns in counts for rows in counts if least <= rows * columns <= most]
+    return sorted(found, key=lambda grid: grid[0] * grid[1])

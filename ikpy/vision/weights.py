@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,12 +22,18 @@ def value_of(array: NDArray[np.float32], name: str = "") -> Value:
     return external(array.ctypes.data, array, F32, array.shape[::-1], name)
 
 
+Bounds = tuple[float, float]
+"""Smallest and largest value; infinite ones do nothing."""
+
+
 @dataclass
 class Linear:
-    """A matrix [n_in, n_out] of any type and its bias."""
+    """A matrix [n_in, n_out] of any type and its bias; bounds of its inputs and of its results, if there are any."""
 
     weight: Value
     bias: Value | None = None
+    inputs: Bounds = (-math.inf, math.inf)
+    results: Bounds = (-math.inf, math.inf)
 
     @property
     def n_out(self) -> int:
@@ -82,7 +89,19 @@ class ProjectorWeights:
     def linear(self, name: str, n_in: int, n_out: int | None = None) -> Linear:
         """`name`.weight and, if it is there, `name`.bias."""
         weight = self.matrix(f"{name}.weight", n_in, n_out)
-        return Linear(weight, self.vector(f"{name}.bias", weight.shape[1]))
+        bounds = self._bounds(f"{name}.input"), self._bounds(f"{name}.output")
+        return Linear(weight, self.vector(f"{name}.bias", weight.shape[1]), *bounds)
+
+    def _bounds(self, name: str) -> Bounds:
+        """`name`_min and `name`_max, of which files need have none."""
+        low, high = self.scalar(f"{name}_min", -math.inf), self.scalar(f"{name}_max", math.inf)
+        if not low <= high:
+            raise FileFormatError(f"{self.gguf.path}: tensor '{name}_min' is {low}, above {high}")
+        return low, high
+
+    def scalar(self, name: str, default: float) -> float:
+        """The only element of an optional tensor."""
+        return float(self.array(name, ()).item()) if self.has(name) else default
 
     def linear_if(self, name: str, n_in: int, n_out: int | None = None) -> Linear | None:
         """As `linear`; None without the weight."""
@@ -98,5 +117,5 @@ class ProjectorWeights:
 
     def filters(self, name: str, patch_size: int, n_out: int) -> Value:
         """Filters [p, p, 3, n_out] that meet every pixel once, as a matrix [3 p p, n_out]."""
-        value = self.source.take(name, (patch_size, patch_size, 3, n_out))
-        return value.reshape(3 * patch_size * patch_size, n_out)
+        n_in = 3 * patch_size * patch_size
+        return self.source.take(name, (patch_size, patch_size, 3, n_out), (n_in, n_out)).reshape(n_in, n_out)

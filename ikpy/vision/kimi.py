@@ -1,4 +1,4 @@
-"""Kimi-VL (arXiv:2504.07491) and Kimi K2.5: MoonViT."""
+"""Kimi-VL (arXiv:2504.07491), Kimi K2.5 and GLM-5.2 Vision: MoonViT."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from ikpy.vision.native_size import MAX_PIXELS, ROPE_BASE, NativeSizeProjector
 from ikpy.vision.params import size
 from ikpy.vision.projector import Source
 from ikpy.vision.weights import ProjectorWeights
+
+
+GLM_WORDS = "<|begin_of_image|>", "<|end_of_image|>"
 
 
 class KimiVLProjector(NativeSizeProjector):
@@ -61,10 +64,15 @@ class KimiVLProjector(NativeSizeProjector):
 
 
 class KimiK25Projector(KimiVLProjector):
-    """As Kimi-VL; the table of positions has three dimensions."""
+    """As Kimi-VL; the table of positions has three dimensions. GLM-5.2 Vision has it too, with words of its own."""
 
     begin = "<|media_begin|>"
     default_tokens = (2, 4096)
+
+    def load_rest(self, source: Source) -> None:
+        super().load_rest(source)
+        if source.has_token(GLM_WORDS[0]):
+            self.begin, self.end = GLM_WORDS
 
     def read_positions(self, weights: ProjectorWeights) -> NDArray[np.float32]:
         name, n = "v.position_embd.weight", self.params.n_embd

@@ -10,6 +10,7 @@ import pytest
 
 from ikpy.errors import FileFormatError, IkpyError, UsageError
 from ikpy.vision.grids import Limits, axial_table, fitting_size, ranges_of, resampled, square_order, window_order
+from ikpy.vision.kimi import GLM_WORDS
 from ikpy.vision.native_size import NativeSizeProjector
 from ikpy.vision.projector import Projector, open_projector
 from ikpy.vision.resize import padded
@@ -219,6 +220,16 @@ def test_every_tensor_is_needed_and_has_its_shape(name: str, tmp_path: Path) -> 
                 # A table of any height, and one that GLM-OCR has not.
                 table = tensor == "v.position_embd.weight" and (name, changed is None) in FREE_TABLES
                 assert lacking or table, tensor
+
+
+def test_words_around_pictures_depend_on_the_vocabulary(tmp_path: Path) -> None:
+    """Kimi K2.5 and GLM-5.2 Vision have the same projector."""
+    tower = TOWERS["kimik25"]
+    path = str(tower.write(tmp_path / "mmproj.gguf", tower.weights()))
+    for known, words in (("<|begin_of_image|>", GLM_WORDS), ("<|media_begin|>", TEXT_AROUND["kimik25"])):
+        opened = open_projector(path, n_embd=tower.text, n_threads=1, log=print, has_token=known.__eq__)
+        pieces = opened.encode(tower.picture(4, 6))
+        assert (pieces[0], pieces[-1]) == words
 
 
 def test_narrow_pictures_are_refused(tmp_path: Path) -> None:

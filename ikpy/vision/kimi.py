@@ -13,7 +13,6 @@ from ikpy.vision.params import size
 from ikpy.vision.projector import Source
 from ikpy.vision.weights import ProjectorWeights
 
-
 GLM_WORDS = "<|begin_of_image|>", "<|end_of_image|>"
 
 

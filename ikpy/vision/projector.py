@@ -51,8 +51,8 @@ FAMILIES = {
 @dataclass(frozen=True)
 class Source:
     """What a projector is made of. min_tokens, max_tokens: rows that the user wants of a picture at least and at most,
-    for families whose pictures keep their proportions. has_token: whether the text model knows a special token; families
-    whose projectors serve several vocabularies ask it."""
+    for families whose pictures keep their proportions. has_token: whether the text model knows a special token, which
+    families ask whose projectors serve several vocabularies."""
 
     keys: Keys
     params: VisionParams
@@ -139,7 +139,7 @@ def open_projector(
 ) -> Projector:
     """The projector of a file, for a text model of n_embd.
 
-    min_tokens, max_tokens, has_token: as `Source`. Raises FileFormatError, UnsupportedError or UsageError with one line.
+    The other arguments are those of `Source`. Raises FileFormatError, UnsupportedError or UsageError with one line.
     """
     if min_tokens and max_tokens and min_tokens > max_tokens:
         raise UsageError(f"at least {min_tokens} and at most {max_tokens} tokens of a picture: exchange the two")

@@ -18,7 +18,9 @@ from ikpy.graph.planner import plan_arena
 from ikpy.vision.weights import Bounds, Linear, Norm, value_of
 
 MAX_PLANS = 8
-"""Sizes of pictures whose plans are kept."""
+"""Sizes of pictures whose plans are kept at most."""
+MAX_PLAN_BYTES = 1 << 28
+"""Of their patches and constants together, but for those of the last one: tables of positions of large pictures."""
 
 
 class PictureGraph:
@@ -33,6 +35,8 @@ class PictureGraph:
         self.rows = rows
         self.columns = columns
         self.patches = value_of(patches)
+        self.n_bytes = patches.nbytes
+        """Of the patches and all constants."""
 
     @property
     def n_patches(self) -> int:
@@ -41,6 +45,7 @@ class PictureGraph:
 
     def floats(self, array: NDArray[np.floating]) -> Value:
         """A constant float32 array."""
+        self.n_bytes += 4 * array.size
         return value_of(np.asarray(array, np.float32))
 
     def indices(self, array: NDArray[np.integer]) -> Value:
@@ -148,6 +153,7 @@ class PicturePlan:
         self._result = result if result.is_contiguous else b.graph.copy(result, b.graph.new(*result.shape))
         self._nodes = eliminate_dead(b.graph.nodes, {self._result.buffer})
         self.arena = plan_arena(self._nodes, {self._result.buffer})
+        self.n_bytes = b.n_bytes
         self._compiled: CompiledPlan | None = None
 
     def bind(self, memory: NDArray[np.uint8]) -> None:
@@ -176,6 +182,14 @@ class PicturePlans:
         self._plans: OrderedDict[tuple[int, int], PicturePlan] = OrderedDict()
         self._arena = aligned_bytes(0)
 
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of what the plans hold beside the arena."""
+        return sum(plan.n_bytes for plan in self._plans.values())
+
     def run(self, patches: NDArray[np.float32], rows: int, columns: int) -> NDArray[np.float32]:
         """The result [rows, n] for the patches of a picture [rows * columns, n_elements]."""
         plan = self._plan(rows, columns)
@@ -192,7 +206,7 @@ class PicturePlans:
                 self._arena = aligned_bytes(plan.arena.nbytes)
             plan.bind(self._arena)
             self._plans[size] = plan
-            if len(self._plans) > MAX_PLANS:
+            while len(self._plans) > 1 and (len(self._plans) > MAX_PLANS or self.n_bytes > MAX_PLAN_BYTES):
                 self._plans.popitem(last=False)
         self._plans.move_to_end(size)
         return self._plans[size]

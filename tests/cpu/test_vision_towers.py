@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ikpy.errors import FileFormatError, IkpyError, UsageError
+from ikpy.vision import graphs
 from ikpy.vision.grids import Limits, axial_table, fitting_size, ranges_of, resampled, square_order, window_order
 from ikpy.vision.kimi import GLM_WORDS
 from ikpy.vision.native_size import NativeSizeProjector
@@ -236,6 +237,20 @@ def test_narrow_pictures_are_refused(tmp_path: Path) -> None:
     opened = projector(tmp_path, TOWERS["qwen2vl"], max_tokens=10)
     with pytest.raises(UsageError, match="too narrow"):
         opened.encode(np.zeros((1, 30_000_000, 3), np.uint8))
+
+
+def test_plans_of_large_pictures_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as fit in a number of bytes; the last one is, and gives the same rows again."""
+    tower = TOWERS["qwen3vl"]
+    opened = projector(tmp_path, tower)
+    found = rows_of(opened.encode(tower.picture(8, 8))).values
+    one = opened._plans.n_bytes
+    assert one > 64 * (108 + 60) * 4  # patches and positions
+    monkeypatch.setattr(graphs, "MAX_PLAN_BYTES", 2 * one)
+    for n, kept in ((6, 2), (10, 1), (8, 1)):
+        rows = rows_of(opened.encode(tower.picture(n, n))).values
+        assert len(opened._plans) == kept
+    assert np.array_equal(rows, found)
 
 
 # orders and tables

@@ -84,18 +84,26 @@ class PictureGraph:
         return self.graph.unary(x, kind)
 
     def attention(
-        self, q: Value, k: Value, v: Value, *, scale: float, ranges: NDArray[np.integer] | None = None
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        scale: float,
+        ranges: NDArray[np.integer] | None = None,
+        sinks: Value | None = None,
     ) -> Value:
         """softmax(scale * q.k) v as f32 [d * H, T] of q [d, H, T], k and v [d, Hk, T].
 
-        ranges [T, 2]: first token that each sees and the one behind the last; None: all see all.
+        ranges [T, 2]: first token that each sees and the one behind the last; None: all see all. sinks [H]: as those of
+        `Graph.attention`.
         """
         n = k.shape[2]
         if ranges is None:
             ranges = np.tile(np.array([[0, n]]), (q.shape[2], 1))
         open_row = np.zeros(n, np.float16)  # nothing is hidden: one row stands for all
         mask = external(open_row.ctypes.data, open_row, F16, (n,)).view((n, q.shape[2]), (0,))
-        out = self.graph.attention(q, [k], v, (mask, self.indices(ranges)), scale=scale, flash=True)
+        out = self.graph.attention(q, [k], v, (mask, self.indices(ranges)), scale=scale, flash=True, sinks=sinks)
         return out.reshape(out.shape[0] * out.shape[1], out.shape[2])
 
     def side_by_side(self, parts: Sequence[Value]) -> Value:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ikpy.graph.ir import Value
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.grids import Limits, axial_table, resampled
+from ikpy.vision.grids import Ints, Limits, axial_table, resampled
 from ikpy.vision.native_size import MAX_PIXELS, ROPE_BASE, NativeSizeProjector
 from ikpy.vision.params import size
 from ikpy.vision.projector import Source
@@ -50,8 +50,7 @@ class KimiVLProjector(NativeSizeProjector):
         """Epsilon of the norm before the projector."""
         return 1e-5
 
-    def rotation_table(self, rows: int, columns: int) -> NDArray[np.float32]:
-        place = self.order(rows, columns)
+    def rotation_table(self, place: Ints, columns: int) -> NDArray[np.float32]:
         rates = ROPE_BASE**-self.steps
         return axial_table((place % columns, place // columns), (rates, rates))
 

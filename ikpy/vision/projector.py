@@ -37,6 +37,7 @@ FAMILIES = {
     "lightonocr": "pixtral.LightOnOcrProjector",
     "ling3vl": "qwen3vl.Ling3Projector",
     "llama4": "llama4.Llama4Projector",
+    "mimovl": "mimovl.MiMoVLProjector",
     "minimax_m3": "minimax_m3.MiniMaxM3Projector",
     "mlp": "llava.LlavaProjector",
     "pixtral": "pixtral.PixtralProjector",

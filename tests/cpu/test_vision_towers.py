@@ -34,6 +34,7 @@ TEXT_AROUND = {
     "minimax_m3": ("]<]start of image[>[", "]<]end of image[>["),
     "exaone4_5": ("<vision>", "</vision>"),
     "ling3vl": ("<|vision_start|>", "<|vision_end|>"),
+    "mimovl": ("<|vision_start|>", "<|vision_end|>"),
 }
 GRIDS = ("qwen2vl", "qwen25vl", "qwen3vl", "glm4v")
 RESIZED = ("lightonocr", "glm5v")
@@ -97,6 +98,18 @@ def test_rows_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
         assert_rows(f"{name} {rows}x{columns}", found.values, reference.rows(tower, weights, tile), 2e-5)
         first = found.values if first is None else first
     assert np.array_equal(found.values, first)
+
+
+@pytest.mark.parametrize(("type_name", "bound"), [("f16", 1e-5), ("bf16", 3e-2), ("q8_0", 0.1), ("q5_1", 0.1)])
+@pytest.mark.parametrize("name", ["qwen25vl", "qwen3vl", "mistral3", "glm4v", "exaone4_5"])
+def test_matrices_of_other_types(name: str, type_name: str, bound: float, tmp_path: Path) -> None:
+    """Bounds are what kernels round activations to: bfloat16, or 8 bits."""
+    tower = dataclasses.replace(TOWERS[name], d=128, heads=4, ff=96)
+    weights = tower.weights()
+    path = tower.write(tmp_path / "mmproj.gguf", weights, type_name)
+    opened = open_projector(str(path), n_embd=tower.text, n_threads=1, log=print)
+    picture = tower.picture(6, 10)
+    assert_rows(type_name, rows_of(opened.encode(picture)).values, reference.rows(tower, weights, picture), bound)
 
 
 @pytest.mark.parametrize("path", sorted(GOLDENS.glob("*.npz")), ids=lambda path: path.stem)

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ikpy._native import core
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.graph.ir import F32
+from ikpy.quants import registry
 
 Weights = dict[str, np.ndarray]
 GOLDENS = Path(__file__).parents[1] / "data" / "vision"
@@ -46,6 +48,8 @@ class Tower:
     gated: bool = False
     biases: bool = True
     activation: str = "quick"
+    head: int = 0
+    """Elements of a head, 0: as many as make up d."""
     kv: int = 0
     """Heads of keys and values, 0: as many as of queries."""
     windows: int = 0
@@ -54,6 +58,11 @@ class Tower:
     mean: tuple[float, ...] = (0.48, 0.46, 0.41)
     std: tuple[float, ...] = (0.27, 0.26, 0.28)
     further: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def head_size(self) -> int:
+        """Elements of a head."""
+        return self.head or self.d // self.heads
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -94,19 +103,32 @@ class Tower:
         """Random float32 weights."""
         return _Maker(self, seed).weights
 
-    def write(self, path: Path, weights: Weights) -> Path:
-        """The projector file."""
+    def write(self, path: Path, weights: Weights, type_name: str = "f32") -> Path:
+        """The projector file, matrices in a type; the weights become what that type holds."""
+        stored = {name: (F32, w) for name, w in weights.items()}
+        for name in [name for name, w in weights.items() if type_name != "f32" and w.ndim == 2]:
+            stored[name], weights[name] = in_type(weights[name], type_name)
         with GGUFWriter(path) as out:
             for key, value in self.keys.items():
                 if isinstance(value, list):
-                    out.add_array(key, VALUE_TYPES[type(value[0])], value)
+                    kind = GGUFValueType.INT32 if isinstance(value[0], int) else GGUFValueType.FLOAT32
+                    out.add_array(key, kind, value)
                 else:
                     out.add(key, VALUE_TYPES[type(value)], value)
             for name, w in weights.items():
-                out.add_tensor(name, w.shape[::-1], F32)
-            for name, w in weights.items():
-                out.write(name, w)
+                out.add_tensor(name, w.shape[::-1], stored[name][0])
+            for name, (_, data) in stored.items():
+                out.write(name, data)
         return path
+
+
+def in_type(w: np.ndarray, type_name: str) -> tuple[tuple[int, np.ndarray], np.ndarray]:
+    """A matrix stored in a type, (its id, data), and what that holds."""
+    kind = registry.by_name(type_name)
+    if w.shape[1] % kind.block_elements:
+        return (F32, w), w
+    data = core.quantize(w, kind.id, None, 1)
+    return (kind.id, data), core.dequantize(data.reshape(-1), kind.id, w.shape[1], len(w), True).reshape(w.shape)
 
 
 class _Maker:
@@ -147,11 +169,11 @@ class _Maker:
             self.norm(f"{p}.ln2", t.d, bias=not t.rms)
             if fused:
                 n_heads = t.heads + 2 * (t.kv or t.heads)
-                self.linear(f"{p}.attn_qkv", t.d // t.heads * n_heads, t.d, bias=t.biases)
+                self.linear(f"{p}.attn_qkv", t.head_size * n_heads, t.d, bias=t.biases)
             else:
                 for part in "qkv":
                     self.linear(f"{p}.attn_{part}", t.d, t.d, bias=t.biases)
-            self.linear(f"{p}.attn_out", t.d, t.d, bias=t.biases)
+            self.linear(f"{p}.attn_out", t.d, t.head_size * t.heads, bias=t.biases)
             if t.gated:
                 self.linear(f"{p}.ffn_gate", t.ff, t.d, bias=t.biases)
             self.linear(f"{p}.ffn_up", t.ff, t.d, bias=t.biases)
@@ -200,6 +222,18 @@ class _Maker:
         self.norm("mm.input_norm", t.d, bias=True)
         self.linear("mm.0", merged, merged)
         self.linear("mm.2", t.text, merged)
+
+    def make_mimovl(self) -> None:
+        t = self.tower
+        merged = t.d * t.merge**2
+        self.patches(frames=2, bias=False)
+        self.blocks(fused=True)
+        for il in range(t.layers):
+            if t.further["wa_pattern_mode"][il] >= 0:
+                self.weights[f"v.blk.{il}.attn_sinks"] = self.random.normal(0, 1, t.heads).astype(np.float32)
+        self.norm("v.post_ln", t.d, bias=True)
+        self.matrix("mm.0", merged, merged)
+        self.matrix("mm.2", t.text, merged)
 
     def make_minimax_m3(self) -> None:
         t = self.tower
@@ -334,5 +368,22 @@ TOWERS = {
         eps=1e-5,
         ff=64,
         further={"swiglu_clamp": 0.8, "image_min_pixels": 16 * 144, "image_max_pixels": 8000 * 144},
+    ),
+    "mimovl": Tower(
+        "mimovl",
+        layers=5,
+        head=16,
+        heads=4,
+        kv=2,
+        rms=True,
+        gated=True,
+        activation="silu",
+        further={
+            "wa_pattern_mode": [-1, 0, 1, 1, 0],
+            "window_size": 7,
+            "image_min_pixels": 1152,
+            "image_max_pixels": 144000,
+            "spatial_merge_size": 2,
+        },
     ),
 }

@@ -23,6 +23,7 @@ from ikpy.vision.rows import MediaRows
 from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
+    "dots3note_v": "dots3note.Dots3NoteProjector",
     "dots_ocr": "dots_ocr.DotsOcrProjector",
     "exaone4_5": "qwen2vl.Exaone45Projector",
     "gemma3": "gemma3.Gemma3Projector",

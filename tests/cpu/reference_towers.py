@@ -143,7 +143,22 @@ def gated(tower: Tower, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     return ACTIVATIONS[tower.activation](np.minimum(gate, limit)) * np.clip(up, -limit, limit)
 
 
+def routed(tower: Tower, w: Weights, p: str, x: np.ndarray) -> np.ndarray:
+    """Experts that sigmoid scores and a bias choose, by their shares of the scores."""
+    scores = 1 / (1 + np.exp(-linear(x, w, f"{p}.ffn_gate_inp")))
+    order = np.argsort(-(scores + w[f"{p}.exp_probs_b.weight"]), axis=-1)
+    taken = np.zeros_like(scores)
+    np.put_along_axis(taken, order[..., : tower.further["expert_used_count"]], 1.0, -1)
+    shares = scores * taken
+    shares /= shares.sum(-1, keepdims=True)
+    gate, up = (np.einsum("rcd,efd->rcef", x, w[f"{p}.ffn_{part}_exps.weight"]) for part in ("gate", "up"))
+    out = np.einsum("rcef,edf->rced", gated(tower, gate, up), w[f"{p}.ffn_down_exps.weight"])
+    return np.einsum("rced,rce->rcd", out, shares)
+
+
 def network(tower: Tower, w: Weights, p: str, x: np.ndarray) -> np.ndarray:
+    if f"{p}.ffn_gate_inp.weight" in w:
+        return routed(tower, w, p, x)
     up, act = linear(x, w, f"{p}.ffn_up"), ACTIVATIONS[tower.activation]
     inner = gated(tower, linear(x, w, f"{p}.ffn_gate"), up) if tower.gated else act(up)
     return linear(inner, w, f"{p}.ffn_down")
@@ -222,13 +237,15 @@ def rows(tower: Tower, w: Weights, picture: np.ndarray) -> np.ndarray:
         return _pixtral_rows(tower, w, x)
     if tower.kind == "minimax_m3":
         return _minimax_rows(tower, w, x)
-    last = "mm.post_norm" if tower.kind == "dots_ocr" else "v.post_ln"
+    last = "mm.post_norm" if tower.kind.startswith("dots") else "v.post_ln"
     if f"{last}.weight" in w:
         x = norm(x, w, last, tower.eps, rms=tower.rms and tower.kind != "mimovl")
     if tower.kind.startswith("glm"):
         return _glm_rows(tower, w, x)
     if "mm.input_norm.weight" in w:
-        x = norm(x, w, "mm.input_norm", {"ling3vl": tower.eps, "dots_ocr": 1e-6}.get(tower.kind, 1e-5))
+        x = norm(
+            x, w, "mm.input_norm", {"ling3vl": tower.eps, "dots_ocr": 1e-6, "dots3note_v": 1e-6}.get(tower.kind, 1e-5)
+        )
     if tower.kind.startswith("kimi"):
         return linear(erf_gelu(linear(merged(tower, x), w, "mm.1")), w, "mm.2")
     found = [linear(erf_gelu(linear(merged(tower, x), w, "mm.0")), w, "mm.2")]

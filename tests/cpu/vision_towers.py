@@ -21,6 +21,7 @@ from ikpy.quants import registry
 Weights = dict[str, np.ndarray]
 GOLDENS = Path(__file__).parents[1] / "data" / "vision"
 GOLDEN_ROWS = (0, 3, 11, -1)
+PEER_COLUMNS = 32
 VALUE_TYPES = {
     bool: GGUFValueType.BOOL,
     int: GGUFValueType.UINT32,
@@ -223,6 +224,20 @@ class _Maker:
         self.linear("mm.0", merged, merged)
         self.linear("mm.2", t.text, merged)
 
+    def make_dots3note_v(self) -> None:
+        t, n = self.tower, 4
+        self.make_dots_ocr()
+        for il in range(t.layers):
+            for part in "qk":
+                self.norm(f"v.blk.{il}.attn_{part}_norm", t.head_size, bias=False)
+        p, inner = "v.blk.1", t.ff // 2
+        for part, shape in (("gate", (inner, t.d)), ("up", (inner, t.d)), ("down", (t.d, inner))):
+            del self.weights[f"{p}.ffn_{part}.weight"]
+            scale = 1 / math.sqrt(shape[1])
+            self.weights[f"{p}.ffn_{part}_exps.weight"] = self.random.normal(0, scale, (n, *shape)).astype(np.float32)
+        self.matrix(f"{p}.ffn_gate_inp", n, t.d)
+        self.weights[f"{p}.exp_probs_b.weight"] = self.random.normal(0, 0.3, n).astype(np.float32)
+
     def make_mimovl(self) -> None:
         t = self.tower
         merged = t.d * t.merge**2
@@ -306,84 +321,3 @@ class _Maker:
         self.matrix("mm.down", t.text, t.ff + 3)
 
     make_glm5v = make_glm4v
-
-
-TOWERS = {
-    "qwen2vl": Tower("qwen2vl_merger", ff=120),
-    "qwen25vl": Tower("qwen2.5vl_merger", patch=14, layers=4, windows=2, rms=True, gated=True, activation="silu"),
-    "qwen3vl": Tower("qwen3vl_merger", activation="tanh", side=7, deep=(0, 2)),
-    "pixtral": Tower("pixtral", merge=1, rms=True, gated=True, biases=False, activation="silu", eps=1e-5),
-    "mistral3": Tower(
-        "pixtral", rms=True, gated=True, biases=False, activation="silu", eps=1e-5, further={"spatial_merge_size": 2}
-    ),
-    "kimivl": Tower("kimivl", activation="tanh", side=7, eps=1e-5, further={"projector.scale_factor": 2}),
-    "kimik25": Tower("kimik25", activation="tanh", side=7, eps=1e-5, further={"projector.scale_factor": 2}),
-    "glm4v": Tower(
-        "glm4v",
-        rms=True,
-        gated=True,
-        biases=False,
-        activation="silu",
-        side=7,
-        eps=1e-5,
-        ff=64,
-        further={"spatial_merge_size": 2},
-    ),
-    "lightonocr": Tower(
-        "lightonocr",
-        rms=True,
-        gated=True,
-        biases=False,
-        activation="silu",
-        eps=1e-5,
-        further={"spatial_merge_size": 2, "image_size": 100},
-    ),
-    "dots_ocr": Tower(
-        "dots_ocr",
-        rms=True,
-        gated=True,
-        biases=False,
-        activation="silu",
-        eps=1e-5,
-        further={"projector.scale_factor": 2, "image_min_pixels": 1152, "image_max_pixels": 144000},
-    ),
-    "minimax_m3": Tower("minimax_m3", activation="erf", eps=1e-5),
-    "exaone4_5": Tower(
-        "exaone4_5",
-        patch=14,
-        layers=4,
-        windows=2,
-        kv=1,
-        rms=True,
-        gated=True,
-        activation="silu",
-        further={"image_min_pixels": 6272, "image_max_pixels": 784000},
-    ),
-    "ling3vl": Tower("ling3vl", activation="tanh", side=7),
-    "glm5v": Tower(
-        "glm5v",
-        rms=True,
-        gated=True,
-        activation="silu",
-        eps=1e-5,
-        ff=64,
-        further={"swiglu_clamp": 0.8, "image_min_pixels": 16 * 144, "image_max_pixels": 8000 * 144},
-    ),
-    "mimovl": Tower(
-        "mimovl",
-        layers=5,
-        head=16,
-        heads=4,
-        kv=2,
-        rms=True,
-        gated=True,
-        activation="silu",
-        further={
-            "wa_pattern_mode": [-1, 0, 1, 1, 0],
-            "window_size": 7,
-            "image_min_pixels": 1152,
-            "image_max_pixels": 144000,
-            "spatial_merge_size": 2,
-        },
-    ),
-}

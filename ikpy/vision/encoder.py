@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.blocks import split_heads
 from ikpy.models.weights import split_rows
@@ -27,12 +28,12 @@ Rotate = Callable[[PictureGraph, Value], Value]
 class EncoderLayer:
     """Weights of a layer; norms and scales that are None are left out."""
 
-    ln1: Norm | None
+    ln1: Norm
     q: Linear
     k: Linear
     v: Linear
     out: Linear
-    ln2: Norm | None
+    ln2: Norm
     up: Linear
     gate: Linear | None
     down: Linear
@@ -67,14 +68,19 @@ class VisionTransformer:
     def _load_layer(self, weights: ProjectorWeights, prefix: str) -> EncoderLayer:
         n, head = self.params.n_embd, self.params.head_size
         q, k, v = self._load_qkv(weights, prefix)
+        if k.n_out != v.n_out or k.n_out % head or q.n_out % k.n_out:
+            raise FileFormatError(
+                f"{weights.gguf.path}: {prefix} has queries, keys and values of {q.n_out}, {k.n_out} and {v.n_out} "
+                f"elements, heads have {head}"
+            )
         up, down = self._load_ffn(weights, prefix)
         return EncoderLayer(
-            ln1=weights.norm_if(f"{prefix}.ln1", n),
+            ln1=weights.norm(f"{prefix}.ln1", n),
             q=q,
             k=k,
             v=v,
             out=weights.linear(f"{prefix}.attn_out", q.n_out, n),
-            ln2=weights.norm_if(f"{prefix}.ln2", n),
+            ln2=weights.norm(f"{prefix}.ln2", n),
             up=up,
             gate=weights.linear_if(f"{prefix}.ffn_gate", n, up.n_out),
             down=down,

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ikpy.errors import FileFormatError
+from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.models.keys import MAX_LAYERS, Keys
 
+RESIZE_METHODS = ("bilinear", "bicubic", "lanczos")
 MAX_SIZE = 1 << 16
 MAX_IMAGE_SIZE = 1 << 13
 
@@ -82,6 +83,25 @@ def size(keys: Keys, name: str, *, default: int | None = None, least: int = 1, m
     if not least <= value <= most:
         raise FileFormatError(f"{keys.gguf.path}: clip.vision.{name} is {value}, not {least} to {most}")
     return int(value)
+
+
+def integers(keys: Keys, name: str) -> list[int]:
+    """The integers of an array clip.vision.`name`, none if it is absent."""
+    key = f"clip.vision.{name}"
+    values = np.asarray(keys.gguf.metadata.get(key, np.empty(0, np.int32)))
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise FileFormatError(f"{keys.gguf.path}: key {key} must hold integers")
+    return [int(n) for n in values]
+
+
+def resize_method(keys: Keys, default: str) -> str:
+    """clip.vision.image_resize_algo, a method of `resize.stretched`."""
+    method = str(keys.string("vision.image_resize_algo", default))
+    if method not in RESIZE_METHODS:
+        raise UnsupportedError(
+            f"{keys.gguf.path}: clip.vision.image_resize_algo '{method}' is not known; {', '.join(RESIZE_METHODS)} are"
+        )
+    return method
 
 
 def _colours(keys: Keys, name: str) -> NDArray[np.float32]:

@@ -166,7 +166,7 @@ def projector_type(gguf: GGUFFile) -> str:
     if not gguf.get("clip.has_vision_encoder", False):
         raise UnsupportedError(f"{gguf.path} holds no encoder of pictures; only pictures are supported, no audio")
     kind = gguf.get("clip.projector_type") or gguf.get("clip.vision.projector_type")
-    if not isinstance(kind, str):
+    if not isinstance(kind, str) or not kind:
         raise FileFormatError(f"{gguf.path}: key clip.projector_type not found")
     if kind not in FAMILIES:
         raise UnsupportedError(f"{gguf.path}: unknown projector type '{kind}'; known are {', '.join(sorted(FAMILIES))}")

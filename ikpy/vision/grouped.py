@@ -10,7 +10,10 @@ from ikpy.vision.weights import Linear, ProjectorWeights
 
 
 class GroupedTransformer(VisionTransformer):
-    """RMSNorm; queries, keys and values are one matrix, whose rows say how large heads are; n_kv have keys and values."""
+    """RMSNorm; queries, keys and values are one matrix, whose rows say how large heads are.
+
+    n_kv: heads that have keys and values.
+    """
 
     def __init__(self, weights: ProjectorWeights, params: VisionParams, n_kv: int) -> None:
         self._n_kv = n_kv

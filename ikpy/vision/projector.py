@@ -163,10 +163,12 @@ def projector_type(gguf: GGUFFile) -> str:
     arch = gguf.get("general.architecture", "")
     if arch != "clip":
         raise UsageError(f"{gguf.path} is no projector file: its architecture is '{arch}', not 'clip'")
-    if not gguf.get("clip.has_vision_encoder", False):
+    has_vision = gguf.get("clip.has_vision_encoder", False)
+    if np.ndim(has_vision) or not has_vision:
         raise UnsupportedError(f"{gguf.path} holds no encoder of pictures; only pictures are supported, no audio")
-    kind = gguf.get("clip.projector_type") or gguf.get("clip.vision.projector_type")
-    if not isinstance(kind, str) or not kind:
+    kinds = (gguf.get(f"clip.{name}projector_type", "") for name in ("", "vision."))
+    kind = next((kind for kind in kinds if isinstance(kind, str) and kind), None)
+    if kind is None:
         raise FileFormatError(f"{gguf.path}: key clip.projector_type not found")
     if kind not in FAMILIES:
         raise UnsupportedError(f"{gguf.path}: unknown projector type '{kind}'; known are {', '.join(sorted(FAMILIES))}")

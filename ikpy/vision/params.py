@@ -57,7 +57,7 @@ class VisionParams:
         params = cls(
             n_embd=size(keys, "embedding_length"),
             n_ff=size(keys, "feed_forward_length", default=0, least=0),
-            n_head=size(keys, "attention.head_count"),
+            n_head=size(keys, "attention.head_count", least=0),
             n_layer=size(keys, "block_count", least=0, most=MAX_LAYERS),
             projection_dim=size(keys, "projection_dim", default=0, least=0),
             eps=keys.f32("vision.attention.layer_norm_epsilon"),
@@ -67,7 +67,7 @@ class VisionParams:
             std=_colours(keys, "image_std"),
             activation=_activation(keys),
         )
-        if params.n_embd % params.n_head:
+        if params.n_layer and (not params.n_head or params.n_embd % params.n_head):
             raise FileFormatError(
                 f"{keys.gguf.path}: clip.vision.embedding_length {params.n_embd} is no multiple of "
                 f"attention.head_count {params.n_head}"

@@ -23,15 +23,18 @@ from ikpy.vision.rows import MediaRows
 from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
+    "cohere2v": "cohere2.Cohere2Projector",
     "dots3note_v": "dots3note.Dots3NoteProjector",
     "dots_ocr": "dots_ocr.DotsOcrProjector",
     "exaone4_5": "qwen2vl.Exaone45Projector",
     "gemma3": "gemma3.Gemma3Projector",
+    "gemma4uv": "gemma4.Gemma4UnifiedProjector",
     "gemma4v": "gemma4.Gemma4Projector",
     "glm4v": "glm4v.Glm4vProjector",
     "glm5v": "glm4v.Glm5vProjector",
     "idefics3": "idefics3.Idefics3Projector",
     "internvl": "internvl.InternVLProjector",
+    "janus_pro": "siglip_mlp.JanusProjector",
     "kimik25": "kimi.KimiK25Projector",
     "kimivl": "kimi.KimiVLProjector",
     "lfm2": "lfm2.Lfm2Projector",
@@ -41,6 +44,7 @@ FAMILIES = {
     "mimovl": "mimovl.MiMoVLProjector",
     "minimax_m3": "minimax_m3.MiniMaxM3Projector",
     "mlp": "llava.LlavaProjector",
+    "phi4": "siglip_mlp.Phi4Projector",
     "pixtral": "pixtral.PixtralProjector",
     "qwen2.5vl_merger": "qwen2vl.Qwen25VLProjector",
     "qwen2vl_merger": "qwen2vl.Qwen2VLProjector",
@@ -76,10 +80,11 @@ class Projector(ABC):
 
     def __init__(self, source: Source, n_threads: int) -> None:
         self.name = str(source.keys.gguf.get("general.name", ""))
+        self.path = source.keys.gguf.path
         self.n_deep = 0
         self.params = source.params
-        self._plans = PicturePlans(self.build, self.n_patch_elements, n_threads)
         self.load(source)
+        self._plans = PicturePlans(self.build, self.n_patch_elements, n_threads)
 
     @abstractmethod
     def load(self, source: Source) -> None:
@@ -117,6 +122,8 @@ class Projector(ABC):
         """The rows of a picture in its final size."""
         patches, rows, columns = self.patches(image)
         values = self._plans.run(patches, rows, columns)
+        if not np.isfinite(values).all():
+            raise FileFormatError(f"{self.path}: the rows of a picture are no numbers: the file is damaged")
         return MediaRows(values, self.grid(rows, columns), self.both_ways)
 
     def encode(self, image: Pixels) -> list[str | MediaRows]:

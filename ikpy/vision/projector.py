@@ -50,6 +50,7 @@ FAMILIES = {
     "qwen2vl_merger": "qwen2vl.Qwen2VLProjector",
     "qwen3vl_merger": "qwen3vl.Qwen3VLProjector",
     "resampler": "minicpmv.MiniCPMVProjector",
+    "step3vl": "step3vl.Step3VLProjector",
 }
 """Class of every projector type, in the modules of this package."""
 

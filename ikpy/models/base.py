@@ -29,7 +29,7 @@ class Architecture:
     """A loaded model of one GGUF architecture: hyper-parameters, weights, and the graph of a micro-batch."""
 
     has_rope: ClassVar[bool] = True
-    rope_neox: ClassVar[bool] = False
+    rope_neox: bool = False
     # Window layers keep the RoPE base and scale of the file whatever the user asks for.
     window_rope_of_file: ClassVar[bool] = False
     # Layers for which the file counts no KV heads are recurrent.

@@ -25,12 +25,19 @@ def _whole(x: np.float32) -> int:
     return math.floor(float(x) + 0.5)
 
 
-def fitting_size(height: int, width: int, side: int, limits: Limits) -> tuple[int, int]:
+def fitting_size(
+    height: int, width: int, side: int, limits: Limits, longest_edge: int | None = None
+) -> tuple[int, int]:
     """Height and width of whole squares of a side, nearly in the proportions of a picture and within the limits.
 
-    In single precision, as llama.cpp computes it: sizes must not differ at the borders.
+    longest_edge: of the picture before these count, None: its own. In single precision, as llama.cpp computes it: sizes
+    must not differ at the borders.
     """
-    lines = max(_whole(F32(height) / F32(side)), 1), max(_whole(F32(width) / F32(side)), 1)
+    if longest_edge is None:
+        lines = tuple(max(_whole(F32(n) / F32(side)), 1) for n in (height, width))
+    else:
+        scale = min(F32(longest_edge) / F32(n) for n in (width, height))
+        lines = tuple(math.ceil(F32(n) * scale / F32(side)) for n in (height, width))
     pixels = lines[0] * lines[1] * side * side
     area = F32(height) * F32(width)
     if pixels > limits.most:
@@ -40,6 +47,27 @@ def fitting_size(height: int, width: int, side: int, limits: Limits) -> tuple[in
         factor = np.sqrt(F32(limits.least) / area)
         lines = tuple(math.ceil(F32(n) * factor / F32(side)) for n in (height, width))
     return lines[0] * side, lines[1] * side
+
+
+def whole_picture_size(height: int, width: int, side: int, limits: Limits) -> tuple[int, int]:
+    """Height and width of whole squares of a side that a picture lies in as it is, or enlarged or reduced to the limits
+    in its proportions.
+    """
+    lines = -(-height // side), -(-width // side)
+    if lines[0] * lines[1] * side * side < limits.least:
+        factor = math.sqrt(limits.least / (height * width))
+        lines = -(-math.ceil(height * factor) // side), -(-math.ceil(width * factor) // side)
+    if lines[0] * lines[1] * side * side <= limits.most:
+        return lines[0] * side, lines[1] * side
+    best, low, high = (1, 1), 1, height
+    while low <= high:  # for the largest height of the picture that fits
+        inner = (low + high) // 2
+        lines = -(-inner // side), -(-max(1, width * inner // height) // side)
+        if lines[0] * lines[1] * side * side <= limits.most:
+            best, low = lines, inner + 1
+        else:
+            high = inner - 1
+    return best[0] * side, best[1] * side
 
 
 # orders of patches
@@ -75,13 +103,18 @@ def ranges_of(lengths: Ints) -> NDArray[np.int32]:
 # positions
 
 
-def axial_table(places: tuple[Ints, Ints], rates: tuple[NDArray[np.floating], NDArray[np.floating]]) -> NDArray:
-    """(cos, sin) pairs float32 [T, 2 * pairs] of a rotation by two positions, for `Graph.rope`.
-
-    The first pairs turn by the first of the two positions [T] times their rates, the others by the second.
-    """
-    angles = np.concatenate([place[:, None] * rate for place, rate in zip(places, rates, strict=True)], axis=1)
+def turned(place: Ints, rates: NDArray[np.floating]) -> NDArray[np.float32]:
+    """(cos, sin) pairs float32 [T, 2 * pairs] of a rotation by positions [T] times the rates of pairs, for
+    `Graph.rope`."""
+    angles = place[:, None] * rates
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1).reshape(len(angles), -1).astype(F32)
+
+
+def axial_table(
+    places: tuple[Ints, Ints], rates: tuple[NDArray[np.floating], NDArray[np.floating]]
+) -> NDArray[np.float32]:
+    """As `turned`, the first pairs by the first of two positions, the others by the second."""
+    return np.concatenate([turned(place, rate) for place, rate in zip(places, rates, strict=True)], axis=1)
 
 
 def _corner_shares(n: int, side: int) -> NDArray[np.float64]:
@@ -103,14 +136,20 @@ def _middle_shares(n: int, side: int) -> NDArray[np.float64]:
     return shares
 
 
-_SHARES = {"corners": _corner_shares, "bicubic": _middle_shares}
+def _linear_shares(n: int, side: int) -> NDArray[np.float64]:
+    """Shares [n, side] of the places of a line at the middles of n parts, linear, edges repeated."""
+    middle = ((np.arange(n) + 0.5) * side / n - 0.5).clip(0, side - 1)
+    return np.maximum(0, 1 - np.abs(middle[:, None] - np.arange(side)))
+
+
+_SHARES = {"corners": _corner_shares, "bicubic": _middle_shares, "linear": _linear_shares}
 
 
 def resampled(table: NDArray[np.float32], rows: int, columns: int, method: str) -> NDArray[np.float32]:
     """A table of positions [side, side, D] for a grid, [rows * columns, D].
 
-    method: "corners", linear with the corners of the table at those of the grid, or "bicubic", as the interpolation of
-    images. A grid of the table's size takes it as it is.
+    method: "corners", linear with the corners of the table at those of the grid, "linear" or "bicubic", as the
+    interpolation of images. A grid of the table's size takes it as it is.
     """
     height, width, size = table.shape
     if (height, width) != (rows, columns):

@@ -24,19 +24,35 @@ from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
     "cohere2v": "cohere2.Cohere2Projector",
+    "dots3note_v": "dots3note.Dots3NoteProjector",
+    "dots_ocr": "dots_ocr.DotsOcrProjector",
+    "exaone4_5": "qwen2vl.Exaone45Projector",
     "gemma3": "gemma3.Gemma3Projector",
     "gemma4uv": "gemma4.Gemma4UnifiedProjector",
     "gemma4v": "gemma4.Gemma4Projector",
+    "glm4v": "glm4v.Glm4vProjector",
+    "glm5v": "glm4v.Glm5vProjector",
     "idefics3": "idefics3.Idefics3Projector",
     "internvl": "internvl.InternVLProjector",
     "janus_pro": "siglip_mlp.JanusProjector",
+    "kimik25": "kimi.KimiK25Projector",
+    "kimivl": "kimi.KimiVLProjector",
     "lfm2": "lfm2.Lfm2Projector",
+    "lightonocr": "pixtral.LightOnOcrProjector",
+    "ling3vl": "qwen3vl.Ling3Projector",
     "llama4": "llama4.Llama4Projector",
     "minicpmv4_6": "minicpmv46.MiniCPMV46Projector",
+    "mimovl": "mimovl.MiMoVLProjector",
+    "minimax_m3": "minimax_m3.MiniMaxM3Projector",
     "mlp": "llava.LlavaProjector",
     "nemotron_v2_vl": "nemotron.NemotronProjector",
     "phi4": "siglip_mlp.Phi4Projector",
+    "pixtral": "pixtral.PixtralProjector",
+    "qwen2.5vl_merger": "qwen2vl.Qwen25VLProjector",
+    "qwen2vl_merger": "qwen2vl.Qwen2VLProjector",
+    "qwen3vl_merger": "qwen3vl.Qwen3VLProjector",
     "resampler": "minicpmv.MiniCPMVProjector",
+    "step3vl": "step3vl.Step3VLProjector",
 }
 """Class of every projector type, in the modules of this package."""
 
@@ -44,13 +60,15 @@ FAMILIES = {
 @dataclass(frozen=True)
 class Source:
     """What a projector is made of. min_tokens, max_tokens: rows that the user wants of a picture at least and at most,
-    for families whose pictures keep their proportions."""
+    for families whose pictures keep their proportions. has_token: whether the text model knows a special token, which
+    families ask whose projectors serve several vocabularies."""
 
     keys: Keys
     params: VisionParams
     weights: ProjectorWeights
     min_tokens: int | None = None
     max_tokens: int | None = None
+    has_token: Callable[[str], bool] = lambda token: False
 
 
 class Projector(ABC):
@@ -59,8 +77,8 @@ class Projector(ABC):
     begin, end: text around every picture. both_ways: its rows see each other. n_deep: further parts of a row.
     """
 
-    begin: ClassVar[str] = ""
-    end: ClassVar[str] = ""
+    begin: str = ""
+    end: str = ""
     both_ways: ClassVar[bool] = False
 
     def __init__(self, source: Source, n_threads: int) -> None:
@@ -129,17 +147,18 @@ def open_projector(
     log: Callable[[str], None],
     min_tokens: int | None = None,
     max_tokens: int | None = None,
+    has_token: Callable[[str], bool] = lambda token: False,
 ) -> Projector:
     """The projector of a file, for a text model of n_embd.
 
-    min_tokens, max_tokens: as `Source`. Raises FileFormatError, UnsupportedError or UsageError with one line.
+    The other arguments are those of `Source`. Raises FileFormatError, UnsupportedError or UsageError with one line.
     """
     if min_tokens and max_tokens and min_tokens > max_tokens:
         raise UsageError(f"at least {min_tokens} and at most {max_tokens} tokens of a picture: exchange the two")
     gguf = GGUFFile.open(path)
     kind = projector_type(gguf)
     keys = Keys(gguf)
-    source = Source(keys, VisionParams.read(keys), ProjectorWeights(gguf, log), min_tokens, max_tokens)
+    source = Source(keys, VisionParams.read(keys), ProjectorWeights(gguf, log), min_tokens, max_tokens, has_token)
     module, name = FAMILIES[kind].split(".")
     projector: Projector = getattr(import_module(f"ikpy.vision.{module}"), name)(source, n_threads)
     if projector.n_out != n_embd * (1 + projector.n_deep):
@@ -154,10 +173,12 @@ def projector_type(gguf: GGUFFile) -> str:
     arch = gguf.get("general.architecture", "")
     if arch != "clip":
         raise UsageError(f"{gguf.path} is no projector file: its architecture is '{arch}', not 'clip'")
-    if not gguf.get("clip.has_vision_encoder", False):
+    has_vision = gguf.get("clip.has_vision_encoder", False)
+    if np.ndim(has_vision) or not has_vision:
         raise UnsupportedError(f"{gguf.path} holds no encoder of pictures; only pictures are supported, no audio")
-    kind = gguf.get("clip.projector_type") or gguf.get("clip.vision.projector_type")
-    if not isinstance(kind, str) or not kind:
+    kinds = (gguf.get(f"clip.{name}projector_type", "") for name in ("", "vision."))
+    kind = next((kind for kind in kinds if isinstance(kind, str) and kind), None)
+    if kind is None:
         raise FileFormatError(f"{gguf.path}: key clip.projector_type not found")
     if kind not in FAMILIES:
         raise UnsupportedError(f"{gguf.path}: unknown projector type '{kind}'; known are {', '.join(sorted(FAMILIES))}")

@@ -18,6 +18,9 @@ from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
 D, HEADS, KV, HEAD, F, N = 64, 4, 2, 32, 48, 3
 BASE = 1e4
 SECTIONS = [7, 5, 4, 0]
+GLM_SECTIONS = [4, 1, 3, 0]
+"""Of a model that rotates half of every head."""
+IN_ORDER = ("qwen2vl", "glm4")
 WINDOW = 12
 Text = Sequence["int | MediaRows"]
 
@@ -88,8 +91,8 @@ class Placed:
 def section_angles(n: int, base: float, places: np.ndarray, arch: str) -> np.ndarray:
     """Rotation angles [T, n/2], the place of a pair being that of its section."""
     pairs = np.arange(n // 2)
-    if arch == "qwen2vl":
-        part = np.repeat([0, 1, 2], SECTIONS[:3])
+    if arch in IN_ORDER:
+        part = np.repeat([0, 1, 2], GLM_SECTIONS[:3] if arch == "glm4" else SECTIONS[:3])
     elif arch.startswith(("qwen3vl", "qwen35")):
         lengths = delta_sections(n) if arch.startswith("qwen35") else SECTIONS
         part = np.where((pairs % 3 == 1) & (pairs < 3 * lengths[1]), 1, 0)
@@ -116,12 +119,13 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, seen: np.n
 
 
 def transformer(arch: str, seed: int = 71, n_layer: int = N, **keys: object) -> RandomModel:
-    """qwen2vl, qwen3vl, qwen3vlmoe, gemma3 or llama."""
+    """qwen2vl, qwen3vl, qwen3vlmoe, glm4, gemma3 or llama."""
     is_gemma, sections = arch == "gemma3", {"rope.dimension_sections": SECTIONS} if "vl" in arch else {}
     shape = checks.shape(n_layer, D, HEADS, KV, HEAD, F)
     m = RandomModel(arch, seed, **{**shape, **RMS, **sections, "rope.freq_base": BASE, **keys})
     checks.frame(m, D, tied=is_gemma)
-    names = ["attn_norm", "ffn_norm", *(["post_attention_norm", "post_ffw_norm"] if is_gemma else [])]
+    behind = arch in ("gemma3", "glm4")
+    names = ["attn_norm", "ffn_norm", *(["post_attention_norm", "post_ffw_norm"] if behind else [])]
     for il in range(n_layer):
         p = f"blk.{il}"
         for name in names:
@@ -130,13 +134,15 @@ def transformer(arch: str, seed: int = 71, n_layer: int = N, **keys: object) -> 
             m.norm(f"{p}.attn_q_norm", HEAD)
             m.norm(f"{p}.attn_k_norm", HEAD)
         m.attention(p, D, HEADS, KV, HEAD)
-        if arch == "qwen2vl":
+        if arch in IN_ORDER:
             for name, n in (("q", HEADS), ("k", KV), ("v", KV)):
                 m.vector(f"{p}.attn_{name}.bias", n * HEAD)
         if "expert_count" in keys:
             checks.experts(m, p, D, F, int(str(keys["expert_count"])))
         else:
             m.ffn(p, D, F)
+        if arch == "glm4":
+            m.weights[f"{p}.ffn_up"] = np.concatenate([m.weights.pop(f"{p}.ffn_gate"), m.weights[f"{p}.ffn_up"]])
     return m
 
 
@@ -163,17 +169,23 @@ def _layer(e: Evaluation, il: int, x: np.ndarray, placed: Placed, arch: str) -> 
     q, k, v = e.qkv(il, h)
     if "attn_q_norm" in w:
         q, k = ref.rms_norm(q, w["attn_q_norm"], e.eps), ref.rms_norm(k, w["attn_k_norm"], e.eps)
-    angles = section_angles(HEAD, BASE, placed.places, arch)
-    q, k = (ref.rotate(t, angles, neox=arch != "llama") for t in (q, k))
+    n = int(e.keys.get("rope.dimension_count", HEAD))
+    angles = section_angles(n, BASE, placed.places, arch)
+    q, k = (np.concatenate([ref.rotate(t[..., :n], angles, neox=arch != "llama"), t[..., n:]], -1) for t in (q, k))
     a = e.output(il, attend(q, k, v, 1 / math.sqrt(HEAD), placed.visible(WINDOW if windowed else 0)))
-    x = x + (ref.rms_norm(a, w["post_attention_norm"], e.eps) if is_gemma else a)
+    behind = "post_ffw_norm" in w
+    x = x + (ref.rms_norm(a, w["post_attention_norm"], e.eps) if behind else a)
     h = ref.rms_norm(x, w["ffn_norm"], e.eps)
     if "ffn_gate_inp" in w:
         used = int(e.keys["expert_used_count"])
         weights = checks.chosen(ref.softmax(h @ w["ffn_gate_inp"].T), used)
         return x + checks.routed(w, h, weights / weights.sum(-1, keepdims=True), used)
-    y = e.ffn(il, h, ref.gelu if is_gemma else ref.silu)
-    return x + (ref.rms_norm(y, w["post_ffw_norm"], e.eps) if is_gemma else y)
+    if arch == "glm4":
+        gate, up = np.split(h @ w["ffn_up"].T, 2, -1)
+        y = (ref.silu(gate) * up) @ w["ffn_down"].T
+    else:
+        y = e.ffn(il, h, ref.gelu if is_gemma else ref.silu)
+    return x + (ref.rms_norm(y, w["post_ffw_norm"], e.eps) if behind else y)
 
 
 def _delta_layer(e: Evaluation, il: int, x: np.ndarray, placed: Placed) -> np.ndarray:
@@ -224,6 +236,12 @@ def qwen35() -> RandomModel:
     return m
 
 
+def glm4() -> RandomModel:
+    """Pairs half of the rotated part apart, unlike those of files without sections."""
+    keys = {"rope.dimension_sections": GLM_SECTIONS, "rope.dimension_count": HEAD // 2}
+    return transformer("glm4", 73, **keys)
+
+
 def gemma3() -> RandomModel:
     """Windows, rows that see each other, an embedding scale that rows do not have."""
     return transformer("gemma3", 72, 7, **{"attention.sliding_window": WINDOW})
@@ -235,14 +253,14 @@ def llama() -> RandomModel:
 
 
 MODELS: dict[str, Callable[[], RandomModel]] = {
-    f.__name__: f for f in (qwen2vl, qwen3vl, qwen3vlmoe, qwen35, gemma3, llama)
+    f.__name__: f for f in (qwen2vl, qwen3vl, qwen3vlmoe, qwen35, glm4, gemma3, llama)
 }
 
 
 def text_for(m: RandomModel) -> list[int | MediaRows]:
     """Words with two pictures, one of which two words follow, of the kind that the model reads."""
     n_deep = int(m.keys.get("n_deepstack_layers", 0))
-    grids = [(3, 5), (4, 2)] if "qwen" in m.arch else [None, None]
+    grids = [(3, 5), (4, 2)] if "qwen" in m.arch or m.arch in IN_ORDER else [None, None]
     first, second = (
         picture(i, n, grid, n_deep=n_deep, both_ways=m.arch.startswith("gemma"))
         for i, (n, grid) in enumerate(zip((15, 8), grids, strict=True))

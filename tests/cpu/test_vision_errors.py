@@ -56,6 +56,8 @@ def test_kinds_that_are_not_there(tmp_path: Path) -> None:
     refused(
         tmp_path, audio, None, UnsupportedError, "holds no encoder of pictures; only pictures are supported, no audio"
     )
+    several = dataclasses.replace(GEMMA3, outer={"clip.has_vision_encoder": [True, True]})
+    refused(tmp_path, several, None, UnsupportedError, "holds no encoder of pictures")
     no_kind = dataclasses.replace(GEMMA3, kind="")
     refused(tmp_path, no_kind, None, FileFormatError, "key clip.projector_type not found")
     version = dataclasses.replace(TOWERS["minicpmv"], outer={"clip.minicpmv_version": 9})

@@ -178,20 +178,30 @@ IKPY_VBMI_INLINE void add_step(const P& w, int step, const uint8_t* const* x, __
     }
 }
 
+// Where what the streams of P will need is.
+template <class P>
+constexpr int kStreams = P::kInterleaved ? 1 : P::kRowsAtOnce;
+template <class P>
+struct StreamsAhead {
+    SideBySideAt far, near;
+    explicit StreamsAhead(int64_t stride)
+        : far(kStreams<P>, stride, kPrefetch.into_l2), near(kStreams<P>, stride, kPrefetch.beside_into_l1) {}
+};
+
 // Adds the products of B blocks of kRowsAtOnce rows from block c on.
 template <class P, int NT, int B>
-IKPY_VBMI_INLINE void add_blocks(const uint8_t* const* rows, const SideBySide& streams, int64_t c,
+IKPY_VBMI_INLINE void add_blocks(const uint8_t* const* rows, StreamsAhead<P>& ahead, int64_t c,
                                  const uint8_t* const* x, __m512* total) {
-    constexpr int kStreams = P::kInterleaved ? 1 : P::kRowsAtOnce;
     constexpr int kSteps = std::min(P::kSteps, kTogether<P>);
     static_assert(P::kSteps % kSteps == 0);
     const uint8_t *at[B][P::kRowsAtOnce], *record[B][NT];
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) {
         const int64_t offset = (c + b) * P::kBlockBytes;
-        const int64_t far = streams.skip(offset, kPrefetch.into_l2),
-                      near = streams.skip(offset, kPrefetch.beside_into_l1);
-        for (int r = 0; r < kStreams; ++r) {
+        const int64_t far = ahead.far.skip(), near = ahead.near.skip();
+        ahead.far.move(P::kBlockBytes);
+        ahead.near.move(P::kBlockBytes);
+        for (int r = 0; r < kStreams<P>; ++r) {
             at[b][r] = rows[r] + P::kHeaderBytes + offset;
             prefetch_weights_into_l2<P::kBlockBytes>(at[b][r] + far);
             prefetch_weights_into_l1<P::kBlockBytes>(at[b][r] + near);
@@ -215,11 +225,11 @@ IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t stride, 
     // Four blocks of more tokens need too many registers (IQ2_S, 8 tokens: 218 instead of 336 Gop/s).
     constexpr int kBlocks = P::kSteps > 1 ? 1 : NT <= 4 ? kTogether<P> : std::min(2, kTogether<P>);
     for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
-    const SideBySide streams(P::kInterleaved ? 1 : P::kRowsAtOnce, stride);
+    StreamsAhead<P> ahead(stride);
     int64_t c = 0;
-    for (; c + kBlocks <= n_chunks; c += kBlocks) add_blocks<P, NT, kBlocks>(rows, streams, c, x, total);
+    for (; c + kBlocks <= n_chunks; c += kBlocks) add_blocks<P, NT, kBlocks>(rows, ahead, c, x, total);
     if constexpr (kBlocks > 1)
-        for (; c < n_chunks; ++c) add_blocks<P, NT, 1>(rows, streams, c, x, total);
+        for (; c < n_chunks; ++c) add_blocks<P, NT, 1>(rows, ahead, c, x, total);
 }
 
 // Of the rows of a half; those beyond the last one repeat it. Lanes are summed for 16 rows at once: a sum at

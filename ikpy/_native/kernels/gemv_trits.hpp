@@ -88,18 +88,20 @@ IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t stride, 
     constexpr int kBytes = kBlocks * kBlockBytes, kRows = rows_at_once(NT);
     for (int r = 0; r < kRows; ++r)
         for (int t = 0; t < NT; ++t) total[r][t] = _mm512_setzero_ps();
-    const SideBySide streams(kRows, stride);
+    constexpr int64_t kHeader = UnpackIQ1_BN::kHeaderBytes;
+    SideBySideAt far(kRows, stride, kHeader + kPrefetch.into_l2),
+        near(kRows, stride, kHeader + kPrefetch.beside_into_l1);
     for (int64_t c = 0; c < n_chunks; ++c) {
-        const int64_t offset = UnpackIQ1_BN::kHeaderBytes + c * kBytes;
-        const int64_t far = streams.skip(offset, kPrefetch.into_l2),
-                      near = streams.skip(offset, kPrefetch.beside_into_l1);
+        const int64_t offset = kHeader + c * kBytes;
         __m512i bytes[kRows];
         for (int r = 0; r < kRows; ++r) {
             const uint8_t* p = rows[r] + offset;
-            prefetch_weights_into_l2<kBytes>(p + far);
-            prefetch_weights_into_l1<kBytes>(p + near);
+            prefetch_weights_into_l2<kBytes>(p + far.skip());
+            prefetch_weights_into_l1<kBytes>(p + near.skip());
             bytes[r] = _mm512_maskz_loadu_epi8((1ull << kBytes) - 1, p);
         }
+        far.move(kBytes);
+        near.move(kBytes);
 #pragma GCC unroll 2
         for (int h = 0; h < 2; ++h) {
             __m512i words[kRows], sum[kRows][NT];

@@ -95,15 +95,17 @@ constexpr int kRows = 2;  // at a time: they share the loads of the factors
                                                  const Record* x, __m256* total) {
     constexpr int kBytes = kBlocks * kBlockBytes;
     for (int r = 0; r < kRows; ++r) total[r] = _mm256_setzero_ps();
-    const SideBySide streams(kRows, stride);
+    constexpr int64_t kHeader = UnpackIQ1_BN::kHeaderBytes;
+    SideBySideAt far(kRows, stride, kHeader + kPrefetch.into_l2),
+        near(kRows, stride, kHeader + kPrefetch.beside_into_l1);
     for (int64_t c = 0; c < n_chunks; ++c, ++x) {
-        const int64_t offset = UnpackIQ1_BN::kHeaderBytes + c * kBytes;
-        const int64_t far = streams.skip(offset, kPrefetch.into_l2),
-                      near = streams.skip(offset, kPrefetch.beside_into_l1);
+        const int64_t offset = kHeader + c * kBytes;
         for (int r = 0; r < kRows; ++r) {
-            prefetch_weights_into_l2<kBytes>(rows[r] + offset + far);
-            prefetch_weights_into_l1<kBytes>(rows[r] + offset + near);
+            prefetch_weights_into_l2<kBytes>(rows[r] + offset + far.skip());
+            prefetch_weights_into_l1<kBytes>(rows[r] + offset + near.skip());
         }
+        far.move(kBytes);
+        near.move(kBytes);
 #pragma GCC unroll 4
         for (int b = 0; b < kBlocks; ++b) {
             __m256i words[kRows], sum[kRows];

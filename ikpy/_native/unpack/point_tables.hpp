@@ -46,10 +46,29 @@ struct WordCodes {
     }
 };
 
+// N values of which 128 runs change at most once inside of a run.
+template <int N>
+struct Runs {
+    static constexpr int kRuns = 128, kLength = N / kRuns;
+    alignas(64) uint8_t before[kRuns], after[kRuns];
+    alignas(64) uint8_t from[kRuns];  // low byte of the index of the first value after the change
+
+    explicit Runs(const uint8_t* values) {
+        for (int r = 0; r < kRuns; ++r) {
+            const uint8_t* run = values + r * kLength;
+            before[r] = run[0];
+            after[r] = run[kLength - 1];
+            from[r] = static_cast<uint8_t>(std::find(run, run + kLength - 1, after[r]) - values);
+        }
+    }
+};
+
 constexpr int8_t kTrits[3] = {-1, 0, 1};
 
 static const WordCodes<512> iq2xs_codes(tables::iq2xs_grid, kLevels2);
 static const WordCodes<1024> iq2s_codes(tables::iq2s_grid, kLevels2);
 static const WordCodes<2048> iq1s_codes(tables::iq1s_grid, kTrits);
+// Points are sorted by their last elements first.
+static const Runs<2048> iq1s_second(iq1s_codes.halves.second);
 
 }  // namespace ikpy::points

@@ -83,7 +83,7 @@ struct UnpackQ1_0_G128 {
 };
 
 // Trit 0 .. 2 of a base-3 byte that the multiplier 3^n moves to the top.
-inline uint8_t trit(uint8_t code, int multiplier) {
+constexpr uint8_t trit(uint8_t code, int multiplier) {
     return static_cast<uint8_t>(3 * static_cast<uint8_t>(code * multiplier) >> 8);
 }
 

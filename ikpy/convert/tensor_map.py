@@ -24,6 +24,7 @@ _OTHER_PARTS = re.compile(
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
 _LAYER = re.compile(r"(?:(?:(?:model|backbone)\.)?layers|transformer\.h)\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?<=experts\.)(\d+)(?=\.)")
+_STACKED = re.compile(r"(?<=\.)\d+$")
 _PROBED = 64
 _SUFFIX = re.compile(r"\.(weight|bias)$")
 
@@ -41,7 +42,7 @@ class Part:
 class OutputTensor:
     """A GGUF tensor: parts, change of the values, kind of the sources, shape slowest dimension first; factors of the
     rows of a matrix; whether its columns are divided by their lengths; checkpoint tensor of as many elements that
-    multiplies them, "" for none."""
+    multiplies them, "" for none; how often the first row follows the last."""
 
     name: str
     change: Change | None
@@ -51,6 +52,7 @@ class OutputTensor:
     row_factors: np.ndarray | None = None
     unit_columns: bool = False
     factor: str = ""
+    n_repeated: int = 0
 
 
 @dataclass
@@ -141,7 +143,9 @@ class _Mapper:
         if module in self.family.factors:
             self.factors[f"{self.family.factors[module]}.weight"] = name
             return
-        target = self.family.outer.get(module)
+        stack = _STACKED.sub("{e}", module)
+        place = int(module.rpartition(".")[2]) if stack != module and stack in self.family.outer else None
+        target = self.family.outer.get(module if place is None else stack)
         suffix = _SUFFIX.search(path)
         if module in self.family.unused:
             self.map.skipped_parts.append(name)
@@ -156,7 +160,7 @@ class _Mapper:
             self.unused_output = name
         else:
             full = f"{target}.{suffix[1] if suffix else 'weight'}"
-            self._add(full, self.family.change(target), Part(name, self.family.view(target, module), None))
+            self._add(full, self.family.change(target), Part(name, self.family.view(target, module), place))
 
     @property
     def _is_tied(self) -> bool | None:
@@ -269,15 +273,23 @@ class _Mapper:
             raise FileFormatError(f"{folder}: the experts of {output.name} differ in shape: {sorted(shapes)}")
         shape = shapes.pop()
         if output.parts[0].expert is not None:
+            is_layer = output.name.startswith("blk.")
             numbers = [part.expert for part in output.parts]
-            missing = sorted(set(range(self.family.n_expert)).difference(numbers))
-            if missing or len(numbers) != self.family.n_expert:
-                which = f"expert {missing[0]} is missing" if missing else "there are more"
+            kind, needed = ("expert", self.family.n_expert) if is_layer else ("matrix", self.family.n_stacked)
+            missing = sorted(set(range(needed)).difference(numbers))
+            if missing or len(numbers) != needed:
+                which = f"{kind} {missing[0]} is missing" if missing else "there are more"
+                plural = "experts" if is_layer else "matrices"
                 raise FileFormatError(
-                    f"{folder}: {output.name} needs {self.family.n_expert} experts, found {len(numbers)} ({which})"
+                    f"{folder}: {output.name} needs {needed} {plural}, found {len(numbers)} ({which})"
                 )
             output.parts.sort(key=lambda part: part.expert or 0)
             shape = (len(numbers), *shape)
+        rows = self.family.padded_rows(output.name.removesuffix(".weight"))
+        if rows > shape[0] > 0:
+            output.n_repeated = rows - shape[0]
+            output.kind = "f32" if output.kind == "q4_0" else output.kind
+            shape = (rows, *shape[1:])
         output.shape = shape
 
     def _take_row_factors(self, output: OutputTensor) -> None:

@@ -39,6 +39,7 @@ ARCHITECTURES = {
     "gemma-embedding": "ikpy.models.gemma_embedding:GemmaEmbedding",
     "gemma2": "ikpy.models.gemma2:Gemma2",
     "gemma3": "ikpy.models.gemma3:Gemma3",
+    "gemma3n": "ikpy.models.gemma3n:Gemma3n",
     "gemma4": "ikpy.models.gemma4:Gemma4",
     "glm4": "ikpy.models.glm4:Glm4",
     "glm4moe": "ikpy.models.glm4moe:Glm4Moe",

@@ -6,6 +6,7 @@ from tests.cpu import (
     cohere_checkpoints,
     dense_checkpoints,
     dots3note_checkpoints,
+    gemma3n_checkpoints,
     glm5_next_checkpoints,
     ling_checkpoints,
     mamba2_checkpoints,
@@ -26,4 +27,5 @@ KINDS = (
     *glm5_next_checkpoints.CHECKPOINTS,
     *minimax_m3_checkpoints.CHECKPOINTS,
     *dots3note_checkpoints.CHECKPOINTS,
+    *gemma3n_checkpoints.CHECKPOINTS,
 )

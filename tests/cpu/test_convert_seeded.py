@@ -65,6 +65,10 @@ def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
         "conv.weight",
         "rope_freqs.weight",
         "_ape.weight",
+        "altup_correct_coef.weight",
+        "altup_correct_scale.weight",
+        "altup_predict_coef.weight",
+        "altup_router.weight",
     )
     for name, kind_of in found.items():
         is_small = name.endswith(small) or "conv1d" in name or "hc_" in name

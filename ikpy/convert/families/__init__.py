@@ -38,6 +38,7 @@ FAMILIES = {
     "gemma": "gemma:Gemma",
     "gemma2": "gemma:Gemma2",
     "gemma3_text": "gemma:Gemma3",
+    "gemma3n_text": "gemma3n:Gemma3n",
     "gemma4_text": "gemma4:Gemma4",
     "glm4": "glm:Glm4",
     "glm4_moe": "glm:Glm4Moe",

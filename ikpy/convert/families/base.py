@@ -137,6 +137,15 @@ class Family:
         return self.config.count("num_local_experts", "num_experts", "n_routed_experts", default=0)
 
     @property
+    def n_stacked(self) -> int:
+        """Matrices outside layers that become one tensor, for each name of `outer` that ends with {e}."""
+        return 0
+
+    def padded_rows(self, target: str) -> int:
+        """Rows that a tensor outside layers has at least: its first row is repeated behind the last."""
+        return 0
+
+    @property
     def n_rot(self) -> int:
         """Rotated elements of a head."""
         return int(self.config.head_dim * self.config.rotary_fraction(self.rotary_fraction))

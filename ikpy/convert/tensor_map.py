@@ -19,11 +19,11 @@ _TEXT_PART = re.compile(r"^(model\.)?language_model\.(model\.)?")
 _OTHER_PARTS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection"
     r"|mm_projector|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
-    r"|rotary_emb\.inv_freq$"
+    r"|rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
-_LAYER = re.compile(r"(?:(?:(?:model|backbone)\.)?layers|transformer\.h)\.(\d+)\.(.+)")
-_EXPERT = re.compile(r"(?<=experts\.)(\d+)(?=\.)")
+_LAYER = re.compile(r"(?:(?:(?:model|backbone|gpt_neox)\.)?layers|transformer\.h)\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.))(\d+)(?=\.|$)")
 _STACKED = re.compile(r"(?<=\.)\d+$")
 _PROBED = 64
 _SUFFIX = re.compile(r"\.(weight|bias)$")
@@ -273,16 +273,13 @@ class _Mapper:
             raise FileFormatError(f"{folder}: the experts of {output.name} differ in shape: {sorted(shapes)}")
         shape = shapes.pop()
         if output.parts[0].expert is not None:
-            is_layer = output.name.startswith("blk.")
-            numbers = [part.expert for part in output.parts]
-            kind, needed = ("expert", self.family.n_expert) if is_layer else ("matrix", self.family.n_stacked)
+            target = output.name.removesuffix(".weight").split(".", 2)[-1]
+            kind, kinds = ("expert", "experts") if "exps" in target else ("part", "parts")
+            numbers, needed = [part.expert for part in output.parts], self.family.n_parts(target)
             missing = sorted(set(range(needed)).difference(numbers))
             if missing or len(numbers) != needed:
                 which = f"{kind} {missing[0]} is missing" if missing else "there are more"
-                plural = "experts" if is_layer else "matrices"
-                raise FileFormatError(
-                    f"{folder}: {output.name} needs {needed} {plural}, found {len(numbers)} ({which})"
-                )
+                raise FileFormatError(f"{folder}: {output.name} needs {needed} {kinds}, found {len(numbers)} ({which})")
             output.parts.sort(key=lambda part: part.expert or 0)
             shape = (len(numbers), *shape)
         rows = self.family.padded_rows(output.name.removesuffix(".weight"))

@@ -169,6 +169,19 @@ def _qwen3vl(shape: _Shape) -> str:
     return "1.7B" if shape.layers == 28 else _qwen3(shape) if shape.layers in (36, 64) else UNKNOWN
 
 
+def _gptneox(shape: _Shape) -> str:
+    sizes = {
+        6: {128: "14M", 512: "70M"},
+        12: {768: "160M"},
+        16: {2048: "1B"},
+        24: {1024: "410M", 2048: "1.4B"},
+        32: {2560: "2.8B", 4096: "6.9B"},
+        36: {5120: "12B"},
+        44: {6144: "20B"},
+    }
+    return sizes.get(shape.layers, {}).get(shape.embedding, UNKNOWN)
+
+
 def _bloom(shape: _Shape) -> str:
     if shape.layers == 30:
         return {2560: "3B", 4096: "7B"}.get(shape.embedding, UNKNOWN)
@@ -222,6 +235,7 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "mamba2": _mamba2,
     "nemotron": _nemotron,
     "bloom": _bloom,
+    "gptneox": _gptneox,
     "bert": _bert,
 }
 

@@ -23,6 +23,8 @@ EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "token_types.", "position_
 # Kernels read these as f32, whatever number of rows they have.
 ELEMENT_WISE = (
     "norm.weight",
+    "norm_1.weight",
+    "norm_2.weight",
     ".bias",
     "exp_probs_b",
     "attn_sinks.weight",

@@ -11,6 +11,7 @@ from tests.cpu import (
     ling_checkpoints,
     mamba2_checkpoints,
     minimax_m3_checkpoints,
+    plain_checkpoints,
     seeded_checkpoints,
     shelf_checkpoints,
     tencent_checkpoints,
@@ -28,4 +29,5 @@ KINDS = (
     *minimax_m3_checkpoints.CHECKPOINTS,
     *dots3note_checkpoints.CHECKPOINTS,
     *gemma3n_checkpoints.CHECKPOINTS,
+    *plain_checkpoints.CHECKPOINTS,
 )

@@ -41,7 +41,7 @@ def test_keys_and_tensors(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"altup_correct_scale": False}, "altup_correct_scale false"),
-        ({"altup_num_inputs": 4}, "altup_(unembd_)?proj.weight needs 3 matrices, found 2 .matrix 2 is missing"),
+        ({"altup_num_inputs": 4}, "altup_(unembd_)?proj.weight needs 3 parts, found 2 .part 2 is missing"),
         ({"altup_active_idx": 3}, "layers work on stream 3 are not possible"),
         ({"activation_sparsity_pattern": [0.5]}, "activation_sparsity_pattern"),
         ({"activation_sparsity_pattern": 1.0}, "activation_sparsity_pattern"),

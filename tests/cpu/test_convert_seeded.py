@@ -55,6 +55,7 @@ def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
     found = types(converted(kind, tmp_path, outtype))
     small = (
         "norm.weight",
+        "norm_2.weight",
         ".bias",
         "exp_probs_b",
         "attn_sinks.weight",

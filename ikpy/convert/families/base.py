@@ -136,10 +136,9 @@ class Family:
         """Routed experts, 0 for dense models."""
         return self.config.count("num_local_experts", "num_experts", "n_routed_experts", default=0)
 
-    @property
-    def n_stacked(self) -> int:
-        """Matrices outside layers that become one tensor, for each name of `outer` that ends with {e}."""
-        return 0
+    def n_parts(self, target: str) -> int:
+        """Checkpoint tensors, told apart by {e} in the names of their modules, that become one tensor."""
+        return self.n_expert
 
     def padded_rows(self, target: str) -> int:
         """Rows that a tensor outside layers has at least: its first row is repeated behind the last."""
@@ -225,6 +224,12 @@ class Family:
     def must_lack(self, target: str, layer: int) -> bool:
         """Whether config.json says that a layer has no such tensor (with its suffix), and it would change the layer."""
         return False
+
+    def needed_tensors(self) -> frozenset[str]:
+        """Tensors (with their suffix) that config.json says all layers have, of those that the architecture can do
+        without.
+        """
+        return frozenset()
 
     def is_empty(self, layer: int) -> bool:
         """Whether a layer has no tensors at all."""

@@ -70,8 +70,7 @@ class Gemma3n(WindowFamily):
         """Whether the configuration describes the rotation of window layers apart."""
         return "sliding_attention" in self.config.get("rope_parameters", default={})
 
-    @property
-    def n_stacked(self) -> int:
+    def n_parts(self, target: str) -> int:
         return self.config.count("altup_num_inputs") - 1
 
     def padded_rows(self, target: str) -> int:

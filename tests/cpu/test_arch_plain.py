@@ -1,0 +1,100 @@
+"""Architectures of plain blocks (Phi-2, StarCoder 2, Pythia, Falcon, StableLM and others) against their definition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ikpy.engine.model import Model
+from ikpy.errors import FileFormatError
+from ikpy.models.size_class import size_class
+from tests.cpu import definition_checks as checks
+from tests.cpu import reference_models as ref
+from tests.cpu.plain_blocks import Form, gelu_erf, made, model
+
+PHI2 = Form("phi2", 161, parallel="one", rotated=10, biases=("qkv", "out", "ffn", "output"))
+PHI2_FUSED = Form("phi2", 162, parallel="one", kv=4, rotated=10, biases=("qkv", "out", "ffn", "output"), fused=True)
+STARCODER2 = Form("starcoder2", 163, biases=("qkv", "out", "ffn"), tied=True)
+STARCODER2_PLAIN = Form("starcoder2", 164)
+NEOX = Form(
+    "gptneox",
+    165,
+    parallel="two",
+    kv=4,
+    rotated=6,
+    act=gelu_erf,
+    biases=("qkv", "out", "ffn"),
+    fused=True,
+    keys={"use_parallel_residual": True},
+)
+NEOX_IN_TURN = Form(
+    "gptneox",
+    166,
+    kv=4,
+    rotated=6,
+    act=gelu_erf,
+    biases=("qkv", "out", "ffn"),
+    fused=True,
+    keys={"use_parallel_residual": False},
+)
+FALCON = Form("falcon", 167, parallel="one", kv=1, act=gelu_erf, fused=True, tied=True)
+FALCON_40B = Form("falcon", 168, parallel="one", act=gelu_erf, fused=True, attention_norm="attn_norm_2")
+STABLELM = Form("stablelm", 169, rotated=6, act=ref.silu, gated=True, biases=("qkv",))
+STABLELM_12B = Form("stablelm", 170, parallel="one", rotated=6, act=ref.silu, gated=True, head_norms="apart")
+
+FORMS = (PHI2, PHI2_FUSED, STARCODER2, STARCODER2_PLAIN, NEOX, NEOX_IN_TURN, FALCON, FALCON_40B, STABLELM, STABLELM_12B)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_definition(form: Form, tmp_path: Path) -> None:
+    m, truth = made(form)
+    path = checks.check_definition(m, truth, tmp_path)
+    if not form.positions:
+        checks.check_shift(path)
+    checks.check_quantized_cache(path, truth, 0.08)
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        (PHI2, "output.bias"),
+        (PHI2, "blk.1.attn_norm.bias"),
+        (PHI2_FUSED, "blk.2.attn_qkv.bias"),
+        (STARCODER2, "output_norm.bias"),
+        (NEOX, "blk.0.ffn_norm.bias"),
+        (STABLELM, "blk.1.ffn_norm.bias"),
+    ],
+)
+def test_a_bias_that_lacks(form: Form, name: str, tmp_path: Path) -> None:
+    m = model(form)
+    del m.weights[name]
+    with pytest.raises(FileFormatError, match=f"tensor '{name}' not found"):
+        Model.load(m.write(tmp_path / "model.gguf"))
+
+
+def test_a_norm_of_some_layers(tmp_path: Path) -> None:
+    """Branches are side by side in all layers or in none."""
+    for form, message in (
+        (STABLELM, r"blk\.2\.ffn_norm\.weight' not found"),
+        (STABLELM_12B, r"not used: blk\.2\.ffn_norm\.weight"),
+    ):
+        m = model(form)
+        if form is STABLELM:
+            del m.weights["blk.2.ffn_norm"], m.weights["blk.2.ffn_norm.bias"]
+        else:
+            m.norm("blk.2.ffn_norm", len(m.weights["output_norm"]))
+        with pytest.raises(FileFormatError, match=message):
+            Model.load(m.write(tmp_path / "model.gguf"))
+
+
+def test_size_classes() -> None:
+    for arch, layers, expected in (
+        ("phi2", 32, "3B"),
+        ("starcoder2", 30, "3B"),
+        ("falcon", 32, "7B"),
+        ("stablelm", 40, "12B"),
+    ):
+        assert size_class({"general.architecture": arch, f"{arch}.block_count": layers}) == expected
+    shape = {"gptneox.block_count": 32, "gptneox.embedding_length": 2560}
+    assert size_class({"general.architecture": "gptneox", **shape}) == "2.8B"

@@ -1,0 +1,36 @@
+"""Models of plain blocks on devices: biases of fused matrices, norms with biases, branches side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ikpy.graph.placement import PlacementParams
+from tests.cpu.definition_checks import TOKENS
+from tests.cpu.plain_blocks import Form, made
+from tests.cpu.test_arch_plain import FALCON_40B, NEOX, PHI2_FUSED, STABLELM_12B, STARCODER2
+from tests.cuda.models import emulated, logits_of
+from tests.cuda.test_placement_matrix import assert_same
+
+N_PROMPT = 36
+PLACES: dict[str, dict[str, Any]] = {
+    "all": {},
+    "last layers": {"n_gpu_layers": 2},
+    "attention on the CPU": {"rules": (("attn", "CPU"),)},
+    "cache in host memory": {"kv_offload": False},
+    "heads and networks divided": {"split_mode": "graph"},
+    "divided unevenly": {"split_mode": "graph", "tensor_split": (3.0, 1.0)},
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("form", [PHI2_FUSED, STARCODER2, NEOX, FALCON_40B, STABLELM_12B], ids=lambda form: form.name)
+def test_logits_are_those_of_the_definition(form: Form, where: str, tmp_path: Path) -> None:
+    m, truth = made(form)
+    path = m.write(tmp_path / "model.gguf")
+    with emulated(2) as kernels:
+        ours = logits_of(path, TOKENS, N_PROMPT, placement=PlacementParams(**PLACES[where]), type_k="f32", type_v="f32")
+    assert kernels.launched
+    assert_same(ours, truth, 1e-4)

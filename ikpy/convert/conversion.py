@@ -38,6 +38,7 @@ _ALWAYS_F32 = (
     ".bias",
     "ffn_gate_inp.weight",
     "attn_sinks.weight",
+    "position_embd.weight",
     *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
     "ssm_a",
     "ssm_d",

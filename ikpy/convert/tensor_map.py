@@ -19,10 +19,12 @@ _TEXT_PART = re.compile(r"^(model\.)?language_model\.(model\.)?")
 _OTHER_PARTS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection"
     r"|mm_projector|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
-    r"|rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
+    r"|rotary(_pos)?_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
-_LAYER = re.compile(r"(?:(?:(?:model|backbone|gpt_neox)\.)?layers|transformer\.h)\.(\d+)\.(.+)")
+_LAYER = re.compile(
+    r"(?:(?:(?:model|backbone|gpt_neox|transformer\.encoder)\.)?layers(?:\.layers)?|(?:transformer\.)?h)\.(\d+)\.(.+)"
+)
 _EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.))(\d+)(?=\.|$)")
 _STACKED = re.compile(r"(?<=\.)\d+$")
 _PROBED = 64

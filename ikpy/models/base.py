@@ -213,6 +213,7 @@ class Decoder(Architecture):
     output_weight: ClassVar[Presence] = "optional"
     output_bias: ClassVar[Presence] = "none"
     output_norm_name: ClassVar[str] = "output_norm"
+    output_norm_weight: ClassVar[Presence] = "required"
     norm_bias: ClassVar[Presence] = "none"
     embeds_positions: ClassVar[bool] = False
     """Whether positions have embeddings, which are added to those of the tokens."""
@@ -235,7 +236,7 @@ class Decoder(Architecture):
         self.token_embd = weights.take("token_embd.weight", (hp.n_embd, hp.n_vocab))
         if self.embeds_positions:
             self.position_embd = weights.take("position_embd.weight", (hp.n_embd, hp.n_ctx_train))
-        self.output_norm = self.take_norm(weights, self.output_norm_name)
+        self.output_norm = self.take_norm(weights, self.output_norm_name, self.output_norm_weight)
         output = weights.take_if(self.output_weight, "output.weight", (hp.n_embd, hp.n_vocab))
         self.output = output or self.token_embd
         self.logit_bias = weights.take_if(self.output_bias, "output.bias", (hp.n_vocab,))

@@ -181,9 +181,7 @@ def is_limited(ffn: DenseFFN | Experts) -> bool:
 
 
 def limited_gated(b: BatchGraph, gate: Value, up: Value, activation: str, ffn: DenseFFN | Experts) -> Value:
-    """min(act(gate), limit) * clamp(up, -limit, limit), by ReLU: min(x, limit) = limit - relu(limit - x); or with the
-    bound before the activation, or SiTU.
-    """
+    """min(act(gate), limit) * clamp(up, -limit, limit), or with the bound before the activation, or SiTU."""
     g, limit, (cap, up_cap) = b.graph, ffn.limit, ffn.caps
     if cap:
         up = g.softcap(up, up_cap) if up_cap > 0 else up
@@ -191,11 +189,19 @@ def limited_gated(b: BatchGraph, gate: Value, up: Value, activation: str, ffn: D
     if ffn.input_limit:
         return g.gated(gate, up, activation, ffn.input_limit)
 
-    def at_most(x: Value) -> Value:
-        return g.scale(g.unary(g.scale(x, -1.0, limit), "relu"), -1.0, limit)
+    return g.mul(at_most(b, g.unary(gate, activation), limit), clamped(b, up, limit))
 
-    up = g.scale(g.unary(g.scale(at_most(up), 1.0, limit), "relu"), 1.0, -limit)
-    return g.mul(at_most(g.unary(gate, activation)), up)
+
+def at_most(b: BatchGraph, x: Value, limit: float) -> Value:
+    """min(x, limit) as limit - relu(limit - x)."""
+    g = b.graph
+    return g.scale(g.unary(g.scale(x, -1.0, limit), "relu"), -1.0, limit)
+
+
+def clamped(b: BatchGraph, x: Value, limit: float) -> Value:
+    """x between -limit and limit."""
+    g = b.graph
+    return g.scale(g.unary(g.scale(at_most(b, x, limit), 1.0, limit), "relu"), 1.0, -limit)
 
 
 def moe_ffn(

@@ -66,6 +66,7 @@ class HParams:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     attn_softcap: float = 0.0
+    qkv_clamp: float = 0.0
     final_softcap: float = 0.0
     yarn_log_multiplier: float = 0.0
     yarn_attn_factor: float = 1.0

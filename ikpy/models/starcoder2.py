@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ikpy.models.transformer import Transformer
+from ikpy.models.weights import Presence
 
 
 class StarCoder2(Transformer):
@@ -11,9 +14,9 @@ class StarCoder2(Transformer):
     layer_norm = True
     norm_bias = "required"
     fused_qkv = "optional"
-    qkv_bias = "optional"
-    out_bias = "optional"
-    ffn_bias = "optional"
+    qkv_bias: ClassVar[Presence] = "optional"
+    out_bias: ClassVar[Presence] = "optional"
+    ffn_bias: ClassVar[Presence] = "optional"
     rope_neox = True
     activation = "gelu"
     gated_ffn = False

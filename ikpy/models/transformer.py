@@ -11,7 +11,16 @@ from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.base import Decoder
 from ikpy.models.batch import FULL, BatchGraph, GraphParams, Window
-from ikpy.models.blocks import DenseFFN, Experts, cached_attention, dense_ffn, gated_heads, moe_ffn, split_heads
+from ikpy.models.blocks import (
+    DenseFFN,
+    Experts,
+    cached_attention,
+    clamped,
+    dense_ffn,
+    gated_heads,
+    moe_ffn,
+    split_heads,
+)
 from ikpy.models.feed_forward import take_dense, take_experts, take_fused_dense
 from ikpy.models.hparams import HeadSizes, HParams, read_hparams
 from ikpy.models.keys import Keys
@@ -210,10 +219,13 @@ class Transformer(Decoder):
         """q [dk, H, T], k [dk, Hk, T] and v [dv, Hk, T] of the normed input."""
         g, sizes = b.graph, self.head_sizes(il)
         assert attn.k is not None and attn.v is not None
-        q = split_heads(g.mul_mat(attn.q, h, attn.q_bias), sizes.k)
-        k = split_heads(g.mul_mat(attn.k, h, attn.k_bias), sizes.k)
-        v = split_heads(g.mul_mat(attn.v, h, attn.v_bias), sizes.v)
-        return q, k, v
+        q, k, v = (
+            g.mul_mat(weight, h, bias)
+            for weight, bias in ((attn.q, attn.q_bias), (attn.k, attn.k_bias), (attn.v, attn.v_bias))
+        )
+        if self.hp.qkv_clamp > 0:
+            q, k, v = (clamped(b, x, self.hp.qkv_clamp) for x in (q, k, v))
+        return split_heads(q, sizes.k), split_heads(k, sizes.k), split_heads(v, sizes.v)
 
     def norm_head(self, b: BatchGraph, x: Value, weight: Value | None) -> Value:
         """Norm of every head of q or k [dk, H, T], or of all heads together, if the layer has one."""

@@ -51,6 +51,8 @@ class Form:
     clamp: float = 0.0
     n_layer: int = N
     attention_norm: str = "attn_norm"
+    fused_ffn: bool = False
+    base: float = 10000.0
     keys: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -93,8 +95,8 @@ def _layer(m: RandomModel, form: Form, p: str) -> None:
     for name, heads in (("q", HEADS), ("k", form.kv)) if form.head_norms else ():
         m.norm(f"{p}.attn_{name}_norm", heads, HEAD)
     m.matrix(f"{p}.attn_output", D, HEADS * HEAD)
-    for name, rows, columns in (("gate", F, D), ("up", F, D), ("down", D, F)):
-        if name != "gate" or form.gated:
+    for name, rows, columns in (("gate", F, D), ("up", 2 * F if form.fused_ffn else F, D), ("down", D, F)):
+        if name != "gate" or (form.gated and not form.fused_ffn):
             m.matrix(f"{p}.ffn_{name}", rows, columns)
             if "ffn" in form.biases:
                 m.vector(f"{p}.ffn_{name}.bias", rows)
@@ -107,6 +109,7 @@ class Blocks:
 
     def __init__(self, form: Form, m: RandomModel) -> None:
         self.form, self.e = form, Evaluation(m)
+        self.heads = self.e.keys["attention.head_count"]
 
     def normed(self, x: np.ndarray, name: str) -> np.ndarray:
         """The norm of a name."""
@@ -123,22 +126,25 @@ class Blocks:
         """Attention on the normed input, behind its output matrix."""
         form, p = self.form, f"blk.{il}"
         if form.fused:
-            sizes = (HEADS * HEAD, form.kv * HEAD)
+            sizes = (self.heads * self.e.head, form.kv * self.e.head)
             parts = np.split(self.project(h, f"{p}.attn_qkv"), (sizes[0], sum(sizes)), axis=1)
         else:
             parts = [self.project(h, f"{p}.attn_{name}") for name in "qkv"]
         if form.clamp:
             parts = [np.clip(part, -form.clamp, form.clamp) for part in parts]
-        q, k, v = (part.reshape(len(h), -1, HEAD) for part in parts)
+        q, k, v = (part.reshape(len(h), -1, self.e.head) for part in parts)
         if form.head_norms:
             q, k = self.normed(q, f"{p}.attn_q_norm"), self.normed(k, f"{p}.attn_k_norm")
         if angles is not None:
             q, k = (ref.rotate(x, angles, neox=form.neox) for x in (q, k))
-        return self.project(ref.attend(q, k, v, 1 / math.sqrt(HEAD)), f"{p}.attn_output")
+        return self.project(ref.attend(q, k, v, 1 / math.sqrt(self.e.head)), f"{p}.attn_output")
 
     def network(self, il: int, h: np.ndarray) -> np.ndarray:
         """The feed-forward network on the normed input."""
         p, act = f"blk.{il}", self.form.act
+        if self.form.fused_ffn:
+            gate, up = np.split(self.project(h, f"{p}.ffn_up"), 2, axis=1)
+            return self.project(act(gate) * up, f"{p}.ffn_down")
         up = self.project(h, f"{p}.ffn_up")
         hidden = act(self.project(h, f"{p}.ffn_gate")) * up if self.form.gated else act(up)
         return self.project(hidden, f"{p}.ffn_down")
@@ -149,7 +155,7 @@ class Blocks:
         x = self.e.w["token_embd"][tokens]
         if form.positions:
             x = x + self.e.w["position_embd"][: len(tokens)]
-        angles = None if form.positions else ref.plain_angles(form.rotated, 10000.0, pos)
+        angles = None if form.positions else ref.plain_angles(form.rotated, form.base, pos)
         for il in range(form.n_layer):
             p = f"blk.{il}"
             attended = self.attention(il, self.normed(x, f"{p}.{form.attention_norm}"), angles)

@@ -56,6 +56,7 @@ def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
     small = (
         "norm.weight",
         "norm_2.weight",
+        "position_embd.weight",
         ".bias",
         "exp_probs_b",
         "attn_sinks.weight",

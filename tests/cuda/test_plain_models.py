@@ -10,11 +10,21 @@ import pytest
 from ikpy.graph.placement import PlacementParams
 from tests.cpu.definition_checks import TOKENS
 from tests.cpu.plain_blocks import Form, made
-from tests.cpu.test_arch_plain import FALCON_40B, NEOX, PHI2_FUSED, STABLELM_12B, STARCODER2
+from tests.cpu.test_arch_plain import (
+    CHATGLM,
+    FALCON_40B,
+    GPT2,
+    NEOX,
+    OLMO_BOUNDED,
+    PHI2_FUSED,
+    STABLELM_12B,
+    STARCODER2,
+)
 from tests.cuda.models import emulated, logits_of
 from tests.cuda.test_placement_matrix import assert_same
 
 N_PROMPT = 36
+FORMS = (PHI2_FUSED, STARCODER2, NEOX, FALCON_40B, STABLELM_12B, GPT2, CHATGLM, OLMO_BOUNDED)
 PLACES: dict[str, dict[str, Any]] = {
     "all": {},
     "last layers": {"n_gpu_layers": 2},
@@ -26,7 +36,7 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("form", [PHI2_FUSED, STARCODER2, NEOX, FALCON_40B, STABLELM_12B], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_logits_are_those_of_the_definition(form: Form, where: str, tmp_path: Path) -> None:
     m, truth = made(form)
     path = m.write(tmp_path / "model.gguf")

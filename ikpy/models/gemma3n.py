@@ -142,7 +142,7 @@ class Gemma3n(StreamDecoder, Gemma4):
         predicted = predict(b, layer.altup, self.streams, x, self.hp.norm_eps)
         h = self.norm(b, stream(predicted, self.streams.active), layer.attn_norm)
         attended = self.attention(b, il, layer.attn, h)
-        return self._behind(b, layer, *self.keep_rows(b, il, predicted, attended, h, *self.token_inputs(b, il)))
+        return self._behind(b, layer, *self.keep_rows(b, il, predicted, attended, h, *self.token_inputs(b, il, x)))
 
     def _behind(
         self, b: BatchGraph, layer: Gemma3nLayer, predicted: Value, attended: Value, h: Value, own: Value

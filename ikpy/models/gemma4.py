@@ -187,7 +187,7 @@ class Gemma4(Gemma):
         both = g.add(projected.reshape(n * hp.n_layer, b.n_tokens), g.scale(own, math.sqrt(n)))
         return g.scale(both, math.sqrt(0.5))
 
-    def token_inputs(self, b: BatchGraph, il: int) -> tuple[Value, ...]:
+    def token_inputs(self, b: BatchGraph, il: int, x: Value) -> tuple[Value, ...]:
         if b.layer_inputs is None:
             return ()
         return (b.layer_inputs.slice0(il * self.n_layer_input, self.n_layer_input),)

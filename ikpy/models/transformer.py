@@ -287,8 +287,8 @@ class Transformer(Decoder):
             branch = b.graph.scale(branch, self.hp.residual_scale)
         return b.graph.add(x, branch)
 
-    def token_inputs(self, b: BatchGraph, il: int) -> Sequence[Value]:
-        """What `behind_attention` of a layer reads beside the residual stream, a row for every token."""
+    def token_inputs(self, b: BatchGraph, il: int, x: Value) -> Sequence[Value]:
+        """What `behind_attention` of a layer reads beside its input x and the attended rows, a row for every token."""
         return ()
 
     def shares_norm(self, layer: Layer) -> bool:
@@ -300,7 +300,7 @@ class Transformer(Decoder):
         layer: Layer = self.layers[il]  # type: ignore[assignment]
         h = self.norm(b, x, layer.attn_norm)
         attended = self.attention(b, il, layer.attn, h)
-        rows = (attended, x, *((h,) if self.shares_norm(layer) else self.token_inputs(b, il)))
+        rows = (attended, x, *((h,) if self.shares_norm(layer) else self.token_inputs(b, il, x)))
         kept = b.keep_outputs(il, self.hp.n_layer, *rows)
         if b.keeps_states and kept[1] is not x:
             # Apart from the output rows: those must round as they do in a context that keeps no states.

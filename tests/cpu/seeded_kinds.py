@@ -11,6 +11,7 @@ from tests.cpu import (
     ling_checkpoints,
     mamba2_checkpoints,
     minimax_m3_checkpoints,
+    older_moe_checkpoints,
     plain_checkpoints,
     seeded_checkpoints,
     shelf_checkpoints,
@@ -30,4 +31,5 @@ KINDS = (
     *dots3note_checkpoints.CHECKPOINTS,
     *gemma3n_checkpoints.CHECKPOINTS,
     *plain_checkpoints.CHECKPOINTS,
+    *older_moe_checkpoints.CHECKPOINTS,
 )

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ikpy.graph.placement import PlacementParams
 from tests.cpu.definition_checks import TOKENS
 from tests.cpu.plain_blocks import Form, made
+from tests.cpu.reference_models import RandomModel
+from tests.cpu.test_arch_older_moe import arctic, dbrx, openelm, plm, smallthinker
 from tests.cpu.test_arch_plain import (
     CHATGLM,
     FALCON_40B,
@@ -35,12 +38,22 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_logits_are_those_of_the_definition(form: Form, where: str, tmp_path: Path) -> None:
-    m, truth = made(form)
-    path = m.write(tmp_path / "model.gguf")
+def check(m: RandomModel, truth: np.ndarray, where: str, folder: Path) -> None:
+    """Holds a placement of a model to its truth."""
+    path, places = m.write(folder / "model.gguf"), PlacementParams(**PLACES[where])
     with emulated(2) as kernels:
-        ours = logits_of(path, TOKENS, N_PROMPT, placement=PlacementParams(**PLACES[where]), type_k="f32", type_v="f32")
+        ours = logits_of(path, TOKENS, N_PROMPT, placement=places, type_k="f32", type_v="f32")
     assert kernels.launched
     assert_same(ours, truth, 1e-4)
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_dense(form: Form, where: str, tmp_path: Path) -> None:
+    check(*made(form), where, tmp_path)
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("make", [dbrx, arctic, smallthinker, openelm, plm], ids=lambda f: f.__name__)
+def test_further(make: Any, where: str, tmp_path: Path) -> None:
+    check(*make(), where, tmp_path)

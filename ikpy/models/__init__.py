@@ -95,6 +95,7 @@ ARCHITECTURES = {
     "orion": "ikpy.models.orion:Orion",
     "phi2": "ikpy.models.phi2:Phi2",
     "phi3": "ikpy.models.phi3:Phi3",
+    "phimoe": "ikpy.models.phimoe:PhiMoe",
     "plamo": "ikpy.models.plamo:Plamo",
     "plm": "ikpy.models.plm:Plm",
     "qwen": "ikpy.models.qwen:Qwen",

@@ -218,7 +218,8 @@ class Decoder(Architecture):
     embeds_positions: ClassVar[bool] = False
     """Whether positions have embeddings, which are added to those of the tokens."""
     layer_norm: bool = False
-    """Whether norms take the mean off; files say their epsilon under another key."""
+    """Whether norms take the mean off; files say their epsilon under another key, unless epsilon_key names it."""
+    epsilon_key: ClassVar[str] = ""
 
     @property
     def max_position(self) -> int | None:

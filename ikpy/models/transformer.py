@@ -92,7 +92,11 @@ class Transformer(Decoder):
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = read_hparams(
-            keys, layer_norm=self.layer_norm, may_lack_heads=self.may_lack_heads, long_rope=self.has_long_rope
+            keys,
+            layer_norm=self.layer_norm,
+            may_lack_heads=self.may_lack_heads,
+            long_rope=self.has_long_rope,
+            epsilon_key=self.epsilon_key,
         )
         for sizes in (HeadSizes(hp.n_embd_head_k, hp.n_embd_head_v, hp.n_rot), hp.window_heads):
             if self.rotates_whole_head and sizes.rotated != sizes.k:

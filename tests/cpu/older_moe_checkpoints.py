@@ -1,9 +1,9 @@
-"""Tiny checkpoints of DBRX, Arctic, SmallThinker, OpenELM and PLM, made as those of seeded_checkpoints.py."""
+"""Tiny checkpoints of Phi-3.5-MoE, DBRX, Arctic, SmallThinker, OpenELM and PLM, as those of seeded_checkpoints.py."""
 
 from __future__ import annotations
 
 from tests.cpu.cohere_checkpoints import OUTER, OUTPUT, attention, norms
-from tests.cpu.plain_checkpoints import config
+from tests.cpu.plain_checkpoints import biased, config
 from tests.cpu.seeded_checkpoints import FF_EXPERT, HEAD, HEADS, KV, N_EXPERT, USED, D, Shapes, Tiny, V, gated, head
 
 N_LAYER, N_THINKER, WINDOW = 2, 5, 16
@@ -189,4 +189,46 @@ PLM = Tiny(
     plm_shapes,
 )
 
-CHECKPOINTS = (DBRX,)
+
+def phimoe_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes = {**OUTER, **OUTPUT}
+    for il in range(N_LAYER):
+        p = f"model.layers.{il}"
+        shapes |= {**norms(p), **attention(p), f"{p}.block_sparse_moe.gate.weight": (N_EXPERT, D)}
+        for e in range(N_EXPERT):
+            shapes |= gated(f"{p}.block_sparse_moe.experts.{e}", FF_EXPERT, ("w1", "w3", "w2"))
+    return biased(shapes, "norm", "proj", "lm_head")
+
+
+PHIMOE = Tiny(
+    "phimoe",
+    config(
+        "Phimoe",
+        "phimoe",
+        architectures=["PhimoeForCausalLM"],
+        attention_bias=True,
+        hidden_act="silu",
+        input_jitter_noise=0.01,
+        intermediate_size=FF_EXPERT,
+        lm_head_bias=True,
+        num_experts_per_tok=2,
+        num_local_experts=N_EXPERT,
+        original_max_position_embeddings=256,
+        max_position_embeddings=1024,
+        rms_norm_eps=1e-5,
+        rope_scaling={
+            "long_factor": [1.5 + i / 8 for i in range(HEAD // 2)],
+            "long_mscale": 1.2,
+            "original_max_position_embeddings": 256,
+            "short_factor": [1.0 + i / 16 for i in range(HEAD // 2)],
+            "short_mscale": 1.2,
+            "type": "longrope",
+        },
+        router_jitter_noise=0.01,
+        sliding_window=1024,
+    ),
+    phimoe_shapes,
+)
+
+CHECKPOINTS = (PHIMOE, DBRX)

@@ -125,6 +125,13 @@ def test_smallthinker_without_windows(tmp_path: Path) -> None:
     assert np.abs(logits_of(file) - truth).max() <= 1e-4 * np.abs(truth).max()
 
 
+def test_magnitude_of_phimoe(tmp_path: Path) -> None:
+    keys = converted(older.PHIMOE, tmp_path).metadata
+    assert keys["phimoe.rope.scaling.attn_factor"] == np.float32(1.2)
+    assert keys["phimoe.rope.scaling.original_context_length"] == 256
+    assert keys["phimoe.attention.layer_norm_rms_epsilon"] == np.float32(1e-5)
+
+
 def test_widths_in_units() -> None:
     from ikpy.convert.families.older_moe import _in_units
 
@@ -134,6 +141,14 @@ def test_widths_in_units() -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
+        (older.PHIMOE, {"router_jitter_noise": 0.1}, "router_jitter_noise 0.1"),
+        (older.PHIMOE, {"num_experts_per_tok": 3}, "num_experts_per_tok 3"),
+        (older.PHIMOE, {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "RoPE scaling 'yarn'"),
+        (
+            older.PHIMOE,
+            {"rope_scaling": {**older.PHIMOE.config["rope_scaling"], "long_mscale": 1.3}},
+            "another magnitude of long contexts",
+        ),
         (older.DBRX, {"ffn_config": {"moe_normalize_expert_weights": None}}, "moe_normalize_expert_weights None"),
         (older.DBRX, {"ffn_config": {"ffn_act_fn": {"name": "gelu"}}}, "activation 'gelu'"),
         (older.DBRX, {"attn_config": 3}, "attn_config 3"),

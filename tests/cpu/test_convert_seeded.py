@@ -66,6 +66,8 @@ def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
         "ffn_norm",
         "conv.weight",
         "rope_freqs.weight",
+        "_long.weight",
+        "_short.weight",
         "_ape.weight",
         "altup_correct_coef.weight",
         "altup_correct_scale.weight",

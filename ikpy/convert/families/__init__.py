@@ -101,6 +101,7 @@ FAMILIES = {
     "orion": "older:Orion",
     "phi": "plain:Phi",
     "phi3": "phi3:Phi3",
+    "phimoe": "phi3:PhiMoe",
     "plamo": "older:Plamo",
     "plm": "older_moe:Plm",
     "qwen": "older:Qwen",

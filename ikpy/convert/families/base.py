@@ -274,6 +274,14 @@ class WindowFamily(Family):
         }
 
 
+def full_window_note(config: Config) -> list[str]:
+    """A note if the model attends to a window and its architecture has none."""
+    window = config.get("sliding_window", default=None)
+    if not window or window >= config.integer("max_position_embeddings"):
+        return []
+    return [f"the attention window of {window} tokens is not part of this architecture; beyond it results differ"]
+
+
 def routing_keys(config: Config, *, gating: int) -> Keys:
     """Keys of leading dense layers, shared experts and routed weights. gating: 1 softmax, 2 sigmoid."""
     named = config.get("scoring_func", "score_function", "score_func", default="")

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ikpy.convert.config import Config
-from ikpy.convert.families.base import ATTENTION, DENSE, QKV, Family, Keys, Modules, View
+from ikpy.convert.families.base import ATTENTION, DENSE, QKV, Family, Keys, Modules, View, full_window_note
 
 NORMS = frozenset({"attn_norm", "attn_norm_2", "ffn_norm", "output_norm"})
 UNGATED = frozenset({"ffn_up", "ffn_down"})
@@ -78,10 +78,7 @@ class StarCoder2(LayerNormFamily):
     modules: ClassVar[Modules] = {**ATTENTION, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
 
     def notes(self) -> list[str]:
-        window = self.config.get("sliding_window", default=None)
-        if not window or window >= self.config.integer("max_position_embeddings"):
-            return []
-        return [f"the attention window of {window} tokens is not part of this architecture; beyond it results differ"]
+        return full_window_note(self.config)
 
 
 class StableLM(LayerNormFamily):

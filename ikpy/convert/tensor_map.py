@@ -123,6 +123,9 @@ class _Mapper:
             self.factors[f"blk.{il}.{self.family.factors[module]}.weight"] = name
             return
         targets = self.family.targets(_EXPERT.sub("{e}", module), il)
+        if module in self.family.unused:
+            self.map.skipped_parts.append(name)
+            return
         if targets is None:
             self.unknown.append(name)
             return

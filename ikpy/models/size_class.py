@@ -61,6 +61,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "gpt2": {12: "0.1B", 24: "0.4B", 36: "0.8B", 48: "1.5B"},
     "dbrx": {40: "16x12B"},
     "phimoe": {32: "16x3.8B"},
+    "grovemoe": {48: "30B.A3B"},
     "openelm": {16: "270M", 20: "450M", 28: "1B", 36: "3B"},
     "plm": {32: "1.8B"},
     "smallthinker": {32: "4B", 52: "20B"},

@@ -1,8 +1,8 @@
-"""Tiny checkpoints of Phi-3.5-MoE, DBRX, Arctic, SmallThinker, OpenELM and PLM, as those of seeded_checkpoints.py."""
+"""Tiny checkpoints of Phi-3.5-MoE, DBRX, Arctic, SmallThinker, OpenELM, PLM, GroveMoE, as seeded_checkpoints.py has."""
 
 from __future__ import annotations
 
-from tests.cpu.cohere_checkpoints import OUTER, OUTPUT, attention, norms
+from tests.cpu.cohere_checkpoints import NAMES, OUTER, OUTPUT, attention, norms
 from tests.cpu.plain_checkpoints import biased, config
 from tests.cpu.seeded_checkpoints import FF_EXPERT, HEAD, HEADS, KV, N_EXPERT, USED, D, Shapes, Tiny, V, gated, head
 
@@ -229,6 +229,44 @@ PHIMOE = Tiny(
         sliding_window=1024,
     ),
     phimoe_shapes,
+)
+
+# GroveMoE, whose small experts always have this width
+
+GROVE_WIDTH = 128
+
+
+def grovemoe_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes = {**OUTER, **OUTPUT}
+    for il in range(N_LAYER):
+        p = f"model.layers.{il}"
+        shapes |= {**norms(p), **attention(p), f"{p}.mlp.gate.weight": (N_EXPERT, D)}
+        shapes |= {f"{p}.self_attn.{x}_norm.weight": (HEAD,) for x in "qk"}
+        shapes[f"{p}.mlp.expert_bias"] = (N_EXPERT,)
+        for e in range(N_EXPERT):
+            shapes |= gated(f"{p}.mlp.experts.{e}", FF_EXPERT, NAMES)
+        for e in range(N_EXPERT // 2):
+            shapes |= gated(f"{p}.mlp.chunk_experts.{e}", GROVE_WIDTH, NAMES)
+    return shapes
+
+
+GROVEMOE = Tiny(
+    "grovemoe",
+    config(
+        "GroveMoe",
+        "grove_moe",
+        decoder_sparse_step=1,
+        head_dim=HEAD,
+        hidden_act="silu",
+        mlp_only_layers=[],
+        moe_intermediate_size=FF_EXPERT,
+        norm_topk_prob=True,
+        num_experts=N_EXPERT,
+        num_experts_per_tok=USED,
+        rms_norm_eps=1e-5,
+    ),
+    grovemoe_shapes,
 )
 
 CHECKPOINTS = (PHIMOE, DBRX)

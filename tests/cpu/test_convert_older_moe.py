@@ -1,4 +1,4 @@
-"""`ikpy convert` of Arctic, SmallThinker, OpenELM and PLM: logits are those of the checkpoint's own weights; errors."""
+"""`ikpy convert` of Arctic, SmallThinker, OpenELM, PLM, GroveMoE: logits are those of their own weights; errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu import test_arch_older_moe as arch
 from tests.cpu.definition_checks import RMS
 from tests.cpu.reference_models import Evaluation, RandomModel
-from tests.cpu.seeded_checkpoints import FF_EXPERT, HEAD, HEADS, KV, N_EXPERT, D, Tiny
+from tests.cpu.seeded_checkpoints import FF_EXPERT, HEAD, HEADS, KV, USED, D, Tiny
+from tests.cpu.test_arch_grovemoe import grovemoe_logits
 from tests.cpu.test_convert_older import LLAMA, Named
 from tests.cpu.test_convert_seeded import converted, logits_of
 
@@ -33,13 +34,16 @@ def stacked(kind: Tiny, names: dict[str, str]) -> Named:
             weights[outer[path]] = values
             continue
         _, il, module = path.split(".", 2)
-        _, _, after = module.partition("experts.")
+        before, _, after = module.partition("experts.")
+        if module in LEFT_OUT:
+            continue
         if after:
             e, _, part = after.partition(".")
-            parts.setdefault(f"blk.{il}.{names[part]}", {})[int(e)] = values
+            kind_of = "chunk_" if before.endswith("chunk_") else ""
+            parts.setdefault(f"blk.{il}.{names[kind_of + part]}", {})[int(e)] = values
         else:
             weights[f"blk.{il}.{names[module]}"] = values
-    return weights | {name: np.stack([found[e] for e in range(N_EXPERT)]) for name, found in parts.items()}
+    return weights | {name: np.stack([found[e] for e in range(len(found))]) for name, found in parts.items()}
 
 
 ARCTIC = {
@@ -65,6 +69,15 @@ ELM = {
     "ffn.proj_1": "ffn_gate_up",
     "ffn.proj_2": "ffn_down",
 }
+GROVE = {
+    **LLAMA,
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp",
+    **{f"{x}_proj": f"ffn_{x}_exps" for x in ("gate", "up", "down")},
+    **{f"chunk_{x}_proj": f"ffn_{x}_chexps" for x in ("gate", "up", "down")},
+}
+LEFT_OUT = ("mlp.expert_bias",)
 PLM = {
     **LLAMA,
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
@@ -102,11 +115,17 @@ def plm(tokens: np.ndarray) -> np.ndarray:
     return arch.plm_logits(evaluation(older.PLM, PLM, older.N_LAYER), tokens)
 
 
+def grovemoe(tokens: np.ndarray) -> np.ndarray:
+    keys = {"experts_per_group": 2, "expert_group_scale": 0.05, "expert_used_count": USED}
+    return grovemoe_logits(evaluation(older.GROVEMOE, GROVE, older.N_LAYER, **keys), tokens)
+
+
 CASES: list[tuple[Tiny, Callable[[np.ndarray], np.ndarray]]] = [
     (older.ARCTIC, arctic),
     (older.SMALLTHINKER, smallthinker),
     (older.OPENELM, openelm),
     (older.PLM, plm),
+    (older.GROVEMOE, grovemoe),
 ]
 
 
@@ -149,6 +168,9 @@ def test_widths_in_units() -> None:
             {"rope_scaling": {**older.PHIMOE.config["rope_scaling"], "long_mscale": 1.3}},
             "another magnitude of long contexts",
         ),
+        (older.GROVEMOE, {"norm_topk_prob": False}, "norm_topk_prob False"),
+        (older.GROVEMOE, {"mlp_only_layers": [1]}, "dense layers among the expert layers"),
+        (older.GROVEMOE, {"num_experts": 6}, "needs (6|3) experts, found (8|4)"),
         (older.DBRX, {"ffn_config": {"moe_normalize_expert_weights": None}}, "moe_normalize_expert_weights None"),
         (older.DBRX, {"ffn_config": {"ffn_act_fn": {"name": "gelu"}}}, "activation 'gelu'"),
         (older.DBRX, {"attn_config": 3}, "attn_config 3"),

@@ -62,6 +62,7 @@ FAMILIES = {
     "granitemoe": "granite:GraniteMoe",
     "granitemoe_swa": "granite_swa:GraniteMoeSwa",
     "granitemoehybrid": "granite_hybrid:GraniteHybrid",
+    "grove_moe": "qwen:GroveMoe",
     "hunyuan_v1_dense": "moe:HunyuanDense",
     "hunyuan_v1_moe": "moe:HunyuanMoe",
     "hy_v3": "hy_v3:HyV3",

@@ -85,7 +85,7 @@ class Family:
     modules: ClassVar[Modules] = {**ATTENTION, **DENSE}
     bare: ClassVar[frozenset[str]] = BARE  # tensors whose names have no suffix
     biases: ClassVar[frozenset[str]] = frozenset()  # tensors that may have one
-    unused: ClassVar[frozenset[str]] = frozenset()  # modules outside the layers that are left out
+    unused: ClassVar[frozenset[str]] = frozenset()  # modules that are left out
     needed_biases: ClassVar[frozenset[str]] = frozenset()  # tensors that must have one
     drops_zero_biases: ClassVar[bool] = False  # that the architecture does not have
     tables: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that hold integers

@@ -23,10 +23,10 @@ _OTHER_PARTS = re.compile(
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
 _LAYER = re.compile(
-    r"(?:(?:(?:model|backbone|gpt_neox|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:transformer\.)?(?:h|blocks))"
+    r"(?:(?:(?:model|backbone|gpt_neox|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:transformer\.)?(?:h|blocks|decoder_layer))"
     r"\.(\d+)\.(.+)"
 )
-_EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.))(\d+)(?=\.|$)")
+_EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.)|(?<=moe\.))(\d+)(?=\.|$)")
 _STACKED = re.compile(r"(?<=\.)\d+$")
 _PROBED = 64
 _SUFFIX = re.compile(r"\.(weight|bias)$")

@@ -58,6 +58,7 @@ ARCHITECTURES = {
     "granite_swa": "ikpy.models.granite_swa:GraniteSwa",
     "granitehybrid": "ikpy.models.granite_hybrid:GraniteHybrid",
     "granitemoe": "ikpy.models.granite:Granite",
+    "grok": "ikpy.models.grok:Grok",
     "grovemoe": "ikpy.models.grovemoe:GroveMoe",
     "hunyuan-dense": "ikpy.models.hunyuan_dense:HunyuanDense",
     "hunyuan-moe": "ikpy.models.hunyuan_moe:HunyuanMoe",

@@ -1,4 +1,6 @@
-"""Tiny checkpoints of Phi-3.5-MoE, DBRX, Arctic, SmallThinker, OpenELM, PLM, GroveMoE, as seeded_checkpoints.py has."""
+"""Tiny checkpoints of Phi-3.5-MoE, DBRX, Arctic, SmallThinker, OpenELM, PLM, GroveMoE and Grok-1; made as those of
+seeded_checkpoints.py.
+"""
 
 from __future__ import annotations
 
@@ -267,6 +269,63 @@ GROVEMOE = Tiny(
         rms_norm_eps=1e-5,
     ),
     grovemoe_shapes,
+)
+
+# Grok-1 in two kinds of names
+
+
+def grok_shapes(
+    prefix: str, outer: Shapes, attention: dict[str, str], norms: tuple[str, ...], moe: tuple[str, str]
+) -> Shapes:
+    """Names and shapes of all tensors. attention: of q, k, v and output; moe: router and prefix of experts."""
+    shapes = dict(outer)
+    router, experts = moe
+    for il in range(N_LAYER):
+        p = f"{prefix}.{il}"
+        shapes |= {f"{p}.{name}": (D,) for name in norms}
+        for x, n in (("q", HEADS), ("k", KV), ("v", KV)):
+            shapes[f"{p}.{attention[x]}.weight"] = (n * HEAD, D)
+        shapes[f"{p}.{attention['o']}.weight"] = (D, HEADS * HEAD)
+        shapes[f"{p}.{router}.weight"] = (N_EXPERT, D)
+        for e in range(N_EXPERT):
+            shapes |= gated(f"{p}.{experts}.{e}", FF_EXPERT, ("linear", "linear_v", "linear_1"))
+    return shapes
+
+
+_GROK = config(
+    "Grok1Model",
+    "grok-1",
+    attn_output_multiplier=0.1,
+    embedding_multiplier_scale=3.0,
+    intermediate_size=FF_EXPERT,
+    max_attn_value=2.0,
+    num_experts=N_EXPERT,
+    num_experts_per_tok=USED,
+    output_multiplier_scale=0.7,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=True,
+)
+GROK = Tiny(
+    "grok",
+    _GROK,
+    lambda: grok_shapes(
+        "model.layers",
+        {"model.embed_tokens.weight": (V, D), "model.norm.scale": (D,)},
+        {x: f"attn.{x}_proj" for x in "qkvo"},
+        tuple(f"{x}.scale" for x in ("pre_attn_norm", "post_attn_norm", "pre_moe_norm", "post_moe_norm")),
+        ("moe_block.gate", "moe_block.experts"),
+    ),
+)
+GROK_XAI = Tiny(
+    "grok-xai",
+    {**_GROK, "architectures": ["GrokForCausalLM"], "model_type": "grok"},
+    lambda: grok_shapes(
+        "transformer.decoder_layer",
+        {"transformer.in_out_embed.weight": (V, D), "transformer.rms_norm.weight": (D,)},
+        {x[0]: f"multi_head_attention.{x}" for x in ("query", "key", "value")} | {"o": "multi_head_attention.linear"},
+        tuple(f"rms_norm{x}.weight" for x in ("", "_1", "_2", "_3")),
+        ("router", "moe"),
+    ),
 )
 
 CHECKPOINTS = (PHIMOE, DBRX)

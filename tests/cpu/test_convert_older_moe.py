@@ -1,4 +1,4 @@
-"""`ikpy convert` of Arctic, SmallThinker, OpenELM, PLM, GroveMoE: logits are those of their own weights; errors."""
+"""`ikpy convert` of Arctic, SmallThinker, OpenELM, PLM, GroveMoE, Grok-1: logits are those of their weights; errors."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tests.cpu import test_arch_older_moe as arch
 from tests.cpu.definition_checks import RMS
 from tests.cpu.reference_models import Evaluation, RandomModel
 from tests.cpu.seeded_checkpoints import FF_EXPERT, HEAD, HEADS, KV, USED, D, Tiny
+from tests.cpu.test_arch_grok import grok_logits
 from tests.cpu.test_arch_grovemoe import grovemoe_logits
 from tests.cpu.test_convert_older import LLAMA, Named
 from tests.cpu.test_convert_seeded import converted, logits_of
@@ -27,9 +28,11 @@ def stacked(kind: Tiny, names: dict[str, str]) -> Named:
     """Weights in the names of definitions, those of experts joined."""
     weights: Named = {}
     parts: dict[str, dict[int, np.ndarray]] = {}
-    outer = {"embed_tokens": "token_embd", "token_embeddings": "token_embd", "norm": "output_norm", "lm_head": "output"}
+    outer = {"lm_head": "output", **dict.fromkeys(("norm", "norm.scale", "rms_norm"), "output_norm")}
+    outer |= dict.fromkeys(("embed_tokens", "token_embeddings", "in_out_embed"), "token_embd")
     for name, values in tiny.weights(kind).items():
         path = name.removesuffix(".weight").removeprefix("model.").removeprefix("transformer.")
+        path = path.replace("decoder_layer.", "layers.").replace(".moe.", ".experts.")
         if not path.startswith("layers."):
             weights[outer[path]] = values
             continue
@@ -77,6 +80,18 @@ GROVE = {
     **{f"{x}_proj": f"ffn_{x}_exps" for x in ("gate", "up", "down")},
     **{f"chunk_{x}_proj": f"ffn_{x}_chexps" for x in ("gate", "up", "down")},
 }
+GROK = {
+    **{f"attn.{x}_proj": f"attn_{x}" for x in "qkv"},
+    "attn.o_proj": "attn_output",
+    **{f"multi_head_attention.{name}": f"attn_{name[0]}" for name in ("query", "key", "value")},
+    "multi_head_attention.linear": "attn_output",
+    **dict.fromkeys(("pre_attn_norm.scale", "rms_norm"), "attn_norm"),
+    **dict.fromkeys(("post_attn_norm.scale", "rms_norm_1"), "attn_output_norm"),
+    **dict.fromkeys(("pre_moe_norm.scale", "rms_norm_2"), "ffn_norm"),
+    **dict.fromkeys(("post_moe_norm.scale", "rms_norm_3"), "layer_output_norm"),
+    **dict.fromkeys(("moe_block.gate", "router"), "ffn_gate_inp"),
+    **{name: f"ffn_{x}_exps" for x, name in (("gate", "linear"), ("up", "linear_v"), ("down", "linear_1"))},
+}
 LEFT_OUT = ("mlp.expert_bias",)
 PLM = {
     **LLAMA,
@@ -120,12 +135,23 @@ def grovemoe(tokens: np.ndarray) -> np.ndarray:
     return grovemoe_logits(evaluation(older.GROVEMOE, GROVE, older.N_LAYER, **keys), tokens)
 
 
+def grok(tokens: np.ndarray, kind: Tiny = older.GROK) -> np.ndarray:
+    keys = {"attention.output_scale": 0.1, "attn_logit_softcapping": 2.0, "embedding_scale": 3.0, "logit_scale": 0.7}
+    return grok_logits(evaluation(kind, GROK, older.N_LAYER, expert_used_count=USED, **keys), tokens)
+
+
+def grok_xai(tokens: np.ndarray) -> np.ndarray:
+    return grok(tokens, older.GROK_XAI)
+
+
 CASES: list[tuple[Tiny, Callable[[np.ndarray], np.ndarray]]] = [
     (older.ARCTIC, arctic),
     (older.SMALLTHINKER, smallthinker),
     (older.OPENELM, openelm),
     (older.PLM, plm),
     (older.GROVEMOE, grovemoe),
+    (older.GROK, grok),
+    (older.GROK_XAI, grok_xai),
 ]
 
 
@@ -171,6 +197,9 @@ def test_widths_in_units() -> None:
         (older.GROVEMOE, {"norm_topk_prob": False}, "norm_topk_prob False"),
         (older.GROVEMOE, {"mlp_only_layers": [1]}, "dense layers among the expert layers"),
         (older.GROVEMOE, {"num_experts": 6}, "needs (6|3) experts, found (8|4)"),
+        (older.GROK, {"residual_moe": True}, "residual_moe true"),
+        (older.GROK, {"hidden_act": "silu"}, "activation 'silu'"),
+        (older.GROK, {"num_experts": 6}, "needs 6 experts, found 8"),
         (older.DBRX, {"ffn_config": {"moe_normalize_expert_weights": None}}, "moe_normalize_expert_weights None"),
         (older.DBRX, {"ffn_config": {"ffn_act_fn": {"name": "gelu"}}}, "activation 'gelu'"),
         (older.DBRX, {"attn_config": 3}, "attn_config 3"),

@@ -12,6 +12,7 @@ from ikpy.graph.placement import PlacementParams
 from tests.cpu.definition_checks import TOKENS
 from tests.cpu.plain_blocks import Form, made
 from tests.cpu.reference_models import RandomModel
+from tests.cpu.test_arch_grok import grok
 from tests.cpu.test_arch_grovemoe import grovemoe
 from tests.cpu.test_arch_older_moe import arctic, dbrx, openelm, plm, smallthinker
 from tests.cpu.test_arch_phimoe import phimoe
@@ -55,7 +56,10 @@ def test_dense(form: Form, where: str, tmp_path: Path) -> None:
     check(*made(form), where, tmp_path)
 
 
+FURTHER = (dbrx, arctic, smallthinker, openelm, plm, phimoe, grovemoe, grok)
+
+
 @pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("make", [dbrx, arctic, smallthinker, openelm, plm, phimoe, grovemoe], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", FURTHER, ids=lambda f: f.__name__)
 def test_further(make: Any, where: str, tmp_path: Path) -> None:
     check(*make(), where, tmp_path)

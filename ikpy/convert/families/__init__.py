@@ -63,6 +63,8 @@ FAMILIES = {
     "granitemoe_swa": "granite_swa:GraniteMoeSwa",
     "granitemoehybrid": "granite_hybrid:GraniteHybrid",
     "grove_moe": "qwen:GroveMoe",
+    "grok": "older_moe:Grok",
+    "grok-1": "older_moe:Grok",
     "hunyuan_v1_dense": "moe:HunyuanDense",
     "hunyuan_v1_moe": "moe:HunyuanMoe",
     "hy_v3": "hy_v3:HyV3",

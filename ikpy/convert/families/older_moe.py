@@ -1,4 +1,4 @@
-"""DBRX, Arctic and SmallThinker (experts), OpenELM (layers that differ) and PLM (latent attention)."""
+"""DBRX, Arctic, SmallThinker and Grok-1 (experts), OpenELM (layers that differ) and PLM (latent attention)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import ATTENTION, MIXTRAL_EXPERTS, Family, Keys, Modules, View
+from ikpy.models import grok
 
 
 class Dbrx(Family):
@@ -154,6 +155,55 @@ class SmallThinker(Family):
         if any(self.windows):
             keys["attention.sliding_window"] = config.integer("sliding_window_size")
         return keys
+
+
+class Grok(Family):
+    """Grok-1, in the names of xAI's modules and in those of transformers' kind."""
+
+    arch = "grok"
+    activations = ("gelu", "gelu_new", "gelu_pytorch_tanh")
+    defaults: ClassVar[Mapping[str, int | float]] = {"rms_norm_eps": 1e-5}
+    outer: ClassVar[Mapping[str, str]] = {
+        **Family.outer,
+        "model.norm.scale": "output_norm",
+        "transformer.in_out_embed": "token_embd",
+        "transformer.rms_norm": "output_norm",
+    }
+    modules: ClassVar[Modules] = {
+        **{f"attn.{x}_proj": f"attn_{x}" for x in "qkv"},
+        "attn.o_proj": "attn_output",
+        "pre_attn_norm.scale": "attn_norm",
+        "post_attn_norm.scale": "attn_output_norm",
+        "pre_moe_norm.scale": "ffn_norm",
+        "post_moe_norm.scale": "layer_output_norm",
+        "moe_block.gate": "ffn_gate_inp",
+        "moe_block.experts.{e}.linear": "ffn_gate_exps",
+        "moe_block.experts.{e}.linear_v": "ffn_up_exps",
+        "moe_block.experts.{e}.linear_1": "ffn_down_exps",
+        **{f"multi_head_attention.{name}": f"attn_{name[0]}" for name in ("query", "key", "value")},
+        "multi_head_attention.linear": "attn_output",
+        "rms_norm": "attn_norm",
+        "rms_norm_1": "attn_output_norm",
+        "rms_norm_2": "ffn_norm",
+        "rms_norm_3": "layer_output_norm",
+        "router": "ffn_gate_inp",
+        "moe.{e}.linear": "ffn_gate_exps",
+        "moe.{e}.linear_v": "ffn_up_exps",
+        "moe.{e}.linear_1": "ffn_down_exps",
+    }
+
+    def check(self) -> None:
+        super().check()
+        self.config.require("residual_moe true", not self.config.get("residual_moe", default=False))
+
+    def keys(self) -> Keys:
+        config = self.config
+        return super().keys() | {
+            "attention.output_scale": config.number("attn_output_multiplier", default=grok.OUTPUT_SCALE),
+            "attn_logit_softcapping": config.number("max_attn_value", default=grok.SOFTCAP),
+            "embedding_scale": config.number("embedding_multiplier_scale", default=grok.EMBEDDING_SCALE),
+            "logit_scale": config.number("output_multiplier_scale", default=grok.LOGIT_SCALE),
+        }
 
 
 class OpenElm(Family):

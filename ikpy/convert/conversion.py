@@ -38,6 +38,7 @@ _ALWAYS_F32 = (
     ".bias",
     "ffn_gate_inp.weight",
     "attn_sinks.weight",
+    "position_embd.weight",
     *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
     "ssm_a",
     "ssm_d",
@@ -47,6 +48,10 @@ _ALWAYS_F32 = (
     "hc_ffn_fn.weight",
     "output_hc_fn.weight",
     "_ape.weight",
+    # Gemma 3n: what mixes the residual streams.
+    "altup_correct_coef.weight",
+    "altup_predict_coef.weight",
+    "altup_router.weight",
 )
 _SHOWN = 40
 _PIECE_ELEMENTS = 1 << 22
@@ -267,6 +272,15 @@ class Conversion:
             except MemoryError:
                 raise ResourceError(f"not enough memory to convert tensor '{part.source}' to {tensor.type}") from None
             self.weights.release(part.source)
+        if tensor.output.n_repeated:
+            yield from self._repeated_row(tensor, tensor.output.parts[0])
+
+    def _repeated_row(self, tensor: PlannedTensor, part: Part) -> Iterator[np.ndarray]:
+        """The first row of a matrix as often as it follows the last."""
+        first = self.weights.load(part.source, self.weights.kind(part.source))[:1]
+        coded = encode(first, self.weights.kind(part.source), tensor.type, tensor.output.change, part.source)
+        for _ in range(tensor.output.n_repeated):
+            yield coded
 
     def _floats(self, source: str) -> np.ndarray:
         """The values f32 of a checkpoint tensor."""

@@ -37,6 +37,10 @@ def check_gaps(names: Iterable[str], family: Family, folder: Path) -> None:
         if name.startswith("blk."):
             _, il, rest = name.split(".", 2)
             layers[rest].add(int(il))
+    for rest in sorted(family.needed_tensors()):
+        without = set(range(family.config.n_layer)) - layers.get(rest, set())
+        if without:
+            raise FileFormatError(f"{folder}: layer {min(without)} lacks {rest}; the checkpoint is incomplete")
     for rest, found in layers.items():
         strange = [il for il in found if family.must_lack(rest, il)]
         if strange:

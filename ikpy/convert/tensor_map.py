@@ -19,11 +19,15 @@ _TEXT_PART = re.compile(r"^(model\.)?language_model\.(model\.)?")
 _OTHER_PARTS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection"
     r"|mm_projector|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
-    r"|rotary_emb\.inv_freq$"
+    r"|rotary(_pos)?_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
-_LAYER = re.compile(r"(?:(?:(?:model|backbone)\.)?layers|transformer\.h)\.(\d+)\.(.+)")
-_EXPERT = re.compile(r"(?<=experts\.)(\d+)(?=\.)")
+_LAYER = re.compile(
+    r"(?:(?:(?:model|backbone|gpt_neox|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:transformer\.)?(?:h|blocks|decoder_layer))"
+    r"\.(\d+)\.(.+)"
+)
+_EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.)|(?<=moe\.))(\d+)(?=\.|$)")
+_STACKED = re.compile(r"(?<=\.)\d+$")
 _PROBED = 64
 _SUFFIX = re.compile(r"\.(weight|bias)$")
 
@@ -41,7 +45,7 @@ class Part:
 class OutputTensor:
     """A GGUF tensor: parts, change of the values, kind of the sources, shape slowest dimension first; factors of the
     rows of a matrix; whether its columns are divided by their lengths; checkpoint tensor of as many elements that
-    multiplies them, "" for none."""
+    multiplies them, "" for none; how often the first row follows the last."""
 
     name: str
     change: Change | None
@@ -51,6 +55,7 @@ class OutputTensor:
     row_factors: np.ndarray | None = None
     unit_columns: bool = False
     factor: str = ""
+    n_repeated: int = 0
 
 
 @dataclass
@@ -118,6 +123,9 @@ class _Mapper:
             self.factors[f"blk.{il}.{self.family.factors[module]}.weight"] = name
             return
         targets = self.family.targets(_EXPERT.sub("{e}", module), il)
+        if module in self.family.unused:
+            self.map.skipped_parts.append(name)
+            return
         if targets is None:
             self.unknown.append(name)
             return
@@ -141,7 +149,9 @@ class _Mapper:
         if module in self.family.factors:
             self.factors[f"{self.family.factors[module]}.weight"] = name
             return
-        target = self.family.outer.get(module)
+        stack = _STACKED.sub("{e}", module)
+        place = int(module.rpartition(".")[2]) if stack != module and stack in self.family.outer else None
+        target = self.family.outer.get(module if place is None else stack)
         suffix = _SUFFIX.search(path)
         if module in self.family.unused:
             self.map.skipped_parts.append(name)
@@ -156,7 +166,7 @@ class _Mapper:
             self.unused_output = name
         else:
             full = f"{target}.{suffix[1] if suffix else 'weight'}"
-            self._add(full, self.family.change(target), Part(name, self.family.view(target, module), None))
+            self._add(full, self.family.change(target), Part(name, self.family.view(target, module), place))
 
     @property
     def _is_tied(self) -> bool | None:
@@ -269,15 +279,20 @@ class _Mapper:
             raise FileFormatError(f"{folder}: the experts of {output.name} differ in shape: {sorted(shapes)}")
         shape = shapes.pop()
         if output.parts[0].expert is not None:
-            numbers = [part.expert for part in output.parts]
-            missing = sorted(set(range(self.family.n_expert)).difference(numbers))
-            if missing or len(numbers) != self.family.n_expert:
-                which = f"expert {missing[0]} is missing" if missing else "there are more"
-                raise FileFormatError(
-                    f"{folder}: {output.name} needs {self.family.n_expert} experts, found {len(numbers)} ({which})"
-                )
+            target = output.name.removesuffix(".weight").split(".", 2)[-1]
+            kind, kinds = ("expert", "experts") if "exps" in target else ("part", "parts")
+            numbers, needed = [part.expert for part in output.parts], self.family.n_parts(target)
+            missing = sorted(set(range(needed)).difference(numbers))
+            if missing or len(numbers) != needed:
+                which = f"{kind} {missing[0]} is missing" if missing else "there are more"
+                raise FileFormatError(f"{folder}: {output.name} needs {needed} {kinds}, found {len(numbers)} ({which})")
             output.parts.sort(key=lambda part: part.expert or 0)
             shape = (len(numbers), *shape)
+        rows = self.family.padded_rows(output.name.removesuffix(".weight"))
+        if rows > shape[0] > 0:
+            output.n_repeated = rows - shape[0]
+            output.kind = "f32" if output.kind == "q4_0" else output.kind
+            shape = (rows, *shape[1:])
         output.shape = shape
 
     def _take_row_factors(self, output: OutputTensor) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from ikpy.errors import FileFormatError
 from ikpy.vocab.text import byte_to_char
 
+_LONGEST = 4096  # bytes of a line that is looked at
+
 
 def read_ranks(path: Path) -> dict[bytes, int]:
     """Tokens and ranks (the ids) of a file; FileFormatError if it is none."""
@@ -20,6 +22,13 @@ def read_ranks(path: Path) -> dict[bytes, int]:
         except (ValueError, binascii.Error):
             raise FileFormatError(f"{path}: line {number} is not a token in base64 and its rank") from None
     return ranks
+
+
+def is_ranks(path: Path) -> bool:
+    """Whether a file begins with a token in base64 and its rank."""
+    with path.open("rb") as file:
+        words = file.readline(_LONGEST).split()
+    return len(words) == 2 and words[1].isdigit()
 
 
 def merges(ranks: dict[bytes, int]) -> list[str]:

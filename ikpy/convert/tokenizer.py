@@ -25,6 +25,13 @@ _EOM = "<|eom_id|>"
 GEMMA4 = "gemma4"
 """Model name of vocabularies with merges of text whose spaces are escaped."""
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|call|>", "<|user|>", "<EOT>", "[EOT]")
+# Files of ranks, and the pre-tokenizers of model types whose Python code is known.
+_RANKS = ("tiktoken.model", "qwen.tiktoken", "tokenizer.model")
+_PRE_OF_RANKS = {"chatglm": "chatglm-bpe", "qwen": "qwen2"} | dict.fromkeys(
+    ("kimi_k2", "kimi_k3", "kimi_linear"), "kimi-k2"
+)
+_QWEN_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)))
+"""Behind the ranks of Qwen 1, whose files do not name them."""
 # Roles in tokenizer_config.json -> GGUF keys ("seperator" is how the format spells it).
 _ROLE_KEYS = {
     "bos": "bos_token_id",
@@ -95,10 +102,10 @@ class _Reader:
             keys = self._byte_level(model)
         elif is_escaped and self.usual_pre == GEMMA4:
             keys = self._merges_of_lines(model)
-        elif sentencepiece.is_file():
+        elif sentencepiece.is_file() and not self._is_glm4(sentencepiece):
             keys = self._sentencepiece(sentencepiece)
-        elif (self.checkpoint.folder / "tiktoken.model").is_file():
-            keys = self._tiktoken(self.checkpoint.folder / "tiktoken.model")
+        elif ranks := [path for name in _RANKS if (path := self.checkpoint.folder / name).is_file()]:
+            keys = self._tiktoken(ranks[0])
         elif is_escaped:
             keys = self._escaped_bpe(model)
         else:
@@ -136,9 +143,9 @@ class _Reader:
         return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": _merge_lines(model)}
 
     def _tiktoken(self, path: Path) -> dict[str, Any]:
-        """Ranks alone: how text is split stands in the model's Python code, which is known for Kimi's."""
-        is_kimi = self.checkpoint.config.get("model_type") in ("kimi_k2", "kimi_k3", "kimi_linear")
-        pre = self.pre or ("kimi-k2" if is_kimi else "")
+        """Ranks alone: how text is split stands in the model's Python code, which is known for some."""
+        model_type = str(self.checkpoint.config.get("model_type"))
+        pre = self.pre or _PRE_OF_RANKS.get(model_type, "")
         if not pre:
             raise UnsupportedError(f"{path}: the pre-tokenizer of this tokenizer is not known; name it with --pre")
         pre_tokenizer(pre)
@@ -146,9 +153,20 @@ class _Reader:
         ranks = tiktoken.read_ranks(path)
         for token, index in ranks.items():
             self.table.set(index, tiktoken.mapped(token), TokenType.NORMAL)
+        for index, text in enumerate(_QWEN_SPECIALS if model_type == "qwen" else (), len(ranks)):
+            self.table.set(index, text, TokenType.CONTROL)
         self._take_added()
         merges = tiktoken.merges(ranks)
         return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
+
+    def _is_glm4(self, path: Path) -> bool:
+        """Whether tokenizer.model holds ranks as tiktoken.model does. UnsupportedError for ChatGLM 2 and 3."""
+        if self.checkpoint.config.get("model_type") != "chatglm":
+            return False
+        check_fetched(path)
+        if not tiktoken.is_ranks(path):
+            raise UnsupportedError(f"{path}: the special tokens of ChatGLM 2 and 3 stand in Python code; not supported")
+        return True
 
     def _sentencepiece(self, path: Path) -> dict[str, Any]:
         check_fetched(path)

@@ -9,7 +9,14 @@ from ikpy.graph.adapters import GraphAdapters, LowRank
 from ikpy.graph.elementwise import UNARY_KINDS, ElementwiseOps
 from ikpy.graph.ir import I32, Value
 
-GATINGS = {"softmax": 1, "sigmoid": 2, "selected_softmax": 3, "sqrt_softplus": 4, "selected_sigmoid": 5}
+GATINGS = {
+    "softmax": 1,
+    "sigmoid": 2,
+    "selected_softmax": 3,
+    "sqrt_softplus": 4,
+    "selected_sigmoid": 5,
+    "sparse_mixer": 6,
+}
 
 
 class ProductOps(ElementwiseOps):

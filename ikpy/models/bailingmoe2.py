@@ -14,7 +14,7 @@ class BailingMoe2(RoutedMoe):
     """Group-limited routing acts only in contexts with grouped_experts."""
 
     output_weight = "required"
-    fused_qkv = True
+    fused_qkv = "required"
     rotates_whole_head = False
     default_gating = REQUIRED
 

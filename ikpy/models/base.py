@@ -221,16 +221,47 @@ class Decoder(Architecture):
 
     # "none" and a missing "optional" output.weight mean that the token embedding is used again.
     output_weight: ClassVar[Presence] = "optional"
+    output_bias: ClassVar[Presence] = "none"
     output_norm_name: ClassVar[str] = "output_norm"
+    output_norm_weight: ClassVar[Presence] = "required"
+    norm_bias: ClassVar[Presence] = "none"
+    embeds_positions: ClassVar[bool] = False
+    """Whether positions have embeddings, which are added to those of the tokens."""
+    layer_norm: bool = False
+    """Whether norms take the mean off; files say their epsilon under another key, unless epsilon_key names it."""
+    epsilon_key: ClassVar[str] = ""
+
+    @property
+    def max_position(self) -> int | None:
+        return self.hp.n_ctx_train if self.embeds_positions else None
+
+    def is_rotated(self, layer: int) -> bool:
+        return super().is_rotated(layer) and not self.embeds_positions
+
+    def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
+        return None if self.embeds_positions else super().shift_part(layer, params)
 
     def load(self, weights: WeightSource) -> None:
         hp = self.hp
+        self.norm_biases: dict[str, Value] = {}
         self.token_embd = weights.take("token_embd.weight", (hp.n_embd, hp.n_vocab))
-        self.output_norm = weights.take(f"{self.output_norm_name}.weight", (hp.n_embd,))
+        if self.embeds_positions:
+            self.position_embd = weights.take("position_embd.weight", (hp.n_embd, hp.n_ctx_train))
+        self.output_norm = self.take_norm(weights, self.output_norm_name, self.output_norm_weight)
         output = weights.take_if(self.output_weight, "output.weight", (hp.n_embd, hp.n_vocab))
         self.output = output or self.token_embd
+        self.logit_bias = weights.take_if(self.output_bias, "output.bias", (hp.n_vocab,))
         self.load_global(weights)
         self.layers = [self.load_layer(weights, il, f"blk.{il}") for il in range(hp.n_layer)]
+
+    def take_norm(self, weights: WeightSource, name: str, presence: Presence = "required") -> Value | None:
+        """The weight of a norm of n_embd elements; its bias, if it has one, is kept for `norm`."""
+        weight = weights.take_if(presence, f"{name}.weight", (self.hp.n_embd,))
+        if weight is not None:
+            bias = weights.take_if(self.norm_bias, f"{name}.bias", (self.hp.n_embd,))
+            if bias is not None:
+                self.norm_biases[weight.name] = bias
+        return weight
 
     def load_global(self, weights: WeightSource) -> None:
         """Further tensors that belong to no layer."""
@@ -245,11 +276,19 @@ class Decoder(Architecture):
 
     def norm(self, b: BatchGraph, x: Value, weight: Value | None) -> Value:
         """The architecture's norm with its epsilon; x itself where a layer has no norm."""
-        return x if weight is None else b.graph.rms_norm(x, weight, self.hp.norm_eps)
+        if weight is None:
+            return x
+        if self.layer_norm:
+            return b.graph.layer_norm(x, weight, self.norm_biases.get(weight.name), self.hp.norm_eps)
+        return b.graph.rms_norm(x, weight, self.hp.norm_eps)
 
     def embed(self, b: BatchGraph) -> Value:
-        """Token embeddings [D, T], scaled where the architecture says so, and rows of pictures as they are."""
+        """Token embeddings [D, T], with those of their positions or scaled where the architecture says so; rows of
+        pictures as they are.
+        """
         x = b.graph.get_rows(self.token_embd, b.inputs["tokens"])
+        if self.embeds_positions:
+            x = b.graph.add(x, b.graph.get_rows(self.position_embd, b.inputs["pos"]))
         x = x if self.hp.embedding_scale == 1.0 else b.graph.scale(x, self.hp.embedding_scale)
         return b.with_rows(x)
 
@@ -257,7 +296,7 @@ class Decoder(Architecture):
         """Output matrix on the normed rows, with the architecture's logit scale and cap."""
         if self.hp.logit_scale != 1.0:
             y = b.graph.scale(y, self.hp.logit_scale)
-        logits = b.graph.mul_mat(self.output, y)
+        logits = b.graph.mul_mat(self.output, y, self.logit_bias)
         return b.graph.softcap(logits, self.hp.final_softcap) if self.hp.final_softcap else logits
 
     def final_state(self, b: BatchGraph, x: Value) -> Value:

@@ -181,9 +181,7 @@ def is_limited(ffn: DenseFFN | Experts) -> bool:
 
 
 def limited_gated(b: BatchGraph, gate: Value, up: Value, activation: str, ffn: DenseFFN | Experts) -> Value:
-    """min(act(gate), limit) * clamp(up, -limit, limit), by ReLU: min(x, limit) = limit - relu(limit - x); or with the
-    bound before the activation, or SiTU.
-    """
+    """min(act(gate), limit) * clamp(up, -limit, limit), or with the bound before the activation, or SiTU."""
     g, limit, (cap, up_cap) = b.graph, ffn.limit, ffn.caps
     if cap:
         up = g.softcap(up, up_cap) if up_cap > 0 else up
@@ -191,11 +189,19 @@ def limited_gated(b: BatchGraph, gate: Value, up: Value, activation: str, ffn: D
     if ffn.input_limit:
         return g.gated(gate, up, activation, ffn.input_limit)
 
-    def at_most(x: Value) -> Value:
-        return g.scale(g.unary(g.scale(x, -1.0, limit), "relu"), -1.0, limit)
+    return g.mul(at_most(b, g.unary(gate, activation), limit), clamped(b, up, limit))
 
-    up = g.scale(g.unary(g.scale(at_most(up), 1.0, limit), "relu"), 1.0, -limit)
-    return g.mul(at_most(g.unary(gate, activation)), up)
+
+def at_most(b: BatchGraph, x: Value, limit: float) -> Value:
+    """min(x, limit) as limit - relu(limit - x)."""
+    g = b.graph
+    return g.scale(g.unary(g.scale(x, -1.0, limit), "relu"), -1.0, limit)
+
+
+def clamped(b: BatchGraph, x: Value, limit: float) -> Value:
+    """x between -limit and limit."""
+    g = b.graph
+    return g.scale(g.unary(g.scale(at_most(b, x, limit), 1.0, limit), "relu"), 1.0, -limit)
 
 
 def moe_ffn(
@@ -207,6 +213,20 @@ def moe_ffn(
     logits: Value | None = None,
 ) -> Value:
     """Routed experts on x [D, T], plus the shared expert. logits [E, T]: of a router that reads something else."""
+    g = b.graph
+    ids, weights = choose_experts(b, experts, routing, x, logits)
+    if routing.weigh_inputs:
+        groups = g.moe_group(ids, experts.gate_inp.shape[1])
+        hidden = weighted_expert_hidden(b, experts, x, ids, groups, weights, activation)
+        outputs = g.mul_mat_id(experts.down, hidden, ids, groups, experts.down_bias, per_slot=True)
+        return g.moe_combine(outputs, None, ids, shared_expert(b, experts, x, activation))
+    return chosen_experts(b, experts, x, ids, weights, activation)
+
+
+def choose_experts(
+    b: BatchGraph, experts: Experts, routing: Routing, x: Value, logits: Value | None = None
+) -> tuple[Value, Value]:
+    """Ids i32 [K, T] and weights [K, T] of the experts of x [D, T]; logits [E, T] as of `moe_ffn`."""
     g = b.graph
     if logits is None:
         logits = g.mul_mat(experts.gate_inp, x, experts.gate_inp_bias)
@@ -225,14 +245,24 @@ def moe_ffn(
     if experts.output_scales is not None:
         scales = g.get_rows(experts.output_scales, ids.reshape(ids.shape[0] * ids.shape[1]))
         weights = g.mul(weights, scales.reshape(*weights.shape))
-    groups = g.moe_group(ids, experts.gate_inp.shape[1])
-    if routing.weigh_inputs:
-        hidden = weighted_expert_hidden(b, experts, x, ids, groups, weights, activation)
-    else:
-        hidden = expert_hidden(b, experts, x, ids, groups, activation)
+    return ids, weights
+
+
+def chosen_experts(
+    b: BatchGraph,
+    experts: Experts,
+    x: Value,
+    ids: Value,
+    weights: Value,
+    activation: str = "silu",
+    addend: Value | None = None,
+) -> Value:
+    """Sum of the experts ids [K, T] of x [D, T] by weights [K, T], plus the shared expert or an addend [D, T]."""
+    g = b.graph
+    groups = g.moe_group(ids, experts.up.shape[2])
+    hidden = expert_hidden(b, experts, x, ids, groups, activation)
     outputs = g.mul_mat_id(experts.down, hidden, ids, groups, experts.down_bias, per_slot=True)
-    shared = shared_expert(b, experts, x, activation)
-    return g.moe_combine(outputs, None if routing.weigh_inputs else weights, ids, shared)
+    return g.moe_combine(outputs, weights, ids, addend or shared_expert(b, experts, x, activation))
 
 
 def shared_expert(b: BatchGraph, experts: Experts, x: Value, activation: str) -> Value | None:

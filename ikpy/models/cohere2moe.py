@@ -57,11 +57,6 @@ class Cohere2Moe(PredictionLayers, CommandR):
         super().start_at(layer)
         self.has_window, self.rotated = self.has_window[layer:], self.rotated[layer:]
 
-    def norm(self, b: BatchGraph, x: Value, weight: Value | None) -> Value:
-        if self.layer_norm or weight is None:
-            return super().norm(b, x, weight)
-        return b.graph.rms_norm(x, weight, self.hp.norm_eps)
-
     def ffn(self, b: BatchGraph, ffn: DenseFFN | Experts, x: Value) -> Value:
         out = super().ffn(b, ffn, x)
         return b.graph.scale(out, 0.5) if isinstance(ffn, Experts) and ffn.shared is not None else out

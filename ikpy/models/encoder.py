@@ -16,7 +16,7 @@ from ikpy.models.classifier import Classifier
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.transformer import Attention, Transformer
-from ikpy.models.weights import Presence, WeightSource, split_rows
+from ikpy.models.weights import Presence, WeightSource
 
 
 @dataclass
@@ -37,9 +37,9 @@ class Encoder(Transformer):
     layer_norm = True
     bias: ClassVar[Presence] = "optional"
     qkv_bias = "optional"
+    fused_qkv = "optional"
     out_bias = "optional"
     activation: ClassVar[str] = "gelu_erf"
-    embeds_positions: ClassVar[bool] = False
     gated: ClassVar[bool] = False
 
     def read_hparams(self, keys: Keys) -> HParams:
@@ -52,15 +52,8 @@ class Encoder(Transformer):
         return True
 
     @property
-    def max_position(self) -> int | None:
-        return self.hp.n_ctx_train if self.embeds_positions else None
-
-    @property
     def classifier(self) -> Classifier | None:
         return self._classifier
-
-    def is_rotated(self, layer: int) -> bool:
-        return not self.embeds_positions
 
     def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
         return None
@@ -75,33 +68,12 @@ class Encoder(Transformer):
         self.token_type = None
         if weights.has("token_types.weight"):
             self.token_type = weights.row("token_types.weight", hp.n_embd, 0)
-        self.position_embd = None
         if self.embeds_positions:
             self.position_embd = weights.take("position_embd.weight", (hp.n_embd, hp.n_ctx_train))
         self.embd_norm = weights.take("token_embd_norm.weight", d)
         self.embd_norm_bias = weights.take_if(self.bias, "token_embd_norm.bias", d)
         self.encoder_layers = [self._load_layer(weights, il, f"blk.{il}") for il in range(hp.n_layer)]
         self._classifier = Classifier.take(weights, hp.n_embd, hp.norm_eps)
-
-    def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:
-        attn = super().load_attention(weights, il, prefix)
-        hp = self.hp
-        n_q, n_kv = hp.n_embd_head_k * hp.n_head[il], hp.n_embd_head_k * hp.n_head_kv[il]
-        bias = weights.take_if(self.bias, f"{prefix}.attn_qkv.bias", (n_q + 2 * n_kv,))
-        if bias is not None:
-            parts = ((0, n_q), (n_q, n_kv), (n_q + n_kv, n_kv))
-            attn.q_bias, attn.k_bias, attn.v_bias = (bias.slice0(start, n) for start, n in parts)
-        return attn
-
-    def load_projections(
-        self, weights: WeightSource, prefix: str, n_q: int, n_k: int, n_v: int
-    ) -> tuple[Value, Value, Value]:
-        name, shape = f"{prefix}.attn_qkv.weight", (self.hp.n_embd, n_q + n_k + n_v)
-        fused = weights.take(name, shape, required=False, parts=(n_q, n_k, n_v))
-        if fused is None:
-            return super().load_projections(weights, prefix, n_q, n_k, n_v)
-        q, k, v = split_rows(fused, n_q, n_k, n_v)
-        return q, k, v
 
     def _load_layer(self, weights: WeightSource, il: int, prefix: str) -> EncoderLayer:
         d = (self.hp.n_embd,)
@@ -132,7 +104,7 @@ class Encoder(Transformer):
         x = g.get_rows(self.token_embd, b.inputs["tokens"])
         if self.token_type is not None:
             x = g.add(x, self.token_type)
-        if self.position_embd is not None:
+        if self.embeds_positions:
             x = g.add(x, g.get_rows(self.position_embd, b.inputs["pos"]))
         return g.layer_norm(x, self.embd_norm, self.embd_norm_bias, self.hp.norm_eps)
 

@@ -62,7 +62,7 @@ class Gemma4(Gemma):
         hp.n_swa = keys.u32("attention.sliding_window")
         hp.n_ff_exp = keys.u32("expert_feed_forward_length", 0)
         hp.final_softcap = keys.f32("final_logit_softcapping", 0.0)
-        self.is_window = keys.per_layer("attention.sliding_window_pattern", hp.n_layer)
+        self.is_window = self.read_windows(keys, hp.n_layer)
         self.n_layer_input = keys.u32("embedding_length_per_layer_input", 0)
         n_shared = keys.u32("attention.shared_kv_layers", 0)
         if n_shared >= hp.n_layer:
@@ -70,12 +70,16 @@ class Gemma4(Gemma):
         self.cache_layers = self._cache_layers(hp, n_shared, keys.gguf.path)
         return hp
 
+    def read_windows(self, keys: Keys, n_layer: int) -> list[bool]:
+        """Whether each layer attends to a window."""
+        return [bool(flag) for flag in keys.per_layer("attention.sliding_window_pattern", n_layer)]
+
     def _cache_layers(self, hp: HParams, n_shared: int, path: str) -> list[int]:
         """The layer whose cache each layer attends to: the last one of its kind that has a cache."""
         n_own = hp.n_layer - n_shared
         layers = list(range(n_own))
         for il in range(n_own, hp.n_layer):
-            same_kind = [i for i in range(n_own) if bool(self.is_window[i]) == bool(self.is_window[il])]
+            same_kind = [i for i in range(n_own) if self.is_window[i] == self.is_window[il]]
             if not same_kind or hp.n_head_kv[same_kind[-1]] != hp.n_head_kv[il]:
                 raise FileFormatError(f"{path}: layer {il} shares its cache with no earlier layer of its kind")
             layers.append(same_kind[-1])
@@ -109,10 +113,14 @@ class Gemma4(Gemma):
             # Pairs of full layers that are not rotated have a factor without end.
             self.rope_freqs = weights.take("rope_freqs.weight", (hp.n_rot // 2,))
         if self.n_layer_input:
-            width = self.n_layer_input * hp.n_layer
-            self.layer_embd = weights.take("per_layer_token_embd.weight", (width, hp.n_vocab))
-            self.layer_proj = weights.take("per_layer_model_proj.weight", (hp.n_embd, width))
-            self.layer_proj_norm = weights.take("per_layer_proj_norm.weight", (self.n_layer_input,))
+            self.load_layer_inputs(weights)
+
+    def load_layer_inputs(self, weights: WeightSource) -> None:
+        """Takes what makes the inputs of all layers."""
+        hp, width = self.hp, self.n_layer_input * self.hp.n_layer
+        self.layer_embd = weights.take("per_layer_token_embd.weight", (width, hp.n_vocab))
+        self.layer_proj = weights.take("per_layer_model_proj.weight", (hp.n_embd, width))
+        self.layer_proj_norm = weights.take("per_layer_proj_norm.weight", (self.n_layer_input,))
 
     def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:
         hp, sizes = self.hp, self.head_sizes(il)
@@ -183,7 +191,7 @@ class Gemma4(Gemma):
         both = g.add(projected.reshape(n * hp.n_layer, b.n_tokens), g.scale(own, math.sqrt(n)))
         return g.scale(both, math.sqrt(0.5))
 
-    def token_inputs(self, b: BatchGraph, il: int) -> tuple[Value, ...]:
+    def token_inputs(self, b: BatchGraph, il: int, x: Value) -> tuple[Value, ...]:
         if b.layer_inputs is None:
             return ()
         return (b.layer_inputs.slice0(il * self.n_layer_input, self.n_layer_input),)

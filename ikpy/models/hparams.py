@@ -66,6 +66,7 @@ class HParams:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     attn_softcap: float = 0.0
+    qkv_clamp: float = 0.0
     final_softcap: float = 0.0
     yarn_log_multiplier: float = 0.0
     yarn_attn_factor: float = 1.0
@@ -83,10 +84,11 @@ def read_hparams(
     may_lack_heads: bool = False,
     may_lack_rope: bool = False,
     long_rope: bool = False,
+    epsilon_key: str = "",
 ) -> HParams:
-    """Reads and checks the common keys. layer_norm picks the LayerNorm epsilon key instead of the RMS one;
-    may_lack_heads: some layers may have no KV heads; may_lack_rope: heads may have no part for RoPE; long_rope: the
-    architecture has factors of LongRoPE.
+    """Reads and checks the common keys. layer_norm picks the LayerNorm epsilon key instead of the RMS one, unless
+    epsilon_key names one; may_lack_heads: some layers may have no KV heads; may_lack_rope: heads may have no part for
+    RoPE; long_rope: the architecture has factors of LongRoPE.
 
     Routing is set to the most common form: softmax over all experts, the chosen weights renormalised.
     """
@@ -122,7 +124,7 @@ def read_hparams(
         n_embd_head_k=n_embd_head_k,
         n_embd_head_v=n_embd_head_v,
         n_rot=n_rot,
-        norm_eps=keys.f32("attention.layer_norm_epsilon" if layer_norm else "attention.layer_norm_rms_epsilon"),
+        norm_eps=keys.f32(epsilon_key or f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon"),
         rope_freq_base=keys.f32("rope.freq_base", 10000.0),
         rope_freq_scale=1.0 / factor if factor else 1.0,
         rope_scaling_type=scaling,

@@ -117,6 +117,10 @@ class StreamDecoder(Decoder):
         if self.has_stream_head:
             self.head = take_head(weights, "output_hc", self.hp.n_embd, self.stream_sizes)
 
+    def first_streams(self, b: BatchGraph, x: Value) -> Value:
+        """The streams [D, n, T] that the first layer reads, of the embeddings x [D, T]."""
+        return streams_of(b, x, self.stream_sizes)
+
     def collapsed(self, b: BatchGraph, streams: Value) -> Value:
         """What the output norm reads, [D, T], of the streams [D, n, T] behind the last layer."""
         return join_streams(b, self.head, self.stream_sizes, self.hp.norm_eps, streams)[0]
@@ -132,7 +136,7 @@ class StreamDecoder(Decoder):
             raise UsageError(f"control vectors act on one residual stream; {self.hp.arch} models have several")
         if b.keeps_states:
             raise UsageError(f"contexts of {self.hp.arch} models keep no states of tokens")
-        x = streams_of(b, self.embed(b), self.stream_sizes)
+        x = self.first_streams(b, self.embed(b))
         for il in range(self.hp.n_layer):
             x = self.layer(b, il, x)
         if b.n_outputs == 0:

@@ -86,7 +86,11 @@ class Keys:
             raise FileFormatError(f"{self.gguf.path}: key {self.arch}.{name} must hold {n} integers")
         return [int(v) for v in values]
 
-    def _floats(self, key: str, n_layer: int, default: Any) -> list[float]:
+    def limits_per_layer(self, name: str, n_layer: int) -> list[float]:
+        """As floats_per_layer, of bounds, which may be infinite. FileFormatError for what is no number."""
+        return self._floats(f"{self.arch}.{name}", n_layer, REQUIRED, may_be_infinite=True)
+
+    def _floats(self, key: str, n_layer: int, default: Any, *, may_be_infinite: bool = False) -> list[float]:
         if self._is_list(key):
             values = np.asarray(self.gguf.metadata[key])
             if values.dtype.kind != "f" or len(values) != n_layer:
@@ -94,7 +98,7 @@ class Keys:
             numbers = [float(v) for v in values]
         else:
             numbers = [float(self._scalar(key, VT.FLOAT32, default))] * n_layer
-        if not all(map(math.isfinite, numbers)):
+        if any(math.isnan(x) or (math.isinf(x) and not may_be_infinite) for x in numbers):
             raise FileFormatError(f"{self.gguf.path}: key {key} holds numbers that are not finite")
         return numbers
 

@@ -22,7 +22,7 @@ class ModernBert(NormedStates, Transformer):
     """No biases; the first layer of three has no window, the very first no norm before attention."""
 
     layer_norm = True
-    fused_qkv = True
+    fused_qkv = "required"
     fused_ffn = True
     rope_neox = True
     rotates_whole_head = False
@@ -48,9 +48,6 @@ class ModernBert(NormedStates, Transformer):
 
     def window(self, layer: int) -> Window:
         return (SYMMETRIC, self.hp.n_swa) if self.has_window and self.has_window[layer] else FULL
-
-    def norm(self, b: BatchGraph, x: Value, weight: Value | None) -> Value:
-        return x if weight is None else b.graph.layer_norm(x, weight, None, self.hp.norm_eps)
 
     # tensors
 

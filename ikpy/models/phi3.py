@@ -12,7 +12,7 @@ class Phi3(LongRope, Transformer):
     """Attention in the window of the file, if it has one."""
 
     output_weight = "required"
-    fused_qkv = True
+    fused_qkv = "required"
     fused_ffn = True
     rope_neox = True
     rotates_whole_head = False

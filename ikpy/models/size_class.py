@@ -29,6 +29,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "gemma2": {26: "2B", 42: "9B", 46: "27B"},
     "gemma3": {26: "2B", 34: "4B", 48: "12B", 62: "27B"},
     "gemma-embedding": {24: "0.3B"},
+    "gemma3n": {30: "E2B", 35: "E4B"},
     "gemma4": {30: "26B.A4B", 35: "2B", 42: "4B", 60: "31B"},
     "phi2": {24: "1B", 32: "3B"},
     "phi3": {24: "1B", 32: "3B", 40: "14B"},
@@ -59,6 +60,11 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "olmo": {22: "1B", 32: "7B", 80: "70B"},
     "gpt2": {12: "0.1B", 24: "0.4B", 36: "0.8B", 48: "1.5B"},
     "dbrx": {40: "16x12B"},
+    "phimoe": {32: "16x3.8B"},
+    "grovemoe": {48: "30B.A3B"},
+    "openelm": {16: "270M", 20: "450M", 28: "1B", 36: "3B"},
+    "plm": {32: "1.8B"},
+    "smallthinker": {32: "4B", 52: "20B"},
     "grok": {64: "314B"},
     "arctic": {35: "10B+128x3.66B"},
     "hunyuan-moe": {32: "80B.A13B"},
@@ -168,6 +174,19 @@ def _qwen3vl(shape: _Shape) -> str:
     return "1.7B" if shape.layers == 28 else _qwen3(shape) if shape.layers in (36, 64) else UNKNOWN
 
 
+def _gptneox(shape: _Shape) -> str:
+    sizes = {
+        6: {128: "14M", 512: "70M"},
+        12: {768: "160M"},
+        16: {2048: "1B"},
+        24: {1024: "410M", 2048: "1.4B"},
+        32: {2560: "2.8B", 4096: "6.9B"},
+        36: {5120: "12B"},
+        44: {6144: "20B"},
+    }
+    return sizes.get(shape.layers, {}).get(shape.embedding, UNKNOWN)
+
+
 def _bloom(shape: _Shape) -> str:
     if shape.layers == 30:
         return {2560: "3B", 4096: "7B"}.get(shape.embedding, UNKNOWN)
@@ -221,6 +240,7 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "mamba2": _mamba2,
     "nemotron": _nemotron,
     "bloom": _bloom,
+    "gptneox": _gptneox,
     "bert": _bert,
 }
 

@@ -11,7 +11,16 @@ from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.base import Decoder
 from ikpy.models.batch import FULL, BatchGraph, GraphParams, Window
-from ikpy.models.blocks import DenseFFN, Experts, cached_attention, dense_ffn, gated_heads, moe_ffn, split_heads
+from ikpy.models.blocks import (
+    DenseFFN,
+    Experts,
+    cached_attention,
+    clamped,
+    dense_ffn,
+    gated_heads,
+    moe_ffn,
+    split_heads,
+)
 from ikpy.models.feed_forward import take_dense, take_experts, take_fused_dense
 from ikpy.models.hparams import HeadSizes, HParams, read_hparams
 from ikpy.models.keys import Keys
@@ -60,6 +69,8 @@ class Transformer(Decoder):
     ffn_bias: ClassVar[Presence] = "none"
     qk_norm: ClassVar[Presence] = "none"
     norms_all_heads: ClassVar[bool] = False
+    norms_heads_apart: ClassVar[bool] = False
+    """Whether every head of q and k has norm weights of its own."""
     norms_after_rope: ClassVar[bool] = False
     attn_sinks: ClassVar[Presence] = "none"
     attn_gate: ClassVar[Presence] = "none"
@@ -68,20 +79,24 @@ class Transformer(Decoder):
     post_norms: ClassVar[Presence] = "none"
     selection_bias: ClassVar[Presence] = "none"
     rope_freqs_weight: ClassVar[Presence] = "none"
-    ffn_norm_name: ClassVar[str] = "ffn_norm"
-    fused_qkv: ClassVar[bool] = False
+    ffn_norm_name: str = "ffn_norm"
+    fused_qkv: ClassVar[Presence] = "none"
     fused_ffn: ClassVar[bool] = False
     gated_ffn: ClassVar[bool] = True
     activation: ClassVar[str] = "silu"
     rotates_whole_head: ClassVar[bool] = True
-    layer_norm: bool = False
-    """Whether norms take the mean off; files say their epsilon under another key."""
+    parallel: bool = False
+    """Whether the network reads what attention reads, under its own norm or, where that is the same, the same rows."""
     has_window: Sequence[bool] = ()
     """Layers that attend to hp.n_swa tokens, in architectures whose files say so."""
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = read_hparams(
-            keys, layer_norm=self.layer_norm, may_lack_heads=self.may_lack_heads, long_rope=self.has_long_rope
+            keys,
+            layer_norm=self.layer_norm,
+            may_lack_heads=self.may_lack_heads,
+            long_rope=self.has_long_rope,
+            epsilon_key=self.epsilon_key,
         )
         for sizes in (HeadSizes(hp.n_embd_head_k, hp.n_embd_head_v, hp.n_rot), hp.window_heads):
             if self.rotates_whole_head and sizes.rotated != sizes.k:
@@ -122,36 +137,58 @@ class Transformer(Decoder):
         hp, sizes = self.hp, self.head_sizes(il)
         dk, dv, heads, kv = sizes.k, sizes.v, hp.n_head[il], hp.n_head_kv[il]
         q, k, v = self.load_projections(weights, prefix, dk * heads, dk * kv, dv * kv)
-        q_norm, k_norm = (dk * heads, dk * kv) if self.norms_all_heads else (dk, dk)
+        q_bias, k_bias, v_bias = self.load_biases(weights, prefix, dk * heads, dk * kv, dv * kv)
+        q_norm, k_norm = self.head_norm_shape(dk, heads), self.head_norm_shape(dk, kv)
         return Attention(
             q=q,
             k=k,
             v=v,
             out=weights.take(f"{prefix}.attn_output.weight", (dv * heads, hp.n_embd)),
-            q_bias=weights.take_if(self.qkv_bias, f"{prefix}.attn_q.bias", (dk * heads,)),
-            k_bias=weights.take_if(self.qkv_bias, f"{prefix}.attn_k.bias", (dk * kv,)),
-            v_bias=weights.take_if(self.qkv_bias, f"{prefix}.attn_v.bias", (dv * kv,)),
+            q_bias=q_bias,
+            k_bias=k_bias,
+            v_bias=v_bias,
             out_bias=weights.take_if(self.out_bias, f"{prefix}.attn_output.bias", (hp.n_embd,)),
-            q_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_q_norm.weight", (q_norm,)),
-            k_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_k_norm.weight", (k_norm,)),
+            q_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_q_norm.weight", q_norm),
+            k_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_k_norm.weight", k_norm),
             sinks=weights.take_if(self.attn_sinks, f"{prefix}.attn_sinks.weight", (heads,)),
             gate=weights.take_if(
                 self.attn_gate, f"{prefix}.attn_gate.weight", (hp.n_embd, heads), (hp.n_embd, dv * heads)
             ),
         )
 
+    def head_norm_shape(self, head_size: int, heads: int) -> tuple[int, ...]:
+        """Weights of a norm of q or k."""
+        if self.norms_all_heads:
+            return (head_size * heads,)
+        return (head_size, heads) if self.norms_heads_apart else (head_size,)
+
     def load_projections(
         self, weights: WeightSource, prefix: str, n_q: int, n_k: int, n_v: int
     ) -> tuple[Value, Value, Value]:
         """q, k and v matrices; the parts of a fused attn_qkv are views of it."""
         d = self.hp.n_embd
-        if not self.fused_qkv:
+        if not self.is_fused(weights, prefix):
             sizes = {"q": n_q, "k": n_k, "v": n_v}
             q, k, v = (weights.take(f"{prefix}.attn_{name}.weight", (d, n)) for name, n in sizes.items())
             return q, k, v
         fused = weights.take(f"{prefix}.attn_qkv.weight", (d, n_q + n_k + n_v), parts=(n_q, n_k, n_v))
         q, k, v = split_rows(fused, n_q, n_k, n_v)
         return q, k, v
+
+    def is_fused(self, weights: WeightSource, prefix: str) -> bool:
+        """Whether q, k and v of a layer are one tensor."""
+        is_there = self.fused_qkv == "optional" and weights.has(f"{prefix}.attn_qkv.weight")
+        return is_there or self.fused_qkv == "required"
+
+    def load_biases(self, weights: WeightSource, prefix: str, n_q: int, n_k: int, n_v: int) -> list[Value | None]:
+        """Biases of q, k and v, if there are any; the parts of a fused one are views of it."""
+        if not self.is_fused(weights, prefix):
+            sizes = {"q": n_q, "k": n_k, "v": n_v}
+            return [weights.take_if(self.qkv_bias, f"{prefix}.attn_{name}.bias", (n,)) for name, n in sizes.items()]
+        fused = weights.take_if(self.qkv_bias, f"{prefix}.attn_qkv.bias", (n_q + n_k + n_v,))
+        if fused is None:
+            return [None] * 3
+        return [fused.slice0(start, n) for start, n in ((0, n_q), (n_q, n_k), (n_q + n_k, n_v))]
 
     def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
         """Dense or expert feed-forward network of a layer."""
@@ -171,14 +208,13 @@ class Transformer(Decoder):
         return take_dense(weights, prefix, hp.n_embd, hp.n_ff[il], bias=self.ffn_bias, gated=self.gated_ffn)
 
     def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
-        norm = (self.hp.n_embd,)
         return Layer(
-            attn_norm=weights.take_if(self.pre_norms, f"{prefix}.attn_norm.weight", norm),
+            attn_norm=self.take_norm(weights, f"{prefix}.attn_norm", self.pre_norms),
             attn=self.load_attention(weights, il, prefix),
-            ffn_norm=weights.take_if(self.pre_norms, f"{prefix}.{self.ffn_norm_name}.weight", norm),
+            ffn_norm=self.take_norm(weights, f"{prefix}.{self.ffn_norm_name}", self.pre_norms),
             ffn=self.load_ffn(weights, il, prefix),
-            attn_post_norm=weights.take_if(self.post_norms, f"{prefix}.post_attention_norm.weight", norm),
-            ffn_post_norm=weights.take_if(self.post_norms, f"{prefix}.post_ffw_norm.weight", norm),
+            attn_post_norm=self.take_norm(weights, f"{prefix}.post_attention_norm", self.post_norms),
+            ffn_post_norm=self.take_norm(weights, f"{prefix}.post_ffw_norm", self.post_norms),
         )
 
     # graph
@@ -187,17 +223,20 @@ class Transformer(Decoder):
         """q [dk, H, T], k [dk, Hk, T] and v [dv, Hk, T] of the normed input."""
         g, sizes = b.graph, self.head_sizes(il)
         assert attn.k is not None and attn.v is not None
-        q = split_heads(g.mul_mat(attn.q, h, attn.q_bias), sizes.k)
-        k = split_heads(g.mul_mat(attn.k, h, attn.k_bias), sizes.k)
-        v = split_heads(g.mul_mat(attn.v, h, attn.v_bias), sizes.v)
-        return q, k, v
+        q, k, v = (
+            g.mul_mat(weight, h, bias)
+            for weight, bias in ((attn.q, attn.q_bias), (attn.k, attn.k_bias), (attn.v, attn.v_bias))
+        )
+        if self.hp.qkv_clamp > 0:
+            q, k, v = (clamped(b, x, self.hp.qkv_clamp) for x in (q, k, v))
+        return split_heads(q, sizes.k), split_heads(k, sizes.k), split_heads(v, sizes.v)
 
     def norm_head(self, b: BatchGraph, x: Value, weight: Value | None) -> Value:
         """Norm of every head of q or k [dk, H, T], or of all heads together, if the layer has one."""
         if weight is None:
             return x
         rows = x.reshape(x.shape[0] * x.shape[1], x.shape[2]) if self.norms_all_heads else x
-        return b.graph.rms_norm(rows, weight, self.hp.norm_eps).reshape(*x.shape[:3])
+        return self.norm(b, rows, weight).reshape(*x.shape[:3])
 
     def rotate(self, b: BatchGraph, il: int, x: Value) -> Value:
         """RoPE of q or k [dk, H, T] on the layers that have it."""
@@ -252,14 +291,20 @@ class Transformer(Decoder):
             branch = b.graph.scale(branch, self.hp.residual_scale)
         return b.graph.add(x, branch)
 
-    def token_inputs(self, b: BatchGraph, il: int) -> Sequence[Value]:
-        """What `behind_attention` of a layer reads beside the residual stream, a row for every token."""
+    def token_inputs(self, b: BatchGraph, il: int, x: Value) -> Sequence[Value]:
+        """What `behind_attention` of a layer reads beside its input x and the attended rows, a row for every token."""
         return ()
+
+    def shares_norm(self, layer: Layer) -> bool:
+        """Whether one norm feeds both branches of a layer."""
+        norms = layer.attn_norm, layer.ffn_norm
+        return self.parallel and (norms[1] is None or (norms[0] is not None and norms[0].name == norms[1].name))
 
     def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
         layer: Layer = self.layers[il]  # type: ignore[assignment]
-        attended = self.attention(b, il, layer.attn, self.norm(b, x, layer.attn_norm))
-        rows = (attended, x, *self.token_inputs(b, il))
+        h = self.norm(b, x, layer.attn_norm)
+        attended = self.attention(b, il, layer.attn, h)
+        rows = (attended, x, *((h,) if self.shares_norm(layer) else self.token_inputs(b, il, x)))
         kept = b.keep_outputs(il, self.hp.n_layer, *rows)
         if b.keeps_states and kept[1] is not x:
             # Apart from the output rows: those must round as they do in a context that keeps no states.
@@ -269,8 +314,9 @@ class Transformer(Decoder):
     def behind_attention(self, b: BatchGraph, layer: Layer, attended: Value, x: Value, *inputs: Value) -> Value:
         """The rest of a layer on the rows x [D, n] of the residual stream and what their tokens attended to.
 
-        inputs: the same rows of `token_inputs`.
+        inputs: the same rows of `token_inputs`, or what attention has read where the network reads it, too.
         """
+        before = x
         x = self.add_branch(b, x, self.attention_output(b, layer.attn, attended), layer.attn_post_norm)
-        branch = self.ffn(b, layer.ffn, self.norm(b, x, layer.ffn_norm))
-        return self.add_branch(b, x, branch, layer.ffn_post_norm)
+        h = inputs[0] if self.shares_norm(layer) else self.norm(b, before if self.parallel else x, layer.ffn_norm)
+        return self.add_branch(b, x, self.ffn(b, layer.ffn, h), layer.ffn_post_norm)

@@ -23,6 +23,8 @@ EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "token_types.", "position_
 # Kernels read these as f32, whatever number of rows they have.
 ELEMENT_WISE = (
     "norm.weight",
+    "norm_1.weight",
+    "norm_2.weight",
     ".bias",
     "exp_probs_b",
     "attn_sinks.weight",
@@ -30,6 +32,7 @@ ELEMENT_WISE = (
     "_long.weight",
     "_short.weight",
     "_ape.weight",
+    "altup_correct_scale.weight",
     *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
     "shortconv.conv.weight",
     *(f"hc{place}_{part}.weight" for place in ("", "_attn", "_ffn") for part in ("base", "scale")),
@@ -182,6 +185,18 @@ class WeightSource:
             return np.broadcast_to(np.float32(0), shape[::-1])
         self._count(info)
         return np.array(dequantize(self.gguf.data(info), info.type_id, info.shape), np.float32)
+
+    def decoded(self, name: str, *shape: int) -> np.ndarray:
+        """As `array`, of a tensor that must be there."""
+        self.find(name, [shape])
+        values = self.array(name, *shape)
+        assert values is not None
+        return values
+
+    def rows(self, name: str, default: int) -> int:
+        """Rows of a matrix whose number no key says; default if it is absent."""
+        info = self.gguf.tensors.get(name)
+        return default if info is None else _full(info.shape)[1]
 
     def transposed(self, name: str, shape: tuple[int, int]) -> Value:
         """A matrix of this ggml-order shape as f32 with its dimensions exchanged, in memory of its own."""

@@ -31,6 +31,9 @@ _NEVER_QUANTIZED = (
     "hc_ffn_fn.weight",
     "output_hc_fn.weight",
     "_compressor_ape.weight",
+    # Gemma 3n: what mixes the residual streams, and the low-rank residual.
+    "altup_",
+    "laurel_",
 )
 _POSITION_EMBEDDINGS = ("position_embd.weight", "token_types.weight")
 _INTEGER_TYPES = ("i8", "i16", "i32", "i64")

@@ -171,6 +171,7 @@ MLA_ARCHITECTURES = (
     "kimi-linear",
     "minicpm3",
     "mistral4",
+    "plm",
 )
 SSM_KEYS = (
     ("ssm_d_conv", "conv_kernel"),

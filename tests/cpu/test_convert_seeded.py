@@ -55,6 +55,8 @@ def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
     found = types(converted(kind, tmp_path, outtype))
     small = (
         "norm.weight",
+        "norm_2.weight",
+        "position_embd.weight",
         ".bias",
         "exp_probs_b",
         "attn_sinks.weight",
@@ -64,7 +66,13 @@ def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
         "ffn_norm",
         "conv.weight",
         "rope_freqs.weight",
+        "_long.weight",
+        "_short.weight",
         "_ape.weight",
+        "altup_correct_coef.weight",
+        "altup_correct_scale.weight",
+        "altup_predict_coef.weight",
+        "altup_router.weight",
     )
     for name, kind_of in found.items():
         is_small = name.endswith(small) or "conv1d" in name or "hc_" in name

@@ -19,11 +19,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sigmoid": {"scale": 2.5},
     "selected_softmax": {},
     "selected_sigmoid": {"normalize": True},
+    "sparse_mixer": {},
 }
 
 
 def expected_weights(logits: np.ndarray, ids: np.ndarray, gating: str, options: dict) -> np.ndarray:
     """Weights [T, K] of the experts ids, in float64; 0 of those below 0."""
+    if gating == "sparse_mixer":
+        return mixed(logits, ids)
     logits = logits.astype(np.float64)
     scores = {
         "sqrt_softplus": lambda x: np.sqrt(np.logaddexp(0, x)),
@@ -40,6 +43,20 @@ def expected_weights(logits: np.ndarray, ids: np.ndarray, gating: str, options: 
         total = chosen.sum(1, keepdims=True)
         chosen = np.where(total > 0, chosen / np.maximum(total, 1e-300), 0)
     return chosen * options.get("scale", 1.0)
+
+
+def mixed(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Shares [T, K] of chosen experts among those that are left and near (arXiv:2409.12136), 0 of those below 0."""
+    weights = np.zeros(ids.shape)
+    for t, row in enumerate(logits.astype(np.float64)):
+        left = row.copy()
+        for j, e in enumerate(ids[t]):
+            if e < 0:
+                continue
+            near = (row[e] - left) / np.maximum(np.abs(left), row[e]) <= 0.02
+            weights[t, j] = 1 / np.exp(left[near] - row[e]).sum()
+            left[e] = np.nan
+    return weights
 
 
 def route(logits: np.ndarray, table: np.ndarray, tokens: np.ndarray, n_threads: int, gating: str, **options: object):

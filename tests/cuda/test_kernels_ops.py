@@ -243,6 +243,8 @@ ROUTES = {
     "selected softmax": {"gating": "selected_softmax"},
     "softplus": {"gating": "sqrt_softplus", "epsilon": 1e-20, "normalize": True},
     "selected sigmoid": {"gating": "selected_sigmoid"},
+    "sparse mixer": {"gating": "sparse_mixer"},
+    "reduced sparse mixer": {"gating": "sparse_mixer", "reduction": (2, 0.9)},
     "reduced": {"gating": "softmax", "reduction": (2, 0.6)},
     "reduced selected softmax": {"gating": "selected_softmax", "reduction": (2, 0.9)},
 }
@@ -271,7 +273,7 @@ def test_routing(rng: np.random.Generator, case: str, n_expert: int) -> None:
             np.testing.assert_allclose(a, e, rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("gating", ["sqrt_softplus", "softmax", "selected_softmax", "selected_sigmoid"])
+@pytest.mark.parametrize("gating", ["sqrt_softplus", "softmax", "selected_softmax", "selected_sigmoid", "sparse_mixer"])
 def test_experts_of_a_table(rng: np.random.Generator, gating: str) -> None:
     """Also of tokens and experts that there are not."""
     p = Program()

@@ -14,6 +14,7 @@ from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import PlacementParams
 from tests.cpu.definition_checks import TOKENS
 from tests.cpu.test_arch_deci import HEAD, KINDS, deci, deci_empty_last, deci_without_networks
+from tests.cpu.test_arch_gemma3n import N, gentle_gemma3n
 from tests.cpu.test_arch_minicpm import minicpm3, minicpm_long_rope
 from tests.cuda.models import emulated, logits_of
 from tests.cuda.test_placement_matrix import assert_same
@@ -34,12 +35,14 @@ PLACES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize(
-    "make", [deci, deci_without_networks, deci_empty_last, minicpm_long_rope, minicpm3], ids=lambda f: f.__name__
+    "make",
+    [deci, deci_without_networks, deci_empty_last, minicpm_long_rope, minicpm3, gentle_gemma3n],
+    ids=lambda f: f.__name__,
 )
 def test_logits_are_those_of_the_cpu(make: Any, where: str, tmp_path: Path) -> None:
     path, context = make()[0].write(tmp_path / "model.gguf"), {"type_k": "f32", "type_v": "f32"}
     truth = logits_of(path, TOKENS, N_PROMPT, **context)
-    every = [{"n_gpu_layers": n} for n in range(1, len(KINDS) + 2)]
+    every = [{"n_gpu_layers": n} for n in range(1, max(len(KINDS), N) + 2)]
     for places in every if where == "every number of layers" else [PLACES[where]]:
         with emulated(2) as kernels:
             ours = logits_of(path, TOKENS, N_PROMPT, placement=PlacementParams(**places), **context)

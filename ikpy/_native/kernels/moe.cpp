@@ -15,9 +15,11 @@ enum Gating {
     kGateSigmoid = 2,
     kGateSelectedSoftmax = 3,
     kGateSqrtSoftplus = 4,
-    kGateSelectedSigmoid = 5
+    kGateSelectedSigmoid = 5,
+    kGateSparseMixer = 6
 };
 constexpr int kMaxExperts = 1024;
+constexpr float kNear = 0.02f;  // of a sparse mixer: twice the jitter that published models were trained with
 
 struct Score {
     float value;
@@ -51,7 +53,7 @@ void probabilities(const float* logits, float* p, int64_t n, int gating) {
                 p[i] = std::sqrt(std::max(p[i], 0.0f) + std::log1p(std::exp(-std::fabs(p[i]))));
             }
             break;
-        default:  // the selected-... kinds choose by logits
+        default:  // the selected-... kinds and the sparse mixer choose by logits
             break;
     }
 }
@@ -108,8 +110,25 @@ void best_experts(const Op& op, const float* p, const float* bias, int64_t n_exp
     }
 }
 
+// Sparse mixer (arXiv:2409.12136): the share of each chosen expert in the softmax over those that are not
+// chosen before it and whose logits are near its own.
+void mix_sparsely(const float* logits, int64_t n_expert, const int32_t* id, int k, float* w) {
+    bool taken[kMaxExperts] = {};
+    for (int j = 0; j < k; ++j) {
+        if (id[j] < 0) continue;
+        const float own = logits[id[j]];
+        double sum = 0;
+        for (int64_t e = 0; e < n_expert; ++e) {
+            const bool is_far = (own - logits[e]) / std::max(std::fabs(logits[e]), own) > kNear;
+            if (!taken[e] && !is_far) sum += static_cast<double>(std::exp(logits[e] - own));
+        }
+        w[j] = static_cast<float>(1.0 / sum);
+        taken[id[j]] = true;
+    }
+}
+
 // Weights of the chosen experts; 0 of those that are none.
-void weigh_experts(const Op& op, const float* p, const int32_t* id, float* w) {
+void weigh_experts(const Op& op, const float* p, int64_t n_expert, const int32_t* id, float* w) {
     const int k = op.ip[0], gating = op.ip[1];
     const float scale = op.fp[0], epsilon = op.fp[2];
     const float none = gating == kGateSelectedSoftmax ? -INFINITY : 0.0f;  // no part of the softmax
@@ -118,6 +137,7 @@ void weigh_experts(const Op& op, const float* p, const int32_t* id, float* w) {
     if (gating == kGateSelectedSigmoid) {
         for (int j = 0; j < k; ++j) w[j] = 1.0f / (1.0f + std::exp(-w[j]));
     }
+    if (gating == kGateSparseMixer) mix_sparsely(p, n_expert, id, k, w);
     for (int j = 0; j < k; ++j) w[j] = id[j] >= 0 ? w[j] : 0.0f;
     if (op.ip[2]) {
         float sum = epsilon;
@@ -153,7 +173,7 @@ void op_moe_route(const ThreadContext& ctx, const Op& op, const Tensor* ts, cons
         } else {
             best_experts(op, p, bias, n_expert, id);
         }
-        weigh_experts(op, p, id, row<float>(ts[op.src[2]], t));
+        weigh_experts(op, p, n_expert, id, row<float>(ts[op.src[2]], t));
     }
 }
 

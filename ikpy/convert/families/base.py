@@ -85,7 +85,7 @@ class Family:
     modules: ClassVar[Modules] = {**ATTENTION, **DENSE}
     bare: ClassVar[frozenset[str]] = BARE  # tensors whose names have no suffix
     biases: ClassVar[frozenset[str]] = frozenset()  # tensors that may have one
-    unused: ClassVar[frozenset[str]] = frozenset()  # modules outside the layers that are left out
+    unused: ClassVar[frozenset[str]] = frozenset()  # modules that are left out
     needed_biases: ClassVar[frozenset[str]] = frozenset()  # tensors that must have one
     drops_zero_biases: ClassVar[bool] = False  # that the architecture does not have
     tables: ClassVar[frozenset[str]] = frozenset()  # tensors of a layer that hold integers
@@ -135,6 +135,14 @@ class Family:
     def n_expert(self) -> int:
         """Routed experts, 0 for dense models."""
         return self.config.count("num_local_experts", "num_experts", "n_routed_experts", default=0)
+
+    def n_parts(self, target: str) -> int:
+        """Checkpoint tensors, told apart by {e} in the names of their modules, that become one tensor."""
+        return self.n_expert
+
+    def padded_rows(self, target: str) -> int:
+        """Rows that a tensor outside layers has at least: its first row is repeated behind the last."""
+        return 0
 
     @property
     def n_rot(self) -> int:
@@ -217,6 +225,12 @@ class Family:
         """Whether config.json says that a layer has no such tensor (with its suffix), and it would change the layer."""
         return False
 
+    def needed_tensors(self) -> frozenset[str]:
+        """Tensors (with their suffix) that config.json says all layers have, of those that the architecture can do
+        without.
+        """
+        return frozenset()
+
     def is_empty(self, layer: int) -> bool:
         """Whether a layer has no tensors at all."""
         return False
@@ -258,6 +272,14 @@ class WindowFamily(Family):
             "attention.sliding_window": self.config.integer("sliding_window"),
             "attention.sliding_window_pattern": [int(flag) for flag in layers],
         }
+
+
+def full_window_note(config: Config) -> list[str]:
+    """A note if the model attends to a window and its architecture has none."""
+    window = config.get("sliding_window", default=None)
+    if not window or window >= config.integer("max_position_embeddings"):
+        return []
+    return [f"the attention window of {window} tokens is not part of this architecture; beyond it results differ"]
 
 
 def routing_keys(config: Config, *, gating: int) -> Keys:

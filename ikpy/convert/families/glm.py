@@ -1,4 +1,4 @@
-"""GLM-4, GLM-4.5/4.6 and Solar Open (glm4moe)."""
+"""GLM-4 9B and its forerunners (chatglm), GLM-4 (glm4), GLM-4.5/4.6 and Solar Open (glm4moe)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,66 @@ from ikpy.convert.families.base import (
     group_note,
     routing_keys,
 )
+
+
+class Glm(Family):
+    """GLM-4 9B and GLM-Edge in the names of transformers; half of each head is rotated, in adjacent pairs."""
+
+    arch = "chatglm"
+    biases: ClassVar[frozenset[str]] = QKV
+    needs_output = True
+    rotates_part = True
+    rotary_fraction = 0.5
+    modules: ClassVar[Modules] = {**ATTENTION, "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+
+
+class ChatGlm(Glm):
+    """GLM-4 9B in the names of its repository."""
+
+    biases = frozenset({"attn_qkv"})
+    aliases: ClassVar[Mapping[str, str]] = {
+        "ffn_hidden_size": "intermediate_size",
+        "kv_channels": "head_dim",
+        "layernorm_epsilon": "rms_norm_eps",
+        "multi_query_group_num": "num_key_value_heads",
+        "num_layers": "num_hidden_layers",
+        "seq_length": "max_position_embeddings",
+    }
+    outer: ClassVar[Mapping[str, str]] = {
+        "transformer.embedding.word_embeddings": "token_embd",
+        "transformer.encoder.final_layernorm": "output_norm",
+        "transformer.output_layer": "output",
+    }
+    modules: ClassVar[Modules] = {
+        "input_layernorm": "attn_norm",
+        "self_attention.query_key_value": "attn_qkv",
+        "self_attention.dense": "attn_output",
+        "post_attention_layernorm": "ffn_norm",
+        "mlp.dense_h_to_4h": "ffn_up",
+        "mlp.dense_4h_to_h": "ffn_down",
+    }
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        config.values.setdefault("hidden_act", "silu")  # another one has no name in the configuration
+        config.values["rope_theta"] = 10000.0 * config.number("rope_ratio", default=1.0)
+
+    def check(self) -> None:
+        super().check()
+        usual = {
+            "add_bias_linear": False,
+            "apply_residual_connection_post_layernorm": False,
+            "multi_query_attention": True,
+            "original_rope": True,
+            "post_layer_norm": True,
+            "rmsnorm": True,
+        }
+        for name, needed in usual.items():
+            value = bool(self.config.get(name, default=needed))
+            self.config.require(f"{name} {str(value).lower()}", value == needed)
+
+    def needed_tensors(self) -> frozenset[str]:
+        return frozenset({"attn_qkv.bias"} if self.config.get("add_qkv_bias", default=False) else ())
 
 
 class Glm4(Family):

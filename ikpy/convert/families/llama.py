@@ -17,6 +17,7 @@ from ikpy.convert.families.base import (
     Family,
     Keys,
     Modules,
+    full_window_note,
 )
 from ikpy.convert.rope import yarn_corners, yarn_magnitude
 
@@ -31,10 +32,7 @@ class Llama(Family):
     rope_scalings = ("llama3",)
 
     def notes(self) -> list[str]:
-        window = self.config.get("sliding_window", default=None)
-        if not window or window >= self.config.integer("max_position_embeddings"):
-            return []
-        return [f"the attention window of {window} tokens is not part of this architecture; beyond it results differ"]
+        return full_window_note(self.config)
 
 
 class IQuestCoder(Llama):

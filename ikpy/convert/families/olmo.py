@@ -1,10 +1,11 @@
-"""OLMo 2 and 3, OLMoE, EXAONE 4: norms of q and k, norms behind the branches."""
+"""OLMo 1 to 3, OLMoE, EXAONE 4: norms of q and k, norms behind the branches."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
-from ikpy.convert.families.base import ATTENTION, DENSE, EXPERTS, HEAD_NORMS, Family, Modules, WindowFamily
+from ikpy.convert.families.base import ATTENTION, DENSE, EXPERTS, HEAD_NORMS, Family, Keys, Modules, WindowFamily
 
 BEHIND: Modules = {
     **{module: target for module, target in ATTENTION.items() if module.startswith("self_attn")},
@@ -13,6 +14,23 @@ BEHIND: Modules = {
     "post_attention_layernorm": "post_attention_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+
+
+class Olmo(Family):
+    """Norms without weights; q, k and v may be bounded."""
+
+    arch = "olmo"
+    norm_key = "attention.layer_norm_epsilon"
+    rotates_pairs = True
+    modules: ClassVar[Modules] = {
+        **{module: target for module, target in ATTENTION.items() if module.startswith("self_attn")},
+        **DENSE,
+    }
+    defaults: ClassVar[Mapping[str, int | float]] = {"layer_norm_eps": 1e-5}
+
+    def keys(self) -> Keys:
+        clip = self.config.get("clip_qkv", default=None)
+        return super().keys() | ({} if clip is None else {"attention.clamp_kqv": self.config.number("clip_qkv")})
 
 
 class Olmo2(Family):

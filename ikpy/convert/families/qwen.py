@@ -1,4 +1,4 @@
-"""Qwen 2 and 3, dense and with experts; Mellum 2."""
+"""Qwen 2 and 3, dense and with experts; Mellum 2, GroveMoE."""
 
 from __future__ import annotations
 
@@ -78,6 +78,30 @@ class Qwen3Moe(_QwenMoe):
     arch = "qwen3moe"
     biases = needed_biases = frozenset()
     modules: ClassVar[Modules] = {**ATTENTION, **HEAD_NORMS, **EXPERTS}
+
+
+_GROUP_SIZE, _GROUP_WIDTH, _GROUP_SCALE = 2, 128, 0.05
+"""Of GroveMoE, whose configuration does not say them."""
+
+
+class GroveMoe(Qwen3Moe):
+    """Groups of experts with a small one that they share; a bias of the choice that no model uses is left out."""
+
+    arch = "grovemoe"
+    needs_output = True
+    unused = frozenset({"mlp.expert_bias"})
+    modules: ClassVar[Modules] = {**Qwen3Moe.modules, **feed_forward("mlp.chunk_experts.{e}", "_chexps")}
+    normalizes_by_default = True
+
+    def n_parts(self, target: str) -> int:
+        return self.n_expert // _GROUP_SIZE if target.endswith("_chexps") else self.n_expert
+
+    def keys(self) -> Keys:
+        return super().keys() | {
+            "experts_per_group": _GROUP_SIZE,
+            "expert_chunk_feed_forward_length": _GROUP_WIDTH,
+            "expert_group_scale": _GROUP_SCALE,
+        }
 
 
 class Mellum(Qwen3Moe):

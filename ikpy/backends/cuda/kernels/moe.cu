@@ -12,8 +12,10 @@ enum Gating {
     kGateSigmoid = 2,
     kGateSelectedSoftmax = 3,
     kGateSqrtSoftplus = 4,
-    kGateSelectedSigmoid = 5
+    kGateSelectedSigmoid = 5,
+    kGateSparseMixer = 6
 };
+constexpr float kNear = 0.02f;  // of a sparse mixer, as on the CPU
 
 struct Best {
     float value;
@@ -45,7 +47,7 @@ __device__ __forceinline__ void softmax(float* p, int n) {
 __device__ __forceinline__ float gate_value(int gating, float x) {
     if (gating == kGateSigmoid) return sigmoid(x);
     if (gating == kGateSqrtSoftplus) return sqrtf(fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))));
-    return x;  // the selected-... kinds choose by logits
+    return x;  // the selected-... kinds and the sparse mixer choose by logits
 }
 
 // Scores of experts outside the n_used best groups become -inf and are no candidates; a group's score is the
@@ -127,6 +129,30 @@ __device__ __forceinline__ void best_experts(float* scores, float* groups, const
     }
 }
 
+// Weights of a sparse mixer: the share of each chosen expert in the softmax over those that are not chosen
+// before it and whose logits are near its own. left: memory for as many logits.
+__device__ __forceinline__ void mix_sparsely(const float* logits, float* left, const RouteParameters& a,
+                                             const int* id, float* w) {
+    for (int e = lane_id(); e < a.n_expert; e += 32) left[e] = logits[e];
+    __syncwarp();
+    for (int j = 0; j < a.k; ++j) {
+        if (id[j] < 0) continue;
+        const float own = logits[id[j]];
+        float sum = 0;
+        for (int e = lane_id(); e < a.n_expert; e += 32) {
+            const bool is_far = (own - left[e]) / fmaxf(fabsf(left[e]), own) > kNear;
+            if (left[e] > -INFINITY && !is_far) sum += expf(left[e] - own);
+        }
+        sum = warp_sum(sum);
+        __syncwarp();  // all lanes have read what is left
+        if (lane_id() == 0) {
+            w[j] = 1.0f / sum;
+            left[id[j]] = -INFINITY;
+        }
+        __syncwarp();
+    }
+}
+
 }  // namespace
 
 // Expert ids i32 [K, T] and weights f32 [K, T] of router logits [E, T]; one warp per token. With a table i32
@@ -151,6 +177,7 @@ IKPY_KERNEL moe_route(View ids, View weights, View logits, const float* bias, Vi
     for (int j = lane; j < a.k; j += 32) w[j] = id[j] >= 0 ? p[id[j]] : none;
     __syncwarp();
     if (a.gating == kGateSelectedSoftmax) softmax(w, a.k);
+    if (a.gating == kGateSparseMixer) mix_sparsely(p, scores, a, id, w);
     for (int j = lane; j < a.k; j += 32) {
         const float value = a.gating == kGateSelectedSigmoid ? sigmoid(w[j]) : w[j];
         w[j] = id[j] >= 0 ? value : 0.0f;

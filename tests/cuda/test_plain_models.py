@@ -1,0 +1,65 @@
+"""Models of plain blocks on devices: biases of fused matrices, norms with biases, branches side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ikpy.graph.placement import PlacementParams
+from tests.cpu.definition_checks import TOKENS
+from tests.cpu.plain_blocks import Form, made
+from tests.cpu.reference_models import RandomModel
+from tests.cpu.test_arch_grok import grok
+from tests.cpu.test_arch_grovemoe import grovemoe
+from tests.cpu.test_arch_older_moe import arctic, dbrx, openelm, plm, smallthinker
+from tests.cpu.test_arch_phimoe import phimoe
+from tests.cpu.test_arch_plain import (
+    CHATGLM,
+    FALCON_40B,
+    GPT2,
+    NEOX,
+    OLMO_BOUNDED,
+    PHI2_FUSED,
+    STABLELM_12B,
+    STARCODER2,
+)
+from tests.cuda.models import emulated, logits_of
+from tests.cuda.test_placement_matrix import assert_same
+
+N_PROMPT = 36
+FORMS = (PHI2_FUSED, STARCODER2, NEOX, FALCON_40B, STABLELM_12B, GPT2, CHATGLM, OLMO_BOUNDED)
+PLACES: dict[str, dict[str, Any]] = {
+    "all": {},
+    "last layers": {"n_gpu_layers": 2},
+    "attention on the CPU": {"rules": (("attn", "CPU"),)},
+    "cache in host memory": {"kv_offload": False},
+    "heads and networks divided": {"split_mode": "graph"},
+    "divided unevenly": {"split_mode": "graph", "tensor_split": (3.0, 1.0)},
+}
+
+
+def check(m: RandomModel, truth: np.ndarray, where: str, folder: Path) -> None:
+    """Holds a placement of a model to its truth."""
+    path, places = m.write(folder / "model.gguf"), PlacementParams(**PLACES[where])
+    with emulated(2) as kernels:
+        ours = logits_of(path, TOKENS, N_PROMPT, placement=places, type_k="f32", type_v="f32")
+    assert kernels.launched
+    assert_same(ours, truth, 1e-4)
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_dense(form: Form, where: str, tmp_path: Path) -> None:
+    check(*made(form), where, tmp_path)
+
+
+FURTHER = (dbrx, arctic, smallthinker, openelm, plm, phimoe, grovemoe, grok)
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("make", FURTHER, ids=lambda f: f.__name__)
+def test_further(make: Any, where: str, tmp_path: Path) -> None:
+    check(*make(), where, tmp_path)

@@ -212,11 +212,12 @@ class Decoder(Architecture):
     # "none" and a missing "optional" output.weight mean that the token embedding is used again.
     output_weight: ClassVar[Presence] = "optional"
     output_norm_name: ClassVar[str] = "output_norm"
+    final_norm: ClassVar[Presence] = "required"
 
     def load(self, weights: WeightSource) -> None:
         hp = self.hp
         self.token_embd = weights.take("token_embd.weight", (hp.n_embd, hp.n_vocab))
-        self.output_norm = weights.take(f"{self.output_norm_name}.weight", (hp.n_embd,))
+        self.output_norm = weights.take_if(self.final_norm, f"{self.output_norm_name}.weight", (hp.n_embd,))
         output = weights.take_if(self.output_weight, "output.weight", (hp.n_embd, hp.n_vocab))
         self.output = output or self.token_embd
         self.load_global(weights)

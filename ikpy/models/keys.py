@@ -71,6 +71,14 @@ class Keys:
             return [int(v) for v in values]
         return [int(self._scalar(key, VT.UINT32, default))] * n_layer
 
+    def integers(self, name: str, n: int) -> list[int]:
+        """Array of n integers from 0 on of any width, `A.name`."""
+        key = f"{self.arch}.{name}"
+        values = np.asarray(self.gguf.require(key, VT.ARRAY))
+        if values.dtype.kind not in "iu" or len(values) != n or (n and values.min() < 0):
+            raise FileFormatError(f"{self.gguf.path}: key {key} must hold {n} integers, none below 0")
+        return [int(value) for value in values]
+
     def floats_per_layer(self, name: str, n_layer: int, default: Any = REQUIRED) -> list[float]:
         """f32, or array of floats with a value per layer, as n_layer numbers. FileFormatError unless all are finite."""
         return self._floats(f"{self.arch}.{name}", n_layer, default)

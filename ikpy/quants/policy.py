@@ -20,6 +20,7 @@ from ikpy.quants.registry import FileType, TensorType
 _NEVER_QUANTIZED = (
     "ssm_conv1d",
     "shortconv.conv.weight",
+    "ple_conv1d.weight",
     "ssm_x.weight",
     "ssm_dt.weight",
     "attn_rel_b.weight",

@@ -31,7 +31,7 @@ _SUFFIX = re.compile(r"\.(weight|bias)$")
 
 @dataclass(frozen=True)
 class Part:
-    """What one checkpoint tensor gives to a GGUF tensor; expert is its place in a stack or among shards, None elsewhere."""
+    """What one checkpoint tensor gives to a GGUF tensor; expert is its place in a stack or among shards, else None."""
 
     source: str
     view: View | None

@@ -54,7 +54,12 @@ class NgramSizes:
         n, per_length = keys.u32("ple.ngram_size"), keys.u32("ple.heads_per_ngram")
         row, taps = keys.u32("embedding_length_per_layer_input"), keys.u32("ple.conv_kernel")
         n_heads = (n - 1) * per_length
-        if not 2 <= n <= MAX_NGRAM or not 1 <= n_heads <= MAX_HEADS or min(row, taps) < 1 or not 0 <= layers[0] < n_layer:
+        if (
+            not 2 <= n <= MAX_NGRAM
+            or not 1 <= n_heads <= MAX_HEADS
+            or min(row, taps) < 1
+            or not 0 <= layers[0] < n_layer
+        ):
             raise FileFormatError(
                 f"{path}: impossible n-gram embeddings: layer {layers[0]}, ngram_size {n}, heads_per_ngram "
                 f"{per_length}, {row} elements, conv_kernel {taps}"

@@ -99,9 +99,7 @@ class Qwen4Exp(StreamDecoder, Qwen35Moe):
             return attn
         assert self.index_sizes is not None
         values = {field.name: getattr(attn, field.name) for field in fields(attn)}
-        return ChoosingAttention(
-            **values, indexer=take_mean_indexer(weights, prefix, self.index_sizes, self.hp.n_embd)
-        )
+        return ChoosingAttention(**values, indexer=take_mean_indexer(weights, prefix, self.index_sizes, self.hp.n_embd))
 
     def load_layer(self, weights: WeightSource, il: int, prefix: str) -> MixedLayer:  # type: ignore[override]
         d, sizes = self.hp.n_embd, self.stream_sizes

@@ -50,7 +50,7 @@ class Sizes:
     ngram_layer: int | None = 0
     ngram: int = 3
     per_length: int = 2
-    row: int = 32
+    row: int = 16
     kernel: int = 4
     rows: tuple[int, ...] = (53, 59, 61, 67)
     eos: int = int(TOKENS[13])

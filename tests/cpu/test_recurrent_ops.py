@@ -136,7 +136,9 @@ def test_dilated_convolution(taps: int, dilation: int, n_threads: int) -> None:
             np.testing.assert_array_equal(copies[kept_slots[t]], then[slots[t]].astype(np.float32), err_msg=f"{t}")
         cut = n_tokens // 2
         if cut:
-            pieces = [conv(x[p].copy(), weight, parts, slots[p].copy(), **options) for p in (slice(cut), slice(cut, None))]
+            pieces = [
+                conv(x[p].copy(), weight, parts, slots[p].copy(), **options) for p in (slice(cut), slice(cut, None))
+            ]
             np.testing.assert_array_equal(np.concatenate(pieces), found)
 
 

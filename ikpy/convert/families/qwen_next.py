@@ -72,9 +72,7 @@ class Qwen35(Qwen3):
         """Kinds of layers as the interval says."""
         interval = self.config.integer("full_attention_interval", default=INTERVAL)
         self.config.require(f"full_attention_interval {interval}", interval > 0)
-        return [
-            "linear_attention" if (il + 1) % interval else "full_attention" for il in range(self.config.n_layer)
-        ]
+        return ["linear_attention" if (il + 1) % interval else "full_attention" for il in range(self.config.n_layer)]
 
     def check_order(self) -> None:
         """Refuses kinds of layers that the interval does not say."""

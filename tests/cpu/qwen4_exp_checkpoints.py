@@ -8,9 +8,11 @@ N_LAYER, ATTENDS, NGRAM_LAYER = 5, (1, 3), 0
 """ATTENDS: layers of attention. NGRAM_LAYER: the one with embeddings of n-grams."""
 KV, HEAD, ROTATED = 2, 32, 0.5
 KEY_HEADS, VALUE_HEADS, SIZE, TAPS = 2, 4, 16, 4
-STREAMS, RANK, POOL, TOP_K, INDEX_HEADS, INDEX_SIZE = 4, 32, 4, 16, 4, 32
+STREAMS, RANK, POOL, TOP_K, INDEX_HEADS, INDEX_SIZE = 4, 32, 4, 16, 16, 32
 NGRAM, PER_LENGTH, WIDTH, KERNEL, N_SHARDS, ROWS = 3, 2, 128, 4, 4, (53, 59, 61, 67)
-"""ROWS: of each head of n-grams, together with some more 256."""
+"""ROWS: of each head of n-grams, together with some more 256. Few index heads would leave many pools without a score,
+of which transformers chooses any.
+"""
 EOS = int(tokens()[20])
 _NAMES = ("gate_proj", "up_proj", "down_proj")
 _ROOT = "model.language_model"

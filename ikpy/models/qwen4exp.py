@@ -18,7 +18,7 @@ from ikpy.models.hyper_connections import StreamDecoder
 from ikpy.models.keys import Keys
 from ikpy.models.low_rank_streams import Mixer, MixerSizes, mix_streams, take_mixer
 from ikpy.models.mean_pools import MeanIndexer, choose_mean_pools, read_mean_pools, take_mean_indexer
-from ikpy.models.ngram_embedding import NgramLayer, NgramSizes, add_ngrams, take_ngrams
+from ikpy.models.ngram_embedding import TABLE, NgramLayer, NgramSizes, add_ngrams, take_ngrams
 from ikpy.models.qwen35 import Qwen35Moe
 from ikpy.models.sparse_attention import LISTED_ON_DEVICES, chosen_on_devices, effective_top_k, visible
 from ikpy.models.transformer import Attention
@@ -52,6 +52,7 @@ class Qwen4Exp(StreamDecoder, Qwen35Moe):
     has_stream_head = False
     final_norm = "none"
     output_gate = "sigmoid"
+    mapped_tables = frozenset({TABLE})
     stream_sizes: MixerSizes
 
     # hyper-parameters
@@ -90,7 +91,7 @@ class Qwen4Exp(StreamDecoder, Qwen35Moe):
         super().load_global(weights)
         self.mixer = take_mixer(weights, "output_hc", self.hp.n_embd, self.stream_sizes, last=True)
 
-    def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention | DeltaNet:
+    def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention | DeltaNet:  # type: ignore[override]
         attn = super().load_attention(weights, il, prefix)
         if isinstance(attn, DeltaNet):
             return attn

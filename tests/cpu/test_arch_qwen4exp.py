@@ -213,7 +213,7 @@ def test_what_cannot_be(key: str, value: Any, message: str, tmp_path: Path) -> N
 def test_a_table_that_is_missing(tmp_path: Path) -> None:
     model = random_model(Sizes())
     del model.weights["per_layer_token_embd"]
-    with pytest.raises(IkpyError, match="tensor 'per_layer_token_embd.weight' not found"):
+    with pytest.raises(IkpyError, match=r"tensor 'per_layer_token_embd\.weight' not found"):
         Model.load(model.write(tmp_path / "model.gguf"))
 
 
@@ -258,13 +258,15 @@ def test_the_table_stays_in_the_file(tmp_path: Path) -> None:
     m.encoded["per_layer_token_embd"] = kind.id, data
     m.weights["per_layer_token_embd"] = core.dequantize(data.reshape(-1), kind.id, n.row, len(rows), True)
     path, truth = m.write(tmp_path / "model.gguf"), Qwen4Exp(m, n).logits(TOKENS)
-    for repack in (False, True):
-        model = Model.load(path, ModelParams(repack=repack))
+    for settings in ({}, {"repack": True}, {"use_mmap": False}, {"use_mlock": True}):
+        model = Model.load(path, ModelParams(**settings))
         table = model.weights["per_layer_token_embd.weight"]
-        assert table.type_id == kind.id
+        assert table.type_id == kind.id and table.buffer.address is not None
         assert table.buffer.address == model.gguf.address(model.gguf.tensors["per_layer_token_embd.weight"])
+        assert model.gguf.maps(table.buffer.address)
+        assert table.buffer not in model._buffers_on_cpu(())
         context = Context(model, ContextParams(n_ctx=256, n_threads=2, **EXACT))
-        hold(f"repack {repack}", context.decode(Batch.single(TOKENS, logits="all")), truth)
+        hold(f"{settings}", context.decode(Batch.single(TOKENS, logits="all")), truth)
 
 
 def test_importance_and_quantization(tmp_path: Path) -> None:

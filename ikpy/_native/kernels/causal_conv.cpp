@@ -82,8 +82,8 @@ void op_causal_conv(const ThreadContext& ctx, const Op& op, const Tensor* ts, co
     const TokenRuns runs(row<const int32_t>(slots, 0), ts[op.src[2]].ne[2], slots.ne[0], ctx.scratch);
     const float* const bias = op.src[4] < 0 ? nullptr : row<const float>(ts[op.src[4]], 0);
     const KeptStates kept(op, ts, 5);
-    const Convolution conv{ts[op.src[0]], ts[op.src[1]], ts[op.src[2]], ts[op.dst],
-                           runs,          bias,          kept,          op.ip[0] != 0, op.ip[1]};
+    const Convolution conv{ts[op.src[0]], ts[op.src[1]], ts[op.src[2]], ts[op.dst], runs,
+                           bias,          kept,          op.ip[0] != 0, op.ip[1]};
     int64_t begin, end;
     split_range(ts[op.dst].ne[0], ctx.ith, ctx.nth, 16, &begin, &end);
     for (int64_t c = begin; c < end; c += kBlock) conv.channels(c, std::min(kBlock, end - c));

@@ -30,9 +30,9 @@ __device__ __forceinline__ float result_of(float y, const float* bias, int chann
 
 }  // namespace
 
-// y[c, t] = sum_j taps[j, c] * input[c, t - (n - 1 - j) dilation] + bias[c] over the tokens of t's slot, where
-// inputs before the batch are the slot's past ones [(n - 1) dilation, C, slots], oldest first, which are
-// brought up to date. A thread per channel takes one token after the other: for few of them.
+// y[c, t] = sum_j taps[j, c] * input[c, t - (n - 1 - j) dilation] + bias[c] over the tokens of t's slot,
+// where inputs before the batch are the slot's past ones [(n - 1) dilation, C, slots], oldest first, which
+// are brought up to date. A thread per channel takes one token after the other: for few of them.
 IKPY_KERNEL causal_conv_few(View dst, View x, View taps, View past, const int* slots, const float* bias,
                             int silu, int dilation, View kept_past, const int* kept_slots) {
     const Kept kept{kept_past, kept_slots};

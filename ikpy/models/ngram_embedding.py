@@ -46,7 +46,7 @@ class NgramSizes:
         """Sizes of a file, None for one without such a layer. FileFormatError for those that no model has,
         UnsupportedError for several layers."""
         path = keys.gguf.path
-        layers = [int(il) for il in keys.gguf.get(f"{keys.arch}.ple.layers", [])]
+        layers = keys.integers("ple.layers") if keys.has("ple.layers") else []
         if not layers:
             return None
         if len(layers) > 1:

@@ -187,6 +187,8 @@ def test_sequences(tmp_path: Path) -> None:
         ("hyper_connection.low_rank", 0, "gates of rank 0"),
         ("nextn_predict_layers", 5, "leave none to run"),
         ("ple.layers", [0, 2], "n-gram embeddings in 2 layers; one is supported"),
+        ("ple.layers", 1, "wrong type"),
+        ("ple.layers", ["one"], "must hold integers"),
         ("ple.layers", [5], "impossible n-gram embeddings: layer 5"),
         ("ple.ngram_size", 1, "impossible n-gram embeddings"),
         ("ple.ngram_size", 4, "must hold 4 integers"),

@@ -43,10 +43,12 @@ _ALWAYS_F32 = (
     "ssm_d",
     "shortconv.conv.weight",
     "ple_conv1d.weight",
-    # DeepSeek V4: what mixes the residual streams, and the positions within a group of compressed tokens.
+    # DeepSeek V4, Qwen4-Exp: what mixes the residual streams; and the positions within a group of compressed tokens.
     "hc_attn_fn.weight",
     "hc_ffn_fn.weight",
     "output_hc_fn.weight",
+    "hc_attn_inject.weight",
+    "hc_ffn_inject.weight",
     "_ape.weight",
 )
 _SHOWN = 40

@@ -27,10 +27,12 @@ _NEVER_QUANTIZED = (
     # Behind pooling, where no importance matrix sees them.
     "dense_2.weight",
     "dense_3.weight",
-    # DeepSeek V4: small, and what they decide is multiplied through all layers.
+    # DeepSeek V4, Qwen4-Exp: small, and what they decide is multiplied through all layers.
     "hc_attn_fn.weight",
     "hc_ffn_fn.weight",
     "output_hc_fn.weight",
+    "hc_attn_inject.weight",
+    "hc_ffn_inject.weight",
     "_compressor_ape.weight",
 )
 _POSITION_EMBEDDINGS = ("position_embd.weight", "token_types.weight")

@@ -68,7 +68,7 @@ def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
         "rope_freqs.weight",
         "_ape.weight",
     )
-    gates = ("_down.weight", "_up.weight", "_inject.weight")  # of residual streams, which are large
+    gates = ("_down.weight", "_up.weight")  # of residual streams, which are large
     for name, kind_of in found.items():
         is_small = name.endswith(small) or "conv1d" in name or ("hc_" in name and not name.endswith(gates))
         assert kind_of == ("f32" if is_small else outtype), name

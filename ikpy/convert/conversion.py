@@ -43,10 +43,13 @@ _ALWAYS_F32 = (
     "ssm_a",
     "ssm_d",
     "shortconv.conv.weight",
-    # DeepSeek V4: what mixes the residual streams, and the positions within a group of compressed tokens.
+    "ple_conv1d.weight",
+    # DeepSeek V4, Qwen4-Exp: what mixes the residual streams; and the positions within a group of compressed tokens.
     "hc_attn_fn.weight",
     "hc_ffn_fn.weight",
     "output_hc_fn.weight",
+    "hc_attn_inject.weight",
+    "hc_ffn_inject.weight",
     "_ape.weight",
     # Gemma 3n: what mixes the residual streams.
     "altup_correct_coef.weight",
@@ -208,9 +211,9 @@ class Conversion:
         )
         return values | keys | self._templates()
 
-    def _layer_values(self) -> dict[str, list[float]]:
-        """Keys that list a number per layer, from tensors of the checkpoint."""
-        values = {}
+    def _layer_values(self) -> dict[str, list[float] | np.ndarray]:
+        """Keys that list a number per layer, or hold the integers of a tensor of one layer."""
+        values: dict[str, list[float] | np.ndarray] = self._layer_lists()
         for module, (key, default) in self.family.layer_values.items():
             sources = self.layer_values.get(module)
             if sources is None and default is not None:
@@ -222,6 +225,21 @@ class Conversion:
                     f"{self.checkpoint.folder}: layer {missing[0]} lacks {module}; the checkpoint is incomplete"
                 )
             values[key] = [self._number(sources[il]) for il in sorted(sources)]
+        return values
+
+    def _layer_lists(self) -> dict[str, list[float] | np.ndarray]:
+        """Keys that hold the integers of a tensor of one layer, u64."""
+        values: dict[str, list[float] | np.ndarray] = {}
+        for module, key in self.family.layer_lists.items():
+            sources = list(self.layer_values.get(module, {}).values())
+            if not sources and not self.family.needs_list(module):
+                continue
+            if len(sources) != 1:
+                raise FileFormatError(f"{self.checkpoint.folder}: one layer must have {module}, found {len(sources)}")
+            stored = self.checkpoint.raw(sources[0])
+            if stored.dtype.kind not in "iu" or (stored < 0).any():
+                raise FileFormatError(f"{self.checkpoint.folder}: '{sources[0]}' must hold integers, none below 0")
+            values[f"{self.family.arch}.{key}"] = stored.reshape(-1).astype(np.uint64)
         return values
 
     def _number(self, source: str) -> float:
@@ -374,9 +392,10 @@ def _is_matrix(output: OutputTensor) -> bool:
 
 
 def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
-    """Stores a value: str, bool, int as u32, float as f32, lists of these, arrays of f32 or i32."""
+    """Stores a value: str, bool, int as u32, float as f32, lists of these, arrays of f32, u64 or i32."""
     if isinstance(value, np.ndarray):
-        writer.add_array(key, VT.FLOAT32 if value.dtype == np.float32 else VT.INT32, value)
+        types_of = {np.dtype(np.float32): VT.FLOAT32, np.dtype(np.uint64): VT.UINT64}
+        writer.add_array(key, types_of.get(value.dtype, VT.INT32), value.tolist())
     elif isinstance(value, list):
         kinds = {str: VT.STRING, bool: VT.BOOL, float: VT.FLOAT32}
         writer.add_array(key, kinds.get(type(value[0]) if value else int, VT.UINT32), value)

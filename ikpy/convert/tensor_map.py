@@ -28,13 +28,14 @@ _LAYER = re.compile(
 )
 _EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.)|(?<=moe\.))(\d+)(?=\.|$)")
 _STACKED = re.compile(r"(?<=\.)\d+$")
+_SHARD = re.compile(r"(?<=\.shard_)(\d+)$")
 _PROBED = 64
 _SUFFIX = re.compile(r"\.(weight|bias)$")
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one checkpoint tensor gives to a GGUF tensor; expert is its place in a stack, None outside stacks."""
+    """What one checkpoint tensor gives to a GGUF tensor; expert is its place in a stack or among shards, else None."""
 
     source: str
     view: View | None
@@ -45,7 +46,7 @@ class Part:
 class OutputTensor:
     """A GGUF tensor: parts, change of the values, kind of the sources, shape slowest dimension first; factors of the
     rows of a matrix; whether its columns are divided by their lengths; checkpoint tensor of as many elements that
-    multiplies them, "" for none; how often the first row follows the last."""
+    multiplies them, "" for none; how often the first row follows the last; whether parts are rows behind each other."""
 
     name: str
     change: Change | None
@@ -56,6 +57,7 @@ class OutputTensor:
     unit_columns: bool = False
     factor: str = ""
     n_repeated: int = 0
+    is_sharded: bool = False
 
 
 @dataclass
@@ -113,11 +115,15 @@ class _Mapper:
             self._take_outer(name, path)
 
     def _take_layer(self, name: str, il: int, path: str) -> None:
-        if path in self.family.layer_values:
+        if path in self.family.layer_values or path in self.family.layer_lists:
             self.map.layer_values.setdefault(path, {})[il] = name
             return
         suffix = None if path in self.family.modules else _SUFFIX.search(path)
         module = _SUFFIX.sub("", path) if suffix else path
+        shard = _SHARD.search(module)
+        if shard and (whole := _SHARD.sub("{n}", module)) in self.family.shards:
+            self._add(f"{self.family.shards[whole]}.weight", None, Part(name, None, int(shard[1])), is_sharded=True)
+            return
         expert = _EXPERT.search(module)
         if module in self.family.factors:
             self.factors[f"blk.{il}.{self.family.factors[module]}.weight"] = name
@@ -174,7 +180,7 @@ class _Mapper:
         value = self.family.config.get("tie_word_embeddings", default=None)
         return None if value is None else bool(value)
 
-    def _add(self, target: str, change: Change | None, part: Part) -> None:
+    def _add(self, target: str, change: Change | None, part: Part, *, is_sharded: bool = False) -> None:
         is_table = target.removesuffix(".weight").split(".", 2)[-1] in self.family.tables
         kind = self.weights.kind(part.source)
         if is_table and kind != "i32":
@@ -184,7 +190,7 @@ class _Mapper:
         self.weights.check_scales(part.source)
         if kind == "q4_0" and (change or not self._keeps_blocks(part)):
             kind = "f32"
-        output = self.outputs.setdefault(target, OutputTensor(target, change, kind))
+        output = self.outputs.setdefault(target, OutputTensor(target, change, kind, is_sharded=is_sharded))
         if output.parts and part.expert is None:
             raise FileFormatError(f"tensors '{output.parts[0].source}' and '{part.source}' are both {target}")
         if output.kind != kind:
@@ -274,6 +280,9 @@ class _Mapper:
     def _arrange(self, output: OutputTensor) -> None:
         """Puts experts in order and computes the shape."""
         folder = self.weights.checkpoint.folder
+        if output.is_sharded:
+            self._join_shards(output)
+            return
         shapes = {self._part_shape(part) for part in output.parts}
         if len(shapes) != 1:
             raise FileFormatError(f"{folder}: the experts of {output.name} differ in shape: {sorted(shapes)}")
@@ -294,6 +303,20 @@ class _Mapper:
             output.kind = "f32" if output.kind == "q4_0" else output.kind
             shape = (rows, *shape[1:])
         output.shape = shape
+
+    def _join_shards(self, output: OutputTensor) -> None:
+        """Puts shards in order, whose rows follow each other."""
+        folder, n = self.weights.checkpoint.folder, self.family.n_shards
+        output.parts.sort(key=lambda part: part.expert or 0)
+        numbers = [part.expert for part in output.parts]
+        if numbers != list(range(n)):
+            missing = next((i for i in range(n) if i not in numbers), None)
+            which = f"shard {missing} is missing" if missing is not None else "there are more"
+            raise FileFormatError(f"{folder}: {output.name} needs {n} shards, found {len(numbers)} ({which})")
+        shapes = [self._part_shape(part) for part in output.parts]
+        if any(len(shape) != 2 or shape[1] != shapes[0][1] for shape in shapes):
+            raise FileFormatError(f"{folder}: the shards of {output.name} differ in shape: {sorted(set(shapes))}")
+        output.shape = (sum(shape[0] for shape in shapes), shapes[0][1])
 
     def _take_row_factors(self, output: OutputTensor) -> None:
         if not output.name.startswith("blk."):

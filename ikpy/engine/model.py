@@ -58,13 +58,14 @@ def open_model(path: str | os.PathLike[str], params: ModelParams, progress: Prog
     """The file, mapped or read into memory as the parameters say; progress is told the share that was read.
 
     Of a file that is read, tensors that lie on devices stay mapped: they are read once, while they are copied there.
-    So do tensors that are rearranged into reserved huge pages.
+    So do tensors that are rearranged into reserved huge pages, and tables of which tokens read few rows.
     """
     check_placement(params.placement, [device.name for device in wanted_devices(params.placement, params.devices)])
 
     def wanted(file: GGUFFile) -> set[str]:
         check_holds_model(file)
-        names = set(filter(_lies_on_cpu(file, Keys(file, params.kv_overrides), params), file.tensors))
+        keys = Keys(file, params.kv_overrides)
+        names = set(filter(_lies_on_cpu(file, keys, params), file.tensors)) - architecture(keys.arch).mapped_tables
         rearranged = interleaved_sizes(file.tensors[name] for name in names)
         if params.huge_pages and params.repack and fitting_reserved_pages(sum(rearranged)):
             names = {name for name in names if not interleaved_type(file.tensors[name])}
@@ -176,6 +177,8 @@ class Model:
         if params.repack:
             log(f"============ Repacked {len(weights.repacked)} tensors")
         model.log_decoded_types(log, set(weights.repacked))
+        for name in arch.mapped_tables & gguf.tensors.keys():
+            gguf.read_by_rows(gguf.tensors[name])
         model._lock(model._buffers_on_cpu(weights.own_bytes), log)
         model._fill()
         if params.check_tensors and not params.header_only:
@@ -211,7 +214,8 @@ class Model:
         params = self.params
         if not params.fill or not params.use_mmap or not params.read_ahead or params.use_mlock or params.header_only:
             return
-        tensors = [self.gguf.tensors[name] for name in self.gguf.tensors if name not in self.replaced]
+        kept = self.replaced | self.arch.mapped_tables
+        tensors = [info for name, info in self.gguf.tensors.items() if name not in kept]
         tensors = [t for t in tensors if self.placement.device_of(t.name) == CPU]
         if params.defer_experts:
             tensors = [t for t in tensors if not EXPERT_NAME.match(t.name)]
@@ -236,8 +240,10 @@ class Model:
         self.arch.buffer_of = self.placement.device_of
 
     def _buffers_on_cpu(self, own: Container[str]) -> list[Buffer]:
-        """Memory of the weights that the CPU reads: where the file has them, or what took their place (``own``)."""
-        used = (name for name in self.weights if name in own or name not in self.replaced)
+        """Memory of the weights that the CPU reads: where the file has them, or what took their place (``own``); not
+        that of tables that stay in the file."""
+        tables = self.arch.mapped_tables
+        used = (name for name in self.weights if name in own or (name not in self.replaced and name not in tables))
         return [self.weights[name].buffer for name in used if self.placement.device_of(name) == CPU]
 
     def log_decoded_types(self, log: Callable[[str], None], repacked: Container[str] = ()) -> None:

@@ -184,6 +184,14 @@ class GGUFFile:
         if mapping and size:
             mapping.madvise(mmap.MADV_DONTNEED, first, info.offset + size - first)
 
+    def read_by_rows(self, info: TensorInfo) -> None:
+        """Pages of a mapped tensor are read one by one from now on, not with those behind them."""
+        shard = self.shards[info.shard]
+        mapping, first = _mapping(shard), align_up(info.offset, mmap.PAGESIZE)
+        size = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if mapping and size > 0 and not self.header_only and hasattr(mmap, "MADV_RANDOM"):
+            mapping.madvise(mmap.MADV_RANDOM, first, size)
+
     def drop_copy(self, info: TensorInfo) -> None:
         """Give back the memory of a tensor that was read into memory; from then on its data are the mapped file's.
 

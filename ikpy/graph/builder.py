@@ -14,7 +14,9 @@ from ikpy.graph.products import ProductOps
 MAX_I32 = 2**31 - 1
 """Largest parameter of a node: no position comes behind a longer window or period."""
 MAX_CONV_TAPS = 16
-"""Longest filter of causal_conv."""
+"""Tokens that the longest filter of causal_conv reaches over."""
+MAX_HASHED_TOKEN = 1 << 24
+"""Ids of tokens that ngram_rows keeps as floats are below."""
 
 
 class KeptStates(NamedTuple):
@@ -257,26 +259,57 @@ class Graph(HyperConnectionOps, ProductOps):
         *,
         silu: bool,
         bias: Value | None = None,
+        dilation: int = 1,
         kept: KeptStates | None = None,
     ) -> Value:
         """Causal convolution along the tokens of each sequence, one filter per channel, as f32 [C, T].
 
-        y[c, t] = sum_j weight[j, c] * input[c, t - n + 1 + j] + bias[c], then SiLU if asked for. x f32 [C, T]; weight
-        f32 [n, C], n up to MAX_CONV_TAPS; bias f32 [C]; state f32 [n - 1, C, n_slots], the inputs before the batch,
-        oldest first, is brought up to date; slots i32 [T]: the state of every token. Tokens of a slot come in the order
-        of their positions, those of several slots in any. Kernels do not check slots: whoever fills them in, as with
-        the cells of kv_store, keeps them within 0 .. n_slots - 1. kept: states behind some of the tokens are copied.
+        y[c, t] = sum_j weight[j, c] * input[c, t - (n - 1 - j) * dilation] + bias[c], then SiLU if asked for. x f32
+        [C, T]; weight f32 [n, C], over MAX_CONV_TAPS tokens at most; bias f32 [C]; state f32 [(n - 1) * dilation, C,
+        n_slots], the inputs before the batch, oldest first, is brought up to date; slots i32 [T]: the state of every
+        token. Tokens of a slot come in the order of their positions, those of several slots in any. Kernels do not
+        check slots: whoever fills them in, as with the cells of kv_store, keeps them within 0 .. n_slots - 1. kept:
+        states behind some of the tokens are copied.
         """
         taps, channels = weight.shape[:2]
-        if taps > MAX_CONV_TAPS:
-            raise UnsupportedError(f"tensor '{weight.name}' has {taps} taps; at most {MAX_CONV_TAPS} are supported")
-        if x.shape[:2] != (channels, slots.shape[0]) or state.shape[:2] != (taps - 1, channels):
+        n_past = (taps - 1) * dilation
+        if n_past >= MAX_CONV_TAPS:
+            what = f"{taps} taps" if dilation == 1 else f"{taps} taps {dilation} tokens apart"
+            raise UnsupportedError(f"tensor '{weight.name}' has {what}; at most {MAX_CONV_TAPS} tokens are supported")
+        if x.shape[:2] != (channels, slots.shape[0]) or state.shape[:2] != (n_past, channels):
             raise ValueError(f"convolution of {x.shape} with {weight.shape}, state {state.shape}, slots {slots.shape}")
         if bias is not None and bias.shape[0] != channels:
             raise ValueError(f"convolution of {channels} channels with a bias {bias.shape}")
         src: list[Value | None] = [x, weight, state, slots, bias]
         writes = _updated_states(src, state, slots, kept, 2)
-        return self._emit("causal_conv", self.new(*x.shape[:2]), src, ip=[int(silu)], writes=writes)
+        return self._emit("causal_conv", self.new(*x.shape[:2]), src, ip=[int(silu), dilation], writes=writes)
+
+    def ngram_rows(
+        self,
+        tokens: Value,
+        hashes: Value,
+        state: Value,
+        slots: Value,
+        *,
+        n_heads: int,
+        eos: int,
+        kept: KeptStates | None = None,
+    ) -> Value:
+        """Rows of a table of hashed n-grams, i32 [n_heads, T]: as many heads for each of 2 to n tokens.
+
+        For a head of k tokens t[0], the token itself, t[1] before it, and so on: (xor_j t[j] * m[j]) mod size + offset.
+        Tokens before the last end-of-text token ahead of t[0], that one, and those before the sequence are `eos`.
+        tokens i32 [T]; hashes i64 [n + 2 * n_heads]: m, sizes, offsets; state f32 [n - 1, n_slots]: the tokens before
+        the batch plus 1, 0 for none, oldest first, is brought up to date; slots and kept as in causal_conv.
+        """
+        n_before, n_tokens = state.shape[0], tokens.shape[0]
+        if n_before < 1 or n_heads % n_before or hashes.shape[0] != n_before + 1 + 2 * n_heads:
+            raise ValueError(f"{n_heads} heads of n-grams behind {n_before} tokens, constants {hashes.shape}")
+        if slots.shape[0] != n_tokens or hashes.type_id != I64:
+            raise ValueError(f"n-grams of {n_tokens} tokens, slots {slots.shape}, constants {hashes.type_name}")
+        src: list[Value | None] = [tokens, hashes, state, slots]
+        writes = _updated_states(src, state, slots, kept, 1)
+        return self._emit("ngram_rows", self.new(n_heads, n_tokens, type_id=I32), src, ip=[eos], writes=writes)
 
     def gated_delta_rule(
         self,

@@ -19,8 +19,8 @@ UNARY_KINDS = {
     "gelu_erf": 7,
     "softplus": 8,
 }
-# A further kind of the op, with parameters.
-XIELU = 9
+# Further kinds of the op, with parameters.
+XIELU, SIGNED_ROOT = 9, 10
 # Sources that kernels read as f32: norm weights, biases, sinks, frequency factors.
 FLOAT_SOURCES = {
     "rms_norm": (1,),
@@ -125,6 +125,10 @@ class ElementwiseOps:
     def unary(self, x: Value, kind: str) -> Value:
         """An activation function of UNARY_KINDS."""
         return self._emit("unary", self.new(*x.shape), [x], ip=[UNARY_KINDS[kind]])
+
+    def signed_root(self, x: Value, least: float) -> Value:
+        """The root of the magnitude of x, or of `least` where that is more, with the sign of x; 0 of 0."""
+        return self._emit("unary", self.new(*x.shape), [x], ip=[SIGNED_ROOT], fp=[least])
 
     def gated(self, gate: Value, up: Value, kind: str, limit: float = 0.0) -> Value:
         """act(gate) * up; with a limit above 0 act(min(gate, limit)) * clamp(up, -limit, limit)."""

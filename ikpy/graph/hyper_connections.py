@@ -40,11 +40,12 @@ class HyperConnectionOps(ElementwiseOps):
         """The streams behind a block with output y f32 [D, T], f32 [D, n, T]; weights of hyper_weights.
 
         Stream k is weights[n + k] * y + sum_j weights[2 * n + j * n + k] * streams[:, j], with 2 * n weights
-        weights[n + k] * y + streams[:, k].
+        weights[n + k] * y + streams[:, k], and with n, those of the output alone, weights[k] * y + streams[:, k].
         """
         d, n, n_tokens = streams.shape[:3]
         _check_number(n)
-        if y.shape[:2] != (d, n_tokens) or weights.shape[1] != n_tokens or weights.shape[0] not in (2 * n, (2 + n) * n):
+        known = weights.shape[0] in (n, 2 * n, (2 + n) * n)
+        if y.shape[:2] != (d, n_tokens) or weights.shape[1] != n_tokens or not known:
             raise ValueError(f"mixture of streams {streams.shape} and {y.shape} with weights {weights.shape}")
         return self._emit("hyper_expand", self.new(d, n, n_tokens), [streams, y, weights])
 

@@ -108,6 +108,7 @@ ARCHITECTURES = {
     "qwen35": "ikpy.models.qwen35:Qwen35",
     "qwen35moe": "ikpy.models.qwen35:Qwen35Moe",
     "qwen3moe": "ikpy.models.qwen3moe:Qwen3Moe",
+    "qwen4exp": "ikpy.models.qwen4exp:Qwen4Exp",
     "qwen3next": "ikpy.models.qwen3next:Qwen3Next",
     "qwen3vl": "ikpy.models.qwen3vl:Qwen3VL",
     "qwen3vlmoe": "ikpy.models.qwen3vl:Qwen3VLMoe",

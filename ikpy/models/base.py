@@ -40,6 +40,8 @@ class Architecture:
     reads_grids: ClassVar[bool] = False
     # Heads may have no part that other models rotate.
     may_lack_rope: ClassVar[bool] = False
+    # Tables so large, and of which tokens read so few rows, that they stay in the mapped file whatever is asked for.
+    mapped_tables: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, keys: Keys, weights: WeightSource, log: Log) -> None:
         self.derived: list[Buffer] = []

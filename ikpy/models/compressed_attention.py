@@ -246,13 +246,20 @@ def compress_stretches(
 
     bias [w, ratio] of the gates; w is size, or 2 size for stretches that overlap.
     """
-    g, ratio = b.graph, bias.shape[1]
     for name, x in zip(names, sources, strict=True):
         b.store(il, name, x.reshape(x.shape[0], 1, b.n_tokens))
+    return stored_stretches(b, il, names[0], b.cache(il, names[1]), bias, size)
+
+
+def stored_stretches(
+    b: BatchGraph, il: int, name: str, gates: Value, bias: Value, size: int
+) -> tuple[Value, Value, Value]:
+    """`compress_stretches` of values that are in the cache with that name, which has the gates [w, 1, cells]."""
+    g, ratio = b.graph, bias.shape[1]
     every, n = (EVERY, ratio), min(b.n_tokens, b.n_tokens // ratio + b.params.n_seq_max)
     ends, starts = (x.slice0(0, n) for x in b.stretches[every])
-    values, gates = (b.cache(il, name) for name in names)
-    _, cell_pos, cell_seq = b.cells[b.windows[il, names[0]]]
+    values = b.cache(il, name)
+    _, cell_pos, cell_seq = b.cells[b.windows[il, name]]
     pos, seq = b.inputs["pos"], b.inputs["seq"]
     cells = g.compress_cells(values, gates, bias, cell_pos, cell_seq, pos, seq, ends, size, ratio)
     return cells, starts, b.cells[every][0].slice0(0, n)

@@ -83,6 +83,8 @@ class GatedDeltaNet(RecurrentLayers, PredictionLayers, Transformer):
     ffn_norm_name = "post_attention_norm"
     interleaved_heads: ClassVar[bool] = False
     """Whether neighbouring heads of values share a head of keys, or heads that lie n_key_heads apart."""
+    output_gate: ClassVar[str] = "silu"
+    """Activation of the gate of what a recurrent layer gives."""
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
@@ -148,9 +150,13 @@ class GatedDeltaNet(RecurrentLayers, PredictionLayers, Transformer):
             for start in (0, both.strides[1])
         )
         q, k = self.place_heads(b, il, attn, q, k)
-        attended = cached_attention(b, il, q, k, v, scale=self.attention_scale(il))
+        attended = self.attend(b, il, q, k, v)
         heads = split_heads(attended, self.head_sizes(il).v)
         return b.graph.mul(heads, b.graph.unary(gate, "sigmoid")).reshape(*attended.shape[:2])
+
+    def attend(self, b: BatchGraph, il: int, q: Value, k: Value, v: Value) -> Value:
+        """Stores k [dk, Hk, T] and v [dv, Hk, T], and attends with q [dk, H, T]; [dv*H, T]."""
+        return cached_attention(b, il, q, k, v, scale=self.attention_scale(il))
 
     def recurrence(self, b: BatchGraph, il: int, net: DeltaNet, h: Value) -> Value:
         """The delta rule on the normed input h [D, T]; [dv*Hv, T] before the output projection."""
@@ -174,7 +180,7 @@ class GatedDeltaNet(RecurrentLayers, PredictionLayers, Transformer):
             kept=b.kept(kept_state),
         )
         normed = g.rms_norm(out, net.norm, self.hp.norm_eps)
-        return g.gated(inputs.z, normed.reshape(s.n_values, b.n_tokens), "silu")
+        return g.gated(inputs.z, normed.reshape(s.n_values, b.n_tokens), self.output_gate)
 
     @staticmethod
     def _heads(mixed: Value, start: int, size: int, n_heads: int) -> Value:

@@ -71,6 +71,16 @@ class Keys:
             return [int(v) for v in values]
         return [int(self._scalar(key, VT.UINT32, default))] * n_layer
 
+    def integers(self, name: str, n: int | None = None) -> list[int]:
+        """Array of n integers, or of any number, from 0 on and of any width, `A.name`."""
+        key = f"{self.arch}.{name}"
+        values = np.asarray(self.gguf.require(key, VT.ARRAY))
+        is_any = len(values) == 0 and not n
+        if not is_any and (values.dtype.kind not in "iu" or n not in (None, len(values)) or values.min(initial=0) < 0):
+            wanted = "integers" if n is None else f"{n} integers"
+            raise FileFormatError(f"{self.gguf.path}: key {key} must hold {wanted}, none below 0")
+        return [int(value) for value in values]
+
     def floats_per_layer(self, name: str, n_layer: int, default: Any = REQUIRED) -> list[float]:
         """f32, or array of floats with a value per layer, as n_layer numbers. FileFormatError unless all are finite."""
         return self._floats(f"{self.arch}.{name}", n_layer, default)

@@ -1,9 +1,10 @@
-"""Sparse attention by pools (GLM-5.3): an indexer chooses whole stretches of positions, whose index keys are weighted
-means; tokens behind the last whole stretch are always attended to.
+"""Sparse attention by pools: an indexer chooses whole stretches of positions, whose index keys are weighted means
+(GLM-5.3) or plain ones (Qwen4-Exp); tokens behind the last whole stretch are always attended to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ikpy.errors import FileFormatError, UnsupportedError
@@ -37,9 +38,10 @@ class PooledIndexer(Indexer):
 
 @dataclass(frozen=True)
 class PooledSizes(IndexerSizes):
-    """top_k counts single tokens; pool: positions that share an index key."""
+    """top_k counts single tokens; pool: positions that share an index key; sources: caches of what keys are made of."""
 
     pool: int = field(kw_only=True)
+    sources: tuple[str, ...] = SOURCES
 
     @classmethod
     def read(cls, keys: Keys, n_layer: int) -> PooledSizes:
@@ -54,9 +56,7 @@ class PooledSizes(IndexerSizes):
             pool=keys.u32("attention.indexer.kpool"),
         )
         path = keys.gguf.path
-        check_sizes(path, sizes.n_heads, sizes.size, sizes.top_k, 0)
-        if not 2 <= sizes.pool <= MAX_POOL or sizes.top_k % sizes.pool:
-            raise FileFormatError(f"{path}: {sizes.top_k} chosen cells in pools of {sizes.pool} are not possible")
+        sizes.check(path, 0)
         if not keys.boolean("attention.indexer.kpool_select_tail", True):
             raise UnsupportedError(
                 f"{path}: {keys.arch}.attention.indexer.kpool_select_tail is false; only models that attend to the "
@@ -64,13 +64,19 @@ class PooledSizes(IndexerSizes):
             )
         return sizes
 
+    def check(self, path: object, n_rot: int) -> None:
+        """FileFormatError for sizes that no model has; n_rot: rotated elements of an index key."""
+        check_sizes(path, self.n_heads, self.size, self.top_k, n_rot)
+        if not 2 <= self.pool <= MAX_POOL or self.top_k % self.pool:
+            raise FileFormatError(f"{path}: {self.top_k} chosen cells in pools of {self.pool} are not possible")
+
     def windows(self) -> list[Window]:
         """Those of all tokens, and of the tokens that the next index keys are made of."""
         return [FULL, ("sliding", self.pool)]
 
     def caches(self, params: GraphParams) -> list[CacheSpec]:
         """Index keys of pools, and what the next ones are made of."""
-        sources = [CacheSpec(name, self.size, 1, F32, ("sliding", self.pool)) for name in SOURCES]
+        sources = [CacheSpec(name, self.size, 1, F32, ("sliding", self.pool)) for name in self.sources]
         return [*sources, index_cache(self.size, params, (EVERY, self.pool))]
 
 
@@ -89,11 +95,27 @@ def choose_pools(b: BatchGraph, il: int, indexer: PooledIndexer, sizes: PooledSi
 
     The positive factors of scores, n_heads^-1/2 and size^-1/2, are left out: only their order counts.
     """
-    g, pool, every = b.graph, sizes.pool, (EVERY, sizes.pool)
+    g = b.graph
     keys = g.layer_norm(g.mul_mat(indexer.k, h), indexer.k_norm, indexer.k_norm_bias, KEY_NORM_EPS)
     means, _, taken = compress_stretches(b, il, SOURCES, (keys, g.mul_mat(indexer.gate, h)), indexer.bias, sizes.size)
+
+    def queries() -> tuple[Value, Value]:
+        q = g.mul_mat(indexer.q_b, q_latent)
+        return q.reshape(sizes.size, sizes.n_heads, b.n_tokens), g.mul_mat(indexer.proj, h)
+
+    choose_by_keys(b, il, sizes, means, taken, queries)
+
+
+def choose_by_keys(
+    b: BatchGraph, il: int, sizes: PooledSizes, keys: Value, taken: Value, queries: Callable[[], tuple[Value, Value]]
+) -> None:
+    """Stores the keys [size, E] of pools that end with the batch in their cells, and makes the choice, in b.chosen.
+
+    queries: makes those of the tokens [size, H, T], and the weights of their heads [H, T].
+    """
+    g, pool, every = b.graph, sizes.pool, (EVERY, sizes.pool)
     cached = b.cache(il, "ki")
-    g.kv_store(means.reshape(sizes.size, 1, means.shape[1]), cached, taken)
+    g.kv_store(keys.reshape(sizes.size, 1, keys.shape[1]), cached, taken)
     b.chosen = None
     n_pools = max(1, effective_top_k(sizes.top_k, b.params) // pool)
     most = pool * (n_pools + 1) - 1  # cells that a token chooses
@@ -101,8 +123,7 @@ def choose_pools(b: BatchGraph, il: int, indexer: PooledIndexer, sizes: PooledSi
         return
     # Statistics are those of all tokens, wherever they stand; devices run everything whatever is attended to.
     with g.only(ALWAYS if g.collector or b.params.on_devices else CellRange(above=most)):
-        q = g.mul_mat(indexer.q_b, q_latent).reshape(sizes.size, sizes.n_heads, b.n_tokens)
-        weights = g.mul_mat(indexer.proj, h)
+        q, weights = queries()
         if most >= b.params.n_ctx:
             return
         _, ends, _ = b.cells[every]

@@ -23,6 +23,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "qwen3moe": {48: "30B.A3B", 94: "235B.A22B"},
     "qwen3vlmoe": {48: "30B.A3B", 94: "235B.A22B"},
     "qwen3next": {48: "80B.A3B"},
+    "qwen4exp": {48: "A3B", 49: "A3B"},
     "qwen35moe": {40: "35B.A3B", 41: "35B.A3B", 48: "122B.A10B", 60: "397B.A17B"},
     "qwen": {32: "7B", 40: "13B"},
     "gemma": {18: "2B", 28: "7B"},

@@ -35,6 +35,7 @@ ELEMENT_WISE = (
     "altup_correct_scale.weight",
     *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
     "shortconv.conv.weight",
+    *(f"ple_{part}.weight" for part in ("norm_key", "norm_query", "norm_conv", "conv1d")),
     *(f"hc{place}_{part}.weight" for place in ("", "_attn", "_ffn") for part in ("base", "scale")),
 )
 REPACK_STEP = 1 << 24

@@ -20,16 +20,19 @@ from ikpy.quants.registry import FileType, TensorType
 _NEVER_QUANTIZED = (
     "ssm_conv1d",
     "shortconv.conv.weight",
+    "ple_conv1d.weight",
     "ssm_x.weight",
     "ssm_dt.weight",
     "attn_rel_b.weight",
     # Behind pooling, where no importance matrix sees them.
     "dense_2.weight",
     "dense_3.weight",
-    # DeepSeek V4: small, and what they decide is multiplied through all layers.
+    # DeepSeek V4, Qwen4-Exp: small, and what they decide is multiplied through all layers.
     "hc_attn_fn.weight",
     "hc_ffn_fn.weight",
     "output_hc_fn.weight",
+    "hc_attn_inject.weight",
+    "hc_ffn_inject.weight",
     "_compressor_ape.weight",
     # Gemma 3n: what mixes the residual streams, and the low-rank residual.
     "altup_",

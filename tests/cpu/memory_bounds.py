@@ -21,7 +21,7 @@ from benchmarks import reference_attention as ref
 from benchmarks.matmul_plans import Program
 from benchmarks.random_weights import random_tensor
 from ikpy._native import core
-from ikpy.graph.elementwise import UNARY_KINDS, XIELU
+from ikpy.graph.elementwise import SIGNED_ROOT, UNARY_KINDS, XIELU
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name
 
@@ -184,6 +184,7 @@ def other_ops(place: Place) -> None:
         _op("scale", place, x, [x], fp=[2.0, 1.0])
         _op("softcap", place, x, [x], fp=[2.0])
         _op("unary", place, x, [x], [XIELU], [0.8, 0.6, 0.5, -0.1])
+        _op("unary", place, x, [x], [SIGNED_ROOT], [1e-6])
         for number in UNARY_KINDS.values():
             _op("unary", place, x, [x], [number])
             _op("gated_unary", place, x, [x, y], [number], [0.5])
@@ -216,7 +217,12 @@ def recurrent_ops(n: int, place: Place) -> None:
     slots = np.array([1, 0, 1], np.int32)
     for taps in (1, 4, 16):
         x, weight, state = (np.ones(shape, np.float32) for shape in ((3, n), (n, taps), (2, n, taps - 1)))
-        _op("causal_conv", place, x, [x, weight, state, slots, np.ones(n, np.float32)], [1])
+        _op("causal_conv", place, x, [x, weight, state, slots, np.ones(n, np.float32)], [1, 1])
+    weight, state = np.ones((n, 4), np.float32), np.ones((2, n, 15), np.float32)
+    _op("causal_conv", place, x, [x, weight, state, slots], [1, 5])
+    hashes = np.array([3, 5, 7, *[11] * 4, *[1] * 4], np.int64)
+    rows, past = np.zeros((3, 4), np.int32), np.zeros((2, 2), np.float32)
+    _op("ngram_rows", place, rows, [slots, hashes, past, slots], [1])
     for rows, columns in ((n, 40), (40, n)):
         shapes = ((3, 1, rows), (3, 1, rows), (3, 2, columns), (3, 2), (3, 2), (2, 2, rows, columns))
         q, k, v, g, beta, state = (np.zeros(shape, np.float32) for shape in shapes)
@@ -245,6 +251,7 @@ def hyper_connections(d: int, place: Place) -> None:
         streams, y = np.ones((tokens, n, d), np.float32), np.ones((tokens, d), np.float32)
         _op("hyper_collapse", place, y, [streams, head])
         _op("hyper_expand", place, streams, [streams, y, weights])
+        _op("hyper_expand", place, streams, [streams, y, head])
 
 
 def compressed_cells(size: int, place: Place) -> None:

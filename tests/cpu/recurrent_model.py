@@ -12,6 +12,7 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from tests.cpu import (
     glm5_next_model,
+    qwen4exp_model,
     test_arch_bailingmoe3,
     test_arch_falcon_h1,
     test_arch_granite_hybrid,
@@ -90,6 +91,11 @@ def glm5_next(seed: int) -> RandomModel:
     return glm5_next_model.random_model(glm5_next_model.Sizes(), seed)
 
 
+def qwen4exp(seed: int) -> RandomModel:
+    """Hashed n-grams, a dilated convolution, pools of cells that indexers choose."""
+    return qwen4exp_model.random_model(qwen4exp_model.Sizes(), seed)
+
+
 MODELS = {
     "qwen35": qwen35,
     "kimi-linear": kimi_linear,
@@ -103,6 +109,7 @@ MODELS = {
     "jamba": jamba,
     "mamba": mamba,
     "glm5-next": glm5_next,
+    "qwen4exp": qwen4exp,
 }
 
 

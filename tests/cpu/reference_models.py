@@ -108,7 +108,9 @@ class RandomModel:
             elif self.numbered_words:
                 self._write_numbered_words(out)
             for key, value in {**{f"{self.arch}.{k}": v for k, v in self.keys.items()}, **self.outer_keys}.items():
-                if isinstance(value, list):
+                if isinstance(value, np.ndarray):
+                    out.add_array(key, GGUFValueType[value.dtype.name.upper()], value.tolist())
+                elif isinstance(value, list):
                     out.add_array(key, VALUE_TYPES[type(value[0])], value)
                 else:
                     out.add(key, VALUE_TYPES[type(value)], value)

@@ -13,13 +13,16 @@ def causal_conv(
     *,
     silu: bool,
     bias: np.ndarray | float = 0.0,
+    dilation: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Results [T, C] and the states after them. x [T, C], weight [C, n], state [slots, C, n - 1], bias [C]."""
+    """Results [T, C] and the states after them. x [T, C], weight [C, n], state [slots, C, (n - 1) * dilation], bias
+    [C].
+    """
     x, weight, state = (a.astype(np.float64) for a in (x, weight, state))
     y = np.zeros(x.shape)
     for t, slot in enumerate(slots):
         inputs = np.concatenate([state[slot], x[t][:, None]], axis=1)
-        y[t] = (weight * inputs).sum(axis=1)
+        y[t] = (weight * inputs[:, ::dilation]).sum(axis=1)
         state[slot] = inputs[:, 1:]
     y += bias
     return y / (1 + np.exp(-y)) if silu else y, state

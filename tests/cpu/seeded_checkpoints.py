@@ -42,7 +42,8 @@ def head(name: str, model_type: str) -> dict[str, Any]:
 class Tiny:
     """A kind of checkpoint: its config.json and the shapes of its tensors.
 
-    arranged: a tensor by name and values as transformers takes it, where that is not as published.
+    arranged: a tensor by name and values as transformers takes it, where that is not as published. integers: further
+    tensors i64 by name.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Tiny:
     arranged: Callable[[str, np.ndarray], np.ndarray] = lambda name, values: values
 
     is_encoder: bool = False
+    integers: Callable[[], dict[str, list[int]]] = dict
 
     @property
     def golden(self) -> Path:
@@ -343,5 +345,7 @@ def write(tiny: Tiny, folder: Path, *, for_transformers: bool = False, **config:
     (folder / "config.json").write_text(json.dumps({**tiny.config, **config}))
     arranged = tiny.arranged if for_transformers else lambda name, values: values
     stored = {name: entry(name, arranged(name, values)) for name, values in weights(tiny).items()}
+    for name, numbers in tiny.integers().items():
+        stored[name] = ("I64", (len(numbers),), np.array(numbers, np.int64).tobytes())
     made.write_tensors(folder / "model.safetensors", stored)
     return folder

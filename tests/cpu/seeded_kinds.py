@@ -13,6 +13,7 @@ from tests.cpu import (
     minimax_m3_checkpoints,
     older_moe_checkpoints,
     plain_checkpoints,
+    qwen4_exp_checkpoints,
     seeded_checkpoints,
     shelf_checkpoints,
     tencent_checkpoints,
@@ -32,4 +33,5 @@ KINDS = (
     *gemma3n_checkpoints.CHECKPOINTS,
     *plain_checkpoints.CHECKPOINTS,
     *older_moe_checkpoints.CHECKPOINTS,
+    *qwen4_exp_checkpoints.CHECKPOINTS,
 )

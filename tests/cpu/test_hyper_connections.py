@@ -144,6 +144,6 @@ def test_wrong_shapes_are_named() -> None:
     with pytest.raises(ValueError, match="mixture of streams"):
         graph.hyper_expand(streams, y.slice0(0, 9), mix)
     with pytest.raises(ValueError, match="mixture of streams"):
-        graph.hyper_expand(streams, y, mix.slice0(0, 4))
+        graph.hyper_expand(streams, y, mix.slice0(0, 5))
     with pytest.raises(ValueError, match="sum of streams"):
         graph.hyper_collapse(streams, mix.slice0(0, 3))

@@ -74,19 +74,20 @@ def conv(
     *,
     silu: bool,
     bias: np.ndarray | None = None,
+    dilation: int = 1,
     n_threads: int = 1,
     copies: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
     """The native op; state is brought up to date. copies: of states, and where that behind each token goes."""
     values = [value_of(a) for a in (x, weight, state, slots)]
     # Plans drop single dimensions nowhere, but a [slots, C, 0] array has none of its strides.
-    taps, channels = weight.shape[1], weight.shape[0]
-    values[2] = external(state.ctypes.data, state, F32, (taps - 1, channels, len(state)))
+    n_past, channels = (weight.shape[1] - 1) * dilation, weight.shape[0]
+    values[2] = external(state.ctypes.data, state, F32, (n_past, channels, len(state)))
     kept = None
     if copies is not None:
-        past = external(copies[0].ctypes.data, copies[0], F32, (taps - 1, channels, len(copies[0])))
+        past = external(copies[0].ctypes.data, copies[0], F32, (n_past, channels, len(copies[0])))
         kept = KeptStates(past, value_of(copies[1]))
-    options: dict[str, Any] = {"bias": None if bias is None else value_of(bias), "kept": kept}
+    options: dict[str, Any] = {"bias": None if bias is None else value_of(bias), "kept": kept, "dilation": dilation}
     return run(lambda g: g.causal_conv(*values, silu=silu, **options), n_threads)[0, 0]
 
 
@@ -110,6 +111,42 @@ def test_convolution(taps: int, silu: bool, n_threads: int) -> None:
         np.testing.assert_array_equal(state, after.astype(np.float32), err_msg=what)
         unused = [i for i in range(n_slots) if i not in slots]
         np.testing.assert_array_equal(state[unused], before[unused], err_msg=what)
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize(("taps", "dilation"), [(4, 3), (4, 5), (2, 15), (3, 2), (1, 4)])
+def test_dilated_convolution(taps: int, dilation: int, n_threads: int) -> None:
+    """Taps some tokens apart, with copies behind some tokens, in one batch and in two."""
+    rng = np.random.default_rng(taps + dilation)
+    n_past = (taps - 1) * dilation
+    for channels, n_tokens, n_slots in ((1, 1, 1), (100, 40, 4), (65, 7, 3)):
+        x, weight = (rng.standard_normal(s).astype(np.float32) for s in ((n_tokens, channels), (channels, taps)))
+        state = rng.standard_normal((n_slots, channels, n_past)).astype(np.float32)
+        slots, kept = mixed_slots(rng, n_tokens, n_slots) if n_slots > 1 else np.zeros(1, np.int32), n_tokens
+        start, parts = state.copy(), state.copy()
+        expected, after = ref.causal_conv(x, weight, state, slots, silu=True, dilation=dilation)
+        copies, kept_slots = np.full((kept, channels, n_past), np.nan, np.float32), some_kept(rng, n_tokens)
+        options: dict[str, Any] = {"silu": True, "dilation": dilation, "n_threads": n_threads}
+        found = conv(x, weight, state, slots, copies=(copies, kept_slots), **options)
+        what = f"{taps} taps {dilation} apart, {channels} channels"
+        assert_close(what, found, expected, ("token", "channel"), 4e-6)
+        np.testing.assert_array_equal(state, after.astype(np.float32), err_msg=what)
+        for t in np.flatnonzero(kept_slots >= 0):
+            _, then = ref.causal_conv(x[: t + 1], weight, start, slots[: t + 1], silu=True, dilation=dilation)
+            np.testing.assert_array_equal(copies[kept_slots[t]], then[slots[t]].astype(np.float32), err_msg=f"{t}")
+        cut = n_tokens // 2
+        if cut:
+            pieces = [
+                conv(x[p].copy(), weight, parts, slots[p].copy(), **options) for p in (slice(cut), slice(cut, None))
+            ]
+            np.testing.assert_array_equal(np.concatenate(pieces), found)
+
+
+def test_convolution_over_too_many_tokens() -> None:
+    g, rng = Graph(None), np.random.default_rng(1)  # type: ignore[arg-type]
+    x, weight, state = (value_of(rng.standard_normal(s).astype(np.float32)) for s in ((1, 8), (8, 4), (1, 8, 18)))
+    with pytest.raises(UnsupportedError, match="4 taps 6 tokens apart; at most 16 tokens"):
+        g.causal_conv(x, weight, state, value_of(np.zeros(1, np.int32)), silu=True, dilation=6)
 
 
 @pytest.mark.parametrize("silu", [False, True])

@@ -48,6 +48,7 @@ def test_arithmetic_with_broadcast(rng: np.random.Generator, n: int) -> None:
     same, row, per_token = p.array(normal(rng, 3, 5, n)), p.array(normal(rng, n)), p.array(normal(rng, 3, 1, 1))
     results = [p.graph.add(x, same), p.graph.mul(x, row), p.graph.mul(x, per_token)]
     results += [p.graph.scale(x, 0.3, 1.5), p.graph.softcap(x, 2.0), p.graph.xielu(x, 0.8, 0.6, 0.5, -0.1)]
+    results.append(p.graph.signed_root(x, 0.25))
     p.compare(*results, bound=1e-6)
 
 

@@ -36,6 +36,18 @@ def test_convolution(rng: np.random.Generator, taps: int, n_tokens: int) -> None
 
 
 @pytest.mark.parametrize("n_tokens", [1, 8, 9, 40])
+@pytest.mark.parametrize(("taps", "dilation"), [(4, 3), (2, 15), (3, 2), (1, 4)])
+def test_dilated_convolution(rng: np.random.Generator, taps: int, dilation: int, n_tokens: int) -> None:
+    p = Program()
+    n_past = (taps - 1) * dilation
+    x, weight = p.array(normal(rng, n_tokens, 200)), p.array(normal(rng, 200, taps))
+    past, copies = p.array(normal(rng, 3, 200, n_past)), p.array(normal(rng, n_tokens, 200, n_past))
+    slots, kept = p.array(mixed_slots(rng, n_tokens, 3)), KeptStates(copies, p.array(some_kept(rng, n_tokens)))
+    y = p.graph.causal_conv(x, weight, past, slots, silu=True, dilation=dilation, kept=kept if n_past else None)
+    p.compare(*([y, past, copies] if n_past else [y]), bound=1e-6)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 8, 9, 40])
 def test_past_inputs_of_a_slot_with_few_tokens(rng: np.random.Generator, n_tokens: int) -> None:
     """Of one slot the batch has a single token, at its end: the inputs before it come from the past ones."""
     p = Program()

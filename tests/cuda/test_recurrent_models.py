@@ -29,6 +29,7 @@ from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
 from tests.cpu.test_arch_mamba2 import mamba2
 from tests.cpu.test_arch_nemotron_h import nemotron_h, nemotron_h_latent, nemotron_h_moe
 from tests.cpu.test_arch_qwen3next import qwen3next, qwen3next_grouped, qwen35moe
+from tests.cpu.test_arch_qwen4exp import qwen4exp
 from tests.cuda.test_placement_matrix import worst
 
 TOLERANCE = 3e-3  # other formats of activations and other orders of sums than the CPU's
@@ -56,6 +57,7 @@ MODELS = [
     mamba,
     falcon_mamba,
     glm5_next,
+    qwen4exp,
 ]
 PLACES = {
     "whole": PlacementParams(split_mode="none"),
@@ -83,7 +85,7 @@ def states_of(context: Context) -> dict[str, int]:
 
 @pytest.fixture(
     scope="module",
-    params=[qwen35moe, kimi_linear, kimi_k3, lfm2moe, nemotron_h_moe, jamba, glm5_next],
+    params=[qwen35moe, kimi_linear, kimi_k3, lfm2moe, nemotron_h_moe, jamba, glm5_next, qwen4exp],
     ids=lambda f: f.__name__,
 )
 def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
@@ -175,12 +177,15 @@ def test_states_are_where_the_layers_are(path: Path, cuda_devices: int) -> None:
     """Also in the plan of the memory, which is made of the header alone, and in the log."""
     context = new_context(path, PLACES["whole"])
     recurrent = context.kv.recurrent
-    assert recurrent is not None and states_of(context) == {"CUDA0": recurrent.nbytes}
+    assert recurrent is not None
+    tokens = sum(4 * value.n_elements for (_, name), value in recurrent.tensors.items() if name == "tokens")
+    on_host = {"CPU": tokens} if tokens else {}  # where n-grams are looked up
+    assert states_of(context) == {**on_host, "CUDA0": recurrent.nbytes - tokens}
     planned = new_context(path, PLACES["whole"], header_only=True)
     assert memory_report(planned).devices == memory_report(context).devices
     lines = state_lines(recurrent, states_of(context))
-    assert lines[0].startswith("llama_memory_recurrent:      CUDA0 RS buffer size = ") and len(lines) == 3
-    assert f"copies of {KEPT} states of every sequence" in lines[2]
+    assert lines[len(on_host)].startswith("llama_memory_recurrent:      CUDA0 RS buffer size = ")
+    assert len(lines) == 3 + len(on_host) and f"copies of {KEPT} states of every sequence" in lines[-1]
     on_cpu = new_context(path, PLACES["states on the CPU"])
     assert states_of(on_cpu) == {"CPU": recurrent.nbytes}
     parted = states_of(new_context(path, PLACES["first layers on the CPU"]))
@@ -193,6 +198,6 @@ def test_every_node_gives_what_the_cpu_gives(path: Path, cuda_devices: int) -> N
     errors = list(context.compare_devices())
     assert context.kv.recurrent is not None
     kinds = {"conv": "causal_conv", "delta": "gated_delta_rule", "ssm": "ssm_scan"}
-    expected = {kinds[name.partition("_")[0]] for _, name in context.kv.recurrent.tensors}
+    expected = {kinds[name.partition("_")[0]] for _, name in context.kv.recurrent.tensors if name != "tokens"}
     assert expected <= {each.kind for each in errors}
     assert [each for each in errors if each.error > TOLERANCE] == []

@@ -1,5 +1,6 @@
 // Element-wise ops over strided views: add, mul, scale, unary, gated unary, soft cap, copy.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "ikpy/ops.hpp"
@@ -99,8 +100,9 @@ void op_softcap(const ThreadContext& ctx, const Op& op, const Tensor* ts, const 
 
 namespace {
 
-// A kind of op_unary that products do not apply: its parameters are fp = positive, negative, beta, eps.
-constexpr int32_t kXielu = 9;
+// Kinds of op_unary that products do not apply, with parameters: fp = positive, negative, beta, eps; and the
+// least magnitude whose root is taken.
+constexpr int32_t kXielu = 9, kSignedRoot = 10;
 
 // xIELU (arXiv:2411.13010)
 void xielu(const ThreadContext& ctx, const Op& op, const Tensor* ts) {
@@ -109,6 +111,12 @@ void xielu(const ThreadContext& ctx, const Op& op, const Tensor* ts) {
         const float bent = x > 0 ? positive * x * x : negative * (exp_fast(x < eps ? x : eps) - 1.0f - x);
         return bent + beta * x;
     });
+}
+
+// The root of the magnitude with the sign of x; 0 of 0. Comparisons leave NaN as they are.
+float signed_root(float x, float least) {
+    const float magnitude = std::fabs(x);
+    return x == 0 ? 0.0f : std::copysign(std::sqrt(magnitude < least ? least : magnitude), x);
 }
 
 }  // namespace
@@ -133,6 +141,8 @@ void op_unary(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Ru
             return unary(ctx, op, ts, [](float x) { return softplus(x); });
         case kXielu:
             return xielu(ctx, op, ts);
+        case kSignedRoot:
+            return unary(ctx, op, ts, [least = op.fp[0]](float x) { return signed_root(x, least); });
     }
 }
 

@@ -77,8 +77,8 @@ void mix_streams(const float* weights, const float* y, const float* const* strea
     float post[N], matrix[N * N];
     const float* x[N];
     float* out[N];
-    std::copy_n(weights + N, N, post);
-    std::copy_n(weights + 2 * N, N * N, matrix);
+    std::copy_n(weights, N, post);
+    std::copy_n(weights + N, N * N, matrix);
     std::copy_n(streams, N, x);
     std::copy_n(outputs, N, out);
 #pragma GCC ivdep
@@ -98,7 +98,7 @@ template <int N>
 void add_output(const float* weights, const float* y, const float* const* streams, int64_t n,
                 float* const* outputs) {
     for (int k = 0; k < N; ++k) {
-        const float post = weights[N + k];
+        const float post = weights[k];
         const float* const x = streams[k];
         float* const out = outputs[k];
 #pragma GCC ivdep
@@ -169,11 +169,12 @@ void op_hyper_collapse(const ThreadContext& ctx, const Op& op, const Tensor* ts,
 
 // src: streams [D, n, T], y [D, T], weights of hyper_weights; dst [D, n, T]:
 // dst[:, k] = weights[n + k] * y + sum_j weights[2 n + j n + k] * streams[:, j], or, with 2 n weights,
-// + streams[:, k]
+// + streams[:, k]; with n weights they are those of y
 void op_hyper_expand(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     const Tensor &streams = ts[op.src[0]], &y = ts[op.src[1]], &weights = ts[op.src[2]], &dst = ts[op.dst];
     const int64_t n = streams.ne[1];
     const Mix mix = (weights.ne[0] > 2 * n ? kMix : kAdd)[n - 1];
+    const int64_t first = weights.ne[0] > n ? n : 0;  // weights of the input come before
     for_columns(ctx, dst.ne[2], dst.ne[0], [&](int64_t t, int64_t column, int64_t length) {
         const float* x[kMaxStreams];
         float* out[kMaxStreams];
@@ -181,7 +182,7 @@ void op_hyper_expand(const ThreadContext& ctx, const Op& op, const Tensor* ts, c
             x[i] = row<const float>(streams, i, t) + column;
             out[i] = row<float>(dst, i, t) + column;
         }
-        mix(row<const float>(weights, t), row<const float>(y, t) + column, x, length, out);
+        mix(row<const float>(weights, t) + first, row<const float>(y, t) + column, x, length, out);
     });
 }
 

@@ -115,6 +115,8 @@ FAMILIES = {
     "qwen3_5_text": "qwen_next:Qwen35",
     "qwen3_moe": "qwen:Qwen3Moe",
     "qwen3_next": "qwen_next:Qwen3Next",
+    "qwen4_exp": "qwen4_exp:Qwen4Exp",
+    "qwen4_exp_text": "qwen4_exp:Qwen4Exp",
     "sarvam_mla": "sarvam:SarvamMla",
     "sarvam_moe": "sarvam:SarvamMoe",
     "seed_oss": "llama:SeedOss",

@@ -14,7 +14,7 @@ from ikpy.errors import UnsupportedError
 View = Callable[[np.ndarray], np.ndarray]
 Change = Callable[[np.ndarray], np.ndarray]
 """Of values float32, element by element."""
-KeyValue = int | float | bool | str | list[int] | list[bool] | list[float] | list[str]
+KeyValue = int | float | bool | str | list[int] | list[bool] | list[float] | list[str] | np.ndarray
 Keys = dict[str, KeyValue]
 Targets = str | tuple[str, ...]
 Modules = Mapping[str, Targets]
@@ -94,6 +94,10 @@ class Family:
     # Tensors of one number in every layer -> the key (without the architecture) that lists them, and the number where a
     # checkpoint has none.
     layer_values: ClassVar[Mapping[str, tuple[str, float | None]]] = {}
+    # Tensors of integers in one layer -> the key (with the architecture) that holds them.
+    layer_lists: ClassVar[Mapping[str, str]] = {}
+    # Modules of a layer of which {n} is the number of a shard -> the tensor outside layers that all of them are.
+    shards: ClassVar[Mapping[str, str]] = {}
     outer: ClassVar[Mapping[str, str]] = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",
@@ -145,6 +149,11 @@ class Family:
         return 0
 
     @property
+    def n_shards(self) -> int:
+        """Of a tensor that comes in `shards`."""
+        return 0
+
+    @property
     def n_rot(self) -> int:
         """Rotated elements of a head."""
         return int(self.config.head_dim * self.config.rotary_fraction(self.rotary_fraction))
@@ -160,6 +169,10 @@ class Family:
         kind = self.config.rope()["rope_type"]
         if kind not in ("default", "linear", "yarn", *self.rope_scalings):
             raise UnsupportedError(f"{self.config.path}: RoPE scaling '{kind}' is not supported for {self.arch}")
+
+    def needs_list(self, module: str) -> bool:
+        """Whether a checkpoint must have a tensor of `layer_lists`."""
+        return True
 
     def keys(self) -> Keys:
         """Metadata under the architecture prefix: int is u32, float f32, lists are arrays of the same."""

@@ -61,13 +61,23 @@ class Qwen35(Qwen3):
 
     def check(self) -> None:
         super().check()
-        config, n_layer = self.config, self.config.n_layer
-        interval = config.integer("full_attention_interval", default=INTERVAL)
-        usual = ["linear_attention" if (il + 1) % interval else "full_attention" for il in range(n_layer)]
-        config.require("another order of layers", config.get("layer_types", default=usual) == usual)
+        config = self.config
+        self.check_order()
         groups = self.n_value_heads % self.n_key_heads == 0
         config.require(f"{self.n_value_heads} value heads for {self.n_key_heads} key heads", groups)
         config.require("attn_output_gate false", bool(config.get("attn_output_gate", default=True)))
+
+    @property
+    def usual_order(self) -> list[str]:
+        """Kinds of layers as the interval says."""
+        interval = self.config.integer("full_attention_interval", default=INTERVAL)
+        self.config.require(f"full_attention_interval {interval}", interval > 0)
+        return ["linear_attention" if (il + 1) % interval else "full_attention" for il in range(self.config.n_layer)]
+
+    def check_order(self) -> None:
+        """Refuses kinds of layers that the interval does not say."""
+        usual = self.usual_order
+        self.config.require("another order of layers", self.config.get("layer_types", default=usual) == usual)
 
     def keys(self) -> Keys:
         config = self.config

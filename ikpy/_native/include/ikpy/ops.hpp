@@ -39,6 +39,7 @@ namespace ikpy {
     X(ActSimilarity, act_similarity, op_act_similarity)                      \
     X(BlockMaxima, block_maxima, op_block_maxima)                            \
     X(CausalConv, causal_conv, op_causal_conv)                               \
+    X(NgramRows, ngram_rows, op_ngram_rows)                                  \
     X(GatedDeltaRule, gated_delta_rule, op_gated_delta_rule)                 \
     X(SsmScan, ssm_scan, op_ssm_scan)                                        \
     X(ChooseCells, choose_cells, op_choose_cells)                            \

@@ -91,11 +91,11 @@ IKPY_KERNEL hyper_collapse(View dst, View streams, View weights) {
 IKPY_EXPORT(hyper_collapse);
 
 // dst[:, k] = weights[n + k] * y + sum_j weights[2 n + j n + k] * streams[:, j], or, with 2 n weights,
-// + streams[:, k]. grid (tokens, blocks of columns).
+// + streams[:, k]; with n weights they are those of y. grid (tokens, blocks of columns).
 IKPY_KERNEL hyper_expand(View dst, View streams, View y, View weights) {
     const int t = blockIdx.x, d = blockIdx.y * blockDim.x + threadIdx.x, n = streams.ne[1];
     if (d >= dst.ne[0]) return;
-    const float *post = weights.row<const float>(t) + n, *matrix = post + n;
+    const float *post = weights.row<const float>(t) + (weights.ne[0] > n ? n : 0), *matrix = post + n;
     const float output = y.row<const float>(t)[d];
     float x[kMaxStreams];
 #pragma unroll

@@ -30,24 +30,23 @@ __device__ __forceinline__ float result_of(float y, const float* bias, int chann
 
 }  // namespace
 
-// y[c, t] = sum_j taps[j, c] * input[c, t - n + 1 + j] + bias[c] over the tokens of t's slot, where inputs
-// before the batch are the slot's past ones [n - 1, C, slots], oldest first, which are brought up to date. A
-// thread per channel takes one token after the other: for few of them.
+// y[c, t] = sum_j taps[j, c] * input[c, t - (n - 1 - j) dilation] + bias[c] over the tokens of t's slot,
+// where inputs before the batch are the slot's past ones [(n - 1) dilation, C, slots], oldest first, which
+// are brought up to date. A thread per channel takes one token after the other: for few of them.
 IKPY_KERNEL causal_conv_few(View dst, View x, View taps, View past, const int* slots, const float* bias,
-                            int silu, View kept_past, const int* kept_slots) {
+                            int silu, int dilation, View kept_past, const int* kept_slots) {
     const Kept kept{kept_past, kept_slots};
-    const int c = blockIdx.x * blockDim.x + threadIdx.x, n_past = taps.ne[0] - 1;
+    const int c = blockIdx.x * blockDim.x + threadIdx.x, n_past = (taps.ne[0] - 1) * dilation;
     if (c >= dst.ne[0]) return;
     const float* w = taps.row<const float>(c);
     for (int t = 0; t < dst.ne[1]; ++t) {
         float* inputs = past.row<float>(c, slots[t]);
         const float newest = x.row<const float>(t)[c];
+        const float* tap = w;
         float y = 0;
-        for (int j = 0; j < n_past; ++j) {
-            y += w[j] * inputs[j];
-            inputs[j] = j + 1 < n_past ? inputs[j + 1] : newest;
-        }
-        dst.row<float>(t)[c] = result_of(y + w[n_past] * newest, bias, c, silu);
+        for (int j = 0; j < n_past; j += dilation) y += *tap++ * inputs[j];
+        for (int j = 0; j < n_past; ++j) inputs[j] = j + 1 < n_past ? inputs[j + 1] : newest;
+        dst.row<float>(t)[c] = result_of(y + *tap * newest, bias, c, silu);
         if (kept.behind(t) < 0) continue;
         float* copy = kept.states.row<float>(c, kept.behind(t));
         for (int j = 0; j < n_past; ++j) copy[j] = inputs[j];
@@ -57,10 +56,10 @@ IKPY_EXPORT(causal_conv_few);
 
 // The same for any number of tokens, without the update of past inputs. Grid (blocks of channels, tokens).
 IKPY_KERNEL causal_conv(View dst, View x, View taps, View past, const int* slots, const float* bias, int silu,
-                        View kept_past, const int* kept_slots) {
+                        int dilation, View kept_past, const int* kept_slots) {
     __shared__ int before[kMaxTaps], n_before;
     const Kept kept{kept_past, kept_slots};
-    const int t = blockIdx.y, n_past = taps.ne[0] - 1;
+    const int t = blockIdx.y, n_past = (taps.ne[0] - 1) * dilation;
     if (warp_id() == 0) {
         const int n = latest_tokens(slots, slots[t], t, n_past, before);
         if (lane_id() == 0) n_before = n;
@@ -71,9 +70,11 @@ IKPY_KERNEL causal_conv(View dst, View x, View taps, View past, const int* slots
     const float* w = taps.row<const float>(c);
     const float* older = past.row<const float>(c, slots[t]) + n_before;
     float y = 0;
-    for (int j = 0; j < n_past - n_before; ++j) y += w[j] * older[j];
-    for (int i = n_before; i > 0; --i) y += w[n_past - i] * x.row<const float>(before[i - 1])[c];
-    dst.row<float>(t)[c] = result_of(y + w[n_past] * x.row<const float>(t)[c], bias, c, silu);
+    for (int j = 0; j < n_past - n_before; j += dilation) y += *w++ * older[j];
+    // Taps before the newest one are multiples of the dilation behind it.
+    for (int i = n_before / dilation * dilation; i > 0; i -= dilation)
+        y += *w++ * x.row<const float>(before[i - 1])[c];
+    dst.row<float>(t)[c] = result_of(y + *w * x.row<const float>(t)[c], bias, c, silu);
     if (kept.behind(t) < 0 || n_past == 0) return;
     float* copy = kept.states.row<float>(c, kept.behind(t));
     for (int j = 1; j < n_past - n_before; ++j) copy[j - 1] = older[j];
@@ -83,7 +84,7 @@ IKPY_KERNEL causal_conv(View dst, View x, View taps, View past, const int* slots
 }
 IKPY_EXPORT(causal_conv);
 
-// Past inputs [n - 1, C, slots] behind the tokens of a batch. Grid (blocks of channels, slots).
+// Past inputs [n, C, slots] behind the tokens of a batch. Grid (blocks of channels, slots).
 IKPY_KERNEL causal_conv_past(View past, View x, const int* slots) {
     __shared__ int latest[kMaxTaps], n_latest;
     const int n_past = past.ne[0], slot = blockIdx.y;

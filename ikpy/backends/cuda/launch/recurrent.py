@@ -35,7 +35,8 @@ def unsupported(op: Node) -> str | None:
 def _causal_conv(c: OpContext) -> list[Launch]:
     n_tokens = c.source(0).shape[1]
     blocks = ceil_div(c.op.dst.shape[0], _CHANNELS)
-    args = [c.dst, c.view(0), c.view(1), c.view(2), c.at(3), c.at(4), i32(c.op.ip[0]), c.view(5), c.at(6)]
+    options = [i32(n) for n in c.op.ip]
+    args = [c.dst, c.view(0), c.view(1), c.view(2), c.at(3), c.at(4), *options, c.view(5), c.at(6)]
     if n_tokens <= _FEW_TOKENS:
         return [Launch("causal_conv_few", (blocks, 1, 1), (_CHANNELS, 1, 1), 0, args)]
     past = [c.view(2), c.view(0), c.at(3)]

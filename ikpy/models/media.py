@@ -20,7 +20,7 @@ class ReadsPictures(Architecture):
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
-        lengths = keys.integers("rope.dimension_sections", 4)
+        lengths = keys.optional_integers("rope.dimension_sections", 4)
         if lengths:
             if min(lengths) < 0 or not 0 < sum(lengths) <= hp.n_rot // 2:
                 raise FileFormatError(

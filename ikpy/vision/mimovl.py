@@ -57,7 +57,7 @@ class MiMoVLProjector(QwenProjector):
 
     def load_tower(self, source: Source) -> SinkTransformer:
         keys, name = source.keys, "vision.wa_pattern_mode"
-        self.modes = keys.integers(name, self.params.n_layer)
+        self.modes = keys.optional_integers(name, self.params.n_layer)
         if not self.modes or set(self.modes) - {FULL, BY_ROWS, BY_COLUMNS}:
             raise FileFormatError(f"{self.path}: clip.{name} {self.modes} says not what each layer sees")
         self.window = size(keys, "window_size", least=0)

@@ -81,6 +81,7 @@ ARCHITECTURES = {
     "nomic-bert-moe": "ikpy.models.nomic_bert:NomicBertMoe",
     "olmo2": "ikpy.models.olmo2:Olmo2",
     "olmoe": "ikpy.models.olmoe:Olmoe",
+    "paddleocr": "ikpy.models.ernie4_5:PaddleOcr",
     "phi3": "ikpy.models.phi3:Phi3",
     "qwen2": "ikpy.models.qwen2:Qwen2",
     "qwen2moe": "ikpy.models.qwen2moe:Qwen2Moe",

@@ -46,6 +46,7 @@ FAMILIES = {
     "minimax_m3": "minimax_m3.MiniMaxM3Projector",
     "mlp": "llava.LlavaProjector",
     "nemotron_v2_vl": "nemotron.NemotronProjector",
+    "paddleocr": "paddleocr.PaddleOcrProjector",
     "phi4": "siglip_mlp.Phi4Projector",
     "pixtral": "pixtral.PixtralProjector",
     "qwen2.5vl_merger": "qwen2vl.Qwen25VLProjector",

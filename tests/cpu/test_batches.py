@@ -211,3 +211,27 @@ def test_the_plans_used_last_are_kept() -> None:
         assert ctx._plans.get(1, 1) is first
     assert ctx._steps.get(2, 1) is None
     assert ctx._steps.get(39, 1) is not None
+
+
+def test_turned_positions() -> None:
+    """Every part of a batch has its difference, which pieces keep and inputs add."""
+    batch = Batch.single([1, 2], 5, 3, turn=-4)
+    batch.add([3], 9, 1, "none", turn=2)
+    batch.add([4], 0)
+    assert Batch.one(7, 8, turn=-3).turns.tolist() == [-3]
+    assert batch.turns.tolist() == [-4, -4, 2, 0]
+    parts = batch.cut([1, 3, 4])
+    assert [part.tokens.tolist() for part in parts] == [[1], [2, 3], [4]]
+    assert [part.turns.tolist() for part in parts] == [[-4], [-4, 2], [0]]
+    assert [part.seq_ids for part in parts] == [[(3,)], [(3,), (1,)], [(0,)]]
+    assert [part.logits.tolist() for part in parts] == [[False], [True, False], [True]]
+    assert batch.cut([4]) == [batch]
+    table = CellTable(256)
+    for turns, expected in ((True, [1, 2, 11, 0, 0]), (False, [])):
+        arrays = InputArrays(5, [1], 0, turns)
+        arrays.write(batch, take([table], batch))
+        assert arrays.turned.tolist() == expected
+        assert arrays.arrays[1].tolist() == [5, 6, 9, 0, 0]
+    for turn in (2**30 + 1, -(2**30) - 1, 2**80):
+        with pytest.raises(UsageError, match=r"positions turned by|too large"):
+            Batch.single([1], turn=turn)

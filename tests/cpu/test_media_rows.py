@@ -17,12 +17,16 @@ from ikpy.engine.sampling_params import SamplingParams
 from ikpy.engine.sequence_state import save_sequence
 from ikpy.engine.session import put_state, save_session, take_state
 from ikpy.errors import FileFormatError, ResourceError, UsageError
+from ikpy.gguf.reader import GGUFFile
+from ikpy.quants import dequantize
 from ikpy.tools.generation import GrowingSequence
+from ikpy.vision.rows import MediaRows
 from tests.cpu import media_models as media
 from tests.cpu.definition_checks import hold
 from tests.cpu.reference_models import N_VOCAB, RandomModel
 from tests.cpu.test_arch_gemma4 import gemma4, truth
 from tests.cpu.test_encoders import MODELS
+from tests.shared import DATA
 
 BOUND = 2e-4
 
@@ -230,3 +234,20 @@ def test_models_that_read_no_pictures(tmp_path: Path) -> None:
         model = media.transformer("qwen3vl", **{key: value})
         with pytest.raises(FileFormatError, match=message):
             Model.load(model.write(tmp_path / "odd.gguf"))
+
+
+@pytest.mark.parametrize("name", ["deepseek2-lite", "deepseek2-v3-mla", "llama-moe", "qwen2-yarn", "qwen3moe"])
+def test_rows_that_are_embeddings_are_tokens(name: str) -> None:
+    """To the last bit, in latent attention too: nothing but the embedding is another."""
+    path = DATA / "zoo" / f"{name}.gguf"
+    gguf = GGUFFile.open(path)
+    info = gguf.tensors["token_embd.weight"]
+    table = np.asarray(dequantize(gguf.data(info), info.type_id, info.shape), np.float32)
+    words = np.random.default_rng(2).integers(4, len(table) - 1, 60)
+    store = MediaStore(len(table), 1 << 22)
+    ids = [*words[:7].tolist(), *store.add(b"a", lambda: MediaRows(table[words[7:40]])), *words[40:].tolist()]
+    found = []
+    for text in (words.tolist(), ids):
+        context = new_context(path, store, n_ubatch=32, type_k="f16", type_v="f16")
+        found.append(context.decode(Batch.single(text, logits="all")))
+    assert np.array_equal(*found)

@@ -14,6 +14,7 @@ from transformers.models.dots3_note import modeling_dots3_note as dots3note
 from transformers.models.exaone4_5 import modeling_exaone4_5 as exaone45
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm5_next import modeling_glm5_next as glm5
+from transformers.models.glm_ocr import modeling_glm_ocr as glm_ocr
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llava import modeling_llava as llava
 from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl as minimax_m3
@@ -331,13 +332,16 @@ def dots3note_rows(tower: Tower, w: Weights) -> torch.Tensor:
 
 
 def glm_rows(tower: Tower, w: Weights) -> torch.Tensor:
-    """GLM-4.1V and GLM-5.3 Flash."""
+    """GLM-4.1V, GLM-OCR and GLM-5.3 Flash."""
     sizes = {"depth": tower.layers, "hidden_size": tower.d, "num_heads": tower.heads, "patch_size": tower.patch}
     sizes |= {"rms_norm_eps": tower.eps, "out_hidden_size": tower.text}
     inner = len(w["mm.gate.weight"])
     if tower.side:
         module, size = glm4v.Glm4vVisionModel, tower.side * tower.patch
         config = glm4v.Glm4vVisionConfig(intermediate_size=inner, image_size=size, **sizes)
+    elif tower.kind == "glm4v":
+        module = glm_ocr.GlmOcrVisionModel
+        config = glm_ocr.GlmOcrVisionConfig(intermediate_size=tower.ff, **sizes)
     else:
         module = glm5.Glm5NextVisionModel
         limit = tower.further["swiglu_clamp"]
@@ -394,6 +398,7 @@ MODELS: dict[str, Callable[[Tower, Weights], torch.Tensor]] = {
     "mistral3": pixtral_rows,
     "kimik25": kimi_rows,
     "glm4v": glm_rows,
+    "glm_ocr": glm_rows,
     "glm5v": glm_rows,
     "dots3note_v": dots3note_rows,
     "lightonocr": pixtral_rows,

@@ -17,6 +17,7 @@ TEXT_AROUND = {
     "kimivl": ("<|media_start|>", "<|media_end|>"),
     "kimik25": ("<|media_begin|>", "<|media_end|>"),
     "glm4v": ("<|begin_of_image|>", "<|end_of_image|>"),
+    "glm_ocr": ("<|begin_of_image|>", "<|end_of_image|>"),
     "glm5v": ("<|begin_of_image|>", "<|end_of_image|>"),
     "lightonocr": ("<|im_start|>", "<|im_end|>"),
     "dots_ocr": ("<|img|>", "<|endofimg|>"),
@@ -99,6 +100,7 @@ TOWERS = {
     "paddleocr": Tower(
         "paddleocr", activation="tanh", side=7, further={"image_min_pixels": 1152, "image_max_pixels": 144000}
     ),
+    "glm_ocr": Tower("glm4v", rms=True, gated=True, activation="silu", eps=1e-5, ff=189),
     "glm5v": Tower(
         "glm5v",
         rms=True,

@@ -14,10 +14,12 @@ from transformers.models.dots3_note import modeling_dots3_note as dots3note
 from transformers.models.exaone4_5 import modeling_exaone4_5 as exaone45
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm5_next import modeling_glm5_next as glm5
+from transformers.models.glm_ocr import modeling_glm_ocr as glm_ocr
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llava import modeling_llava as llava
 from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl as minimax_m3
 from transformers.models.mistral3 import modeling_mistral3 as mistral3
+from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen25
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
@@ -275,6 +277,30 @@ def kimi_rows(tower: Tower, w: Weights) -> torch.Tensor:
     return load(kimi.Kimi_K25MultimodalProjection(whole), renamed(w, names))(merged).reshape(-1, tower.text)
 
 
+def paddle_rows(tower: Tower, w: Weights) -> torch.Tensor:
+    """PaddleOCR-VL."""
+    config = paddleocr.PaddleOCRVisionConfig(
+        hidden_size=tower.d,
+        intermediate_size=tower.ff,
+        num_hidden_layers=tower.layers,
+        num_attention_heads=tower.heads,
+        patch_size=tower.patch,
+        image_size=tower.side * tower.patch,
+        layer_norm_eps=tower.eps,
+    )
+    config._attn_implementation = "eager"
+    names = {"ln1": "layer_norm1", "ln2": "layer_norm2", "attn_out": "self_attn.out_proj"}
+    names |= {f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"} | {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+    rest = {"v.patch_embd.": "embeddings.patch_embedding.", "v.position_embd.": "embeddings.position_embedding."}
+    state = renamed(w, layers(tower, names, "encoder.layers") | rest | {"v.post_ln.": "post_layernorm."})
+    flat, grid = patches(tower, 1, 1)
+    found = load(paddleocr.PaddleOCRVisionTransformer(config), state)(flat[None, :, :, 0], grid_thw=grid)
+    whole = paddleocr.PaddleOCRVLConfig(text_config={"hidden_size": tower.text}, vision_config=config.to_dict())
+    names = {"mm.input_norm.": "pre_norm.", "mm.1.": "linear_1.", "mm.2.": "linear_2."}
+    projector = load(paddleocr.PaddleOCRProjector(whole), renamed(w, names))
+    return projector(found.last_hidden_state.reshape(-1, tower.d), grid)
+
+
 def dots3note_rows(tower: Tower, w: Weights) -> torch.Tensor:
     """dots3 note."""
     inner, experts = w["v.blk.1.ffn_gate_exps.weight"], "blocks.1.mlp.experts"
@@ -306,13 +332,16 @@ def dots3note_rows(tower: Tower, w: Weights) -> torch.Tensor:
 
 
 def glm_rows(tower: Tower, w: Weights) -> torch.Tensor:
-    """GLM-4.1V and GLM-5.3 Flash."""
+    """GLM-4.1V, GLM-OCR and GLM-5.3 Flash."""
     sizes = {"depth": tower.layers, "hidden_size": tower.d, "num_heads": tower.heads, "patch_size": tower.patch}
     sizes |= {"rms_norm_eps": tower.eps, "out_hidden_size": tower.text}
     inner = len(w["mm.gate.weight"])
     if tower.side:
         module, size = glm4v.Glm4vVisionModel, tower.side * tower.patch
         config = glm4v.Glm4vVisionConfig(intermediate_size=inner, image_size=size, **sizes)
+    elif tower.kind == "glm4v":
+        module = glm_ocr.GlmOcrVisionModel
+        config = glm_ocr.GlmOcrVisionConfig(intermediate_size=tower.ff, **sizes)
     else:
         module = glm5.Glm5NextVisionModel
         limit = tower.further["swiglu_clamp"]
@@ -369,11 +398,13 @@ MODELS: dict[str, Callable[[Tower, Weights], torch.Tensor]] = {
     "mistral3": pixtral_rows,
     "kimik25": kimi_rows,
     "glm4v": glm_rows,
+    "glm_ocr": glm_rows,
     "glm5v": glm_rows,
     "dots3note_v": dots3note_rows,
     "lightonocr": pixtral_rows,
     "exaone4_5": exaone,
     "minimax_m3": minimax,
+    "paddleocr": paddle_rows,
     "step3vl": step_rows,
 }
 

@@ -95,6 +95,7 @@ ARCHITECTURES = {
     "olmoe": "ikpy.models.olmoe:Olmoe",
     "openelm": "ikpy.models.openelm:OpenElm",
     "orion": "ikpy.models.orion:Orion",
+    "paddleocr": "ikpy.models.ernie4_5:PaddleOcr",
     "phi2": "ikpy.models.phi2:Phi2",
     "phi3": "ikpy.models.phi3:Phi3",
     "phimoe": "ikpy.models.phimoe:PhiMoe",

@@ -1,10 +1,11 @@
-"""ernie4_5 and ernie4_5-moe: optional biases; experts in every n-th layer."""
+"""ernie4_5, ernie4_5-moe and paddleocr: optional biases; experts in every n-th layer; pictures."""
 
 from __future__ import annotations
 
 from ikpy.errors import FileFormatError
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
+from ikpy.models.media import ReadsPictures
 from ikpy.models.transformer import Transformer
 
 
@@ -33,3 +34,9 @@ class Ernie45Moe(Ernie45):
 
     def is_moe(self, layer: int) -> bool:
         return super().is_moe(layer) and (layer + 1) % self.moe_step == 0
+
+
+class PaddleOcr(ReadsPictures, Ernie45):
+    """The text part of PaddleOCR-VL (arXiv:2510.14528)."""
+
+    rope_neox = True

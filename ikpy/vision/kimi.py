@@ -27,6 +27,7 @@ class KimiVLProjector(NativeSizeProjector):
     default_tokens = (8, 1024)
     merge_key = "projector.scale_factor"
     neighbours = True
+    interpolation = "bicubic"
 
     def load_rest(self, source: Source) -> None:
         weights, n = source.weights, self.params.n_embd
@@ -55,7 +56,7 @@ class KimiVLProjector(NativeSizeProjector):
         return axial_table((place % columns, place // columns), (rates, rates))
 
     def build(self, b: PictureGraph) -> Value:
-        positions = resampled(self.positions, b.rows, b.columns, "bicubic")[self.order(b.rows, b.columns)]
+        positions = resampled(self.positions, b.rows, b.columns, self.interpolation)[self.order(b.rows, b.columns)]
         x = b.graph.add(b.graph.mul_mat(self.filters, b.patches, self.bias), b.floats(positions))
         x = b.layer_norm(self.norm, self.tower.layers(b, x, rotate=self.rotation(b)), self.projector_eps)
         return self.projected(b, self.up, self.down, self.joined(x))

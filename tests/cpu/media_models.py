@@ -20,7 +20,7 @@ BASE = 1e4
 SECTIONS = [7, 5, 4, 0]
 GLM_SECTIONS = [4, 1, 3, 0]
 """Of a model that rotates half of every head."""
-IN_ORDER = ("qwen2vl", "glm4")
+IN_ORDER = ("qwen2vl", "glm4", "paddleocr")
 WINDOW = 12
 Text = Sequence["int | MediaRows"]
 
@@ -119,8 +119,9 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, seen: np.n
 
 
 def transformer(arch: str, seed: int = 71, n_layer: int = N, **keys: object) -> RandomModel:
-    """qwen2vl, qwen3vl, qwen3vlmoe, glm4, gemma3 or llama."""
-    is_gemma, sections = arch == "gemma3", {"rope.dimension_sections": SECTIONS} if "vl" in arch else {}
+    """qwen2vl, qwen3vl, qwen3vlmoe, paddleocr, glm4, gemma3 or llama."""
+    is_gemma, has_sections = arch == "gemma3", "vl" in arch or arch == "paddleocr"
+    sections = {"rope.dimension_sections": SECTIONS} if has_sections else {}
     shape = checks.shape(n_layer, D, HEADS, KV, HEAD, F)
     m = RandomModel(arch, seed, **{**shape, **RMS, **sections, "rope.freq_base": BASE, **keys})
     checks.frame(m, D, tied=is_gemma)
@@ -236,6 +237,11 @@ def qwen35() -> RandomModel:
     return m
 
 
+def paddleocr() -> RandomModel:
+    """Sections one behind the other."""
+    return transformer("paddleocr", 74)
+
+
 def glm4() -> RandomModel:
     """Pairs half of the rotated part apart, unlike those of files without sections."""
     keys = {"rope.dimension_sections": GLM_SECTIONS, "rope.dimension_count": HEAD // 2}
@@ -253,7 +259,7 @@ def llama() -> RandomModel:
 
 
 MODELS: dict[str, Callable[[], RandomModel]] = {
-    f.__name__: f for f in (qwen2vl, qwen3vl, qwen3vlmoe, qwen35, glm4, gemma3, llama)
+    f.__name__: f for f in (qwen2vl, qwen3vl, qwen3vlmoe, qwen35, paddleocr, glm4, gemma3, llama)
 }
 
 

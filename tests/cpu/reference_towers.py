@@ -209,7 +209,12 @@ def linear_weights(n: int, side: int) -> np.ndarray:
     return found
 
 
-INTERPOLATIONS = {"qwen3vl_merger": corner_weights, "ling3vl": corner_weights, "step3vl": linear_weights}
+INTERPOLATIONS = {
+    "qwen3vl_merger": corner_weights,
+    "ling3vl": corner_weights,
+    "step3vl": linear_weights,
+    "paddleocr": linear_weights,
+}
 
 
 def positions(tower: Tower, w: Weights, rows: int, columns: int) -> np.ndarray:
@@ -262,7 +267,7 @@ def rows(tower: Tower, w: Weights, picture: np.ndarray) -> np.ndarray:
         x = norm(
             x, w, "mm.input_norm", {"ling3vl": tower.eps, "dots_ocr": 1e-6, "dots3note_v": 1e-6}.get(tower.kind, 1e-5)
         )
-    if tower.kind.startswith("kimi"):
+    if tower.kind.startswith(("kimi", "paddle")):
         return linear(erf_gelu(linear(merged(tower, x), w, "mm.1")), w, "mm.2")
     found = [linear(erf_gelu(linear(merged(tower, x), w, "mm.0")), w, "mm.2")]
     for il, states in zip(tower.deep, deep, strict=True):

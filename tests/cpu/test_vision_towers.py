@@ -22,7 +22,7 @@ from tests.cpu.tower_kinds import TEXT_AROUND, TOWERS, UNKNOWN_TO_TRANSFORMERS, 
 from tests.cpu.vision_towers import GOLDEN_ROWS, GOLDENS, PEER_COLUMNS, Tower
 
 PEER_BOUND = 1e-3
-GRIDS = ("qwen2vl", "qwen25vl", "qwen3vl", "glm4v")
+GRIDS = ("qwen2vl", "qwen25vl", "qwen3vl", "glm4v", "glm_ocr", "paddleocr")
 RESIZED = ("lightonocr", "glm5v")
 """Kinds that resize some of the pictures whose sides are whole squares."""
 FREE_TABLES = ("kimik25", False), ("glm4v", True)

@@ -17,6 +17,7 @@ TEXT_AROUND = {
     "kimivl": ("<|media_start|>", "<|media_end|>"),
     "kimik25": ("<|media_begin|>", "<|media_end|>"),
     "glm4v": ("<|begin_of_image|>", "<|end_of_image|>"),
+    "glm_ocr": ("<|begin_of_image|>", "<|end_of_image|>"),
     "glm5v": ("<|begin_of_image|>", "<|end_of_image|>"),
     "lightonocr": ("<|im_start|>", "<|im_end|>"),
     "dots_ocr": ("<|img|>", "<|endofimg|>"),
@@ -24,8 +25,10 @@ TEXT_AROUND = {
     "minimax_m3": ("]<]start of image[>[", "]<]end of image[>["),
     "exaone4_5": ("<vision>", "</vision>"),
     "ling3vl": ("<|vision_start|>", "<|vision_end|>"),
+    "paddleocr": ("<|IMAGE_START|>", "<|IMAGE_END|>"),
     "mimovl": ("<|vision_start|>", "<|vision_end|>"),
 }
+INTERPOLATED = ("kimivl", "paddleocr")
 UNKNOWN_TO_TRANSFORMERS = {"kimivl", "dots_ocr", "ling3vl", "mimovl"}
 
 TOWERS = {
@@ -94,6 +97,10 @@ TOWERS = {
         further={"image_min_pixels": 6272, "image_max_pixels": 784000},
     ),
     "ling3vl": Tower("ling3vl", activation="tanh", side=7),
+    "paddleocr": Tower(
+        "paddleocr", activation="tanh", side=7, further={"image_min_pixels": 1152, "image_max_pixels": 144000}
+    ),
+    "glm_ocr": Tower("glm4v", rms=True, gated=True, activation="silu", eps=1e-5, ff=189),
     "glm5v": Tower(
         "glm5v",
         rms=True,
@@ -151,18 +158,18 @@ def step_pictures() -> list[np.ndarray]:
 
 
 def peer_tower(name: str) -> Tower:
-    """The tower that llama.cpp's rows are of. It interpolates the positions of Kimi-VL linearly, unlike the published
-    code, so that its pictures are those that need no interpolation.
+    """The tower that llama.cpp's rows are of. It interpolates the positions of Kimi-VL linearly and smooths those of
+    PaddleOCR-VL, unlike the published code, so that their pictures are those that need no interpolation.
     """
     tower = TOWERS[name]
-    return replace(tower, side=8) if tower.kind == "kimivl" else tower
+    return replace(tower, side=8) if tower.kind in INTERPOLATED else tower
 
 
 def peer_pictures(tower: Tower) -> list[np.ndarray]:
     """Pictures that need all ways to resize: enlarged, as they are, with bars, narrow."""
     p = tower.patch
     sizes = [(8 * p, 8 * p)]
-    if tower.kind != "kimivl":
+    if tower.kind not in INTERPOLATED:
         sizes += [(2 * p, 3 * p), (9 * p + 3, 17 * p - 4), (19 * p, 3 * p + 1)]
     random = np.random.default_rng(7)
     return [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]

@@ -300,7 +300,7 @@ class _Maker:
         self.linear("mm.1", merged, merged)
         self.linear("mm.2", t.text, merged)
 
-    make_kimik25 = make_kimivl
+    make_kimik25 = make_paddleocr = make_kimivl
 
     def make_glm4v(self) -> None:
         t = self.tower

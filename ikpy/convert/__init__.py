@@ -6,6 +6,7 @@ architecture, `tokenizer.py` makes the vocabulary keys, `conversion.py` plans th
 
 from __future__ import annotations
 
-from ikpy.convert.conversion import Conversion, ConvertOptions
+from ikpy.convert.conversion import Conversion
+from ikpy.convert.options import ConvertOptions
 
 __all__ = ["Conversion", "ConvertOptions"]

@@ -20,6 +20,8 @@ class Config:
         if not isinstance(inner, dict):
             raise FileFormatError(f"{path}: 'text_config' is not an object")
         self.values = {**values, **inner}
+        if len({part["tie_word_embeddings"] for part in (values, inner) if "tie_word_embeddings" in part}) > 1:
+            self.values["tie_word_embeddings"] = None  # the tensors tell
         self.path = path
         self.model_type = str(self.values.get("model_type", ""))
 

@@ -63,6 +63,14 @@ def scaling_notes(config: Config) -> list[str]:
     return ["the YaRN ramp is rounded to whole dimensions when the file is run, the model's is not"]
 
 
+def dynamic_notes(config: Config) -> list[str]:
+    """What is left out of dynamic scaling, which sets in beyond the context."""
+    if config.rope()["rope_type"] != "dynamic":
+        return []
+    length = config.integer("max_position_embeddings")
+    return [f"beyond {length} tokens the model scales RoPE by the length of the text, which no file can say"]
+
+
 def llama3_factors(rope: dict[str, Any], n_rot: int) -> np.ndarray:
     """Divisors of the frequencies, f32 [n_rot/2]: 1 for short waves, `factor` for long ones, between them a ramp.
 

@@ -24,7 +24,7 @@ class Qwen2(Family):
 
     arch = "qwen2"
     biases = needed_biases = QKV
-    rope_scalings = ("dynamic",)  # of InternVL
+    rope_scalings: ClassVar[tuple[str, ...]] = ("dynamic",)  # of InternVL
 
     def check(self) -> None:
         super().check()

@@ -10,7 +10,7 @@ import numpy as np
 
 from ikpy.convert.families.base import Keys, View
 from ikpy.convert.projectors.base import Projector
-from ikpy.convert.projectors.tensors import Wanted, lines, norm, patches, table
+from ikpy.convert.projectors.tensors import Wanted, lines, norm, patches, table, third
 
 _BLOCK = {"ln1": "norm0", "attn_out": "wo", "ln2": "norm1", "ffn_up": "mlp.fc0", "ffn_down": "mlp.fc1"}
 _MERGE = 2
@@ -23,6 +23,7 @@ class KimiVL(Projector):
     layer = "vision_tower.encoder.blocks"
     modules: ClassVar[Mapping[str, str]] = {**_BLOCK, **dict.fromkeys(("attn_q", "attn_k", "attn_v"), "wqkv")}
     eps = 1e-5
+    is_flat: ClassVar[bool] = True  # the table of positions
     projector: ClassVar[Mapping[str, str]] = {
         "mm.input_norm": "multi_modal_projector.pre_norm",
         "mm.1": "multi_modal_projector.linear_1",
@@ -49,10 +50,18 @@ class KimiVL(Projector):
     def keys(self) -> Keys:
         return super().keys() | {"vision.projector.scale_factor": _MERGE}
 
+    def view(self, target: str) -> View | None:
+        turned, parts = by_axis(self.n_head), {"attn_q": 0, "attn_k": 1, "attn_v": 2}
+        if target == "attn_qkv":
+            return lambda rows: np.concatenate([turned(q_or_k) for q_or_k in np.split(rows, 3)[:2]] + [third(2)(rows)])
+        if target in ("attn_q", "attn_k"):
+            return lambda rows: turned(third(parts[target])(rows))
+        return super().view(target)
+
     def tensors(self) -> Iterator[Wanted]:
         yield from patches("vision_tower.patch_embed.proj", self.n, self.patch_size)
-        name = "vision_tower.patch_embed.pos_emb.weight"
-        yield table("v.position_embd.weight", name, self.grid, self.grid, self.n, view=lines)
+        name, shape = "vision_tower.patch_embed.pos_emb.weight", (self.grid, self.grid, self.n)
+        yield table("v.position_embd.weight", name, *shape, view=lines if self.is_flat else None)
         yield from self.layers()
         yield from norm("v.post_ln", "vision_tower.encoder.final_layernorm", self.n)
         (target, source), *matrices = self.projector.items()
@@ -63,12 +72,13 @@ class KimiVL(Projector):
 
 
 class KimiK25(KimiVL):
-    """MoonViT-3D; its file has queries and keys in the order of halves."""
+    """MoonViT-3D, of which films have one more part."""
 
     kind = "kimik25"
     parts = ("vision_tower.", "mm_projector.")
     unused = ("vision_tower.patch_embed.pos_emb.time_weight",)  # of frames of a film
     modules: ClassVar[Mapping[str, str]] = {**_BLOCK, "attn_qkv": "wqkv"}
+    is_flat = False
     projector: ClassVar[Mapping[str, str]] = {
         "mm.input_norm": "mm_projector.pre_norm",
         "mm.1": "mm_projector.proj.0",
@@ -98,16 +108,15 @@ class KimiK25(KimiVL):
             "vision.image_max_pixels": n_patches * area,
         }
 
-    def view(self, target: str) -> View | None:
-        return halved_qk(self.n_head) if target == "attn_qkv" else super().view(target)
 
+def by_axis(n_head: int) -> View:
+    """Rows of q or k from pairs of elements that turn by column and by row in turns to all by column, then all by row.
 
-def halved_qk(n_head: int) -> View:
-    """Rows of q and k from pairs that turn by column and row in turns to first ones by column, then by row; v stays."""
+    The products of queries and keys stay as they are. Engines rotate in this order.
+    """
 
     def view(rows: np.ndarray) -> np.ndarray:
-        n = rows.shape[0] // 3
-        parts = rows[: 2 * n].reshape(2 * n_head, n // n_head // 4, 2, 2, *rows.shape[1:])
-        return np.concatenate([parts.swapaxes(1, 2).reshape(2 * n, *rows.shape[1:]), rows[2 * n :]])
+        pairs = rows.reshape(n_head, rows.shape[0] // n_head // 4, 2, 2, *rows.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(rows.shape)
 
     return view

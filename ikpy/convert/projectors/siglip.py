@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+import numpy as np
+
 from ikpy.convert.families.base import Keys
 from ikpy.convert.projectors.base import Projector
 from ikpy.convert.projectors.tensors import Wanted, flat_patches, linear, norm, patches, table
@@ -195,7 +197,8 @@ class Llava(SiglipProjector):
         self.check_value(self.config, "projector_hidden_act", "gelu")
 
     def keys(self) -> Keys:
-        return super().keys() | {"has_llava_projector": True}
+        layers = np.array([self.n_layer], np.int32)
+        return super().keys() | {"has_llava_projector": True, "vision.feature_layer": layers}
 
     def tensors(self) -> Iterator[Wanted]:
         yield table("v.class_embd", "vision_tower.embeddings.class_embedding", self.n)

@@ -6,6 +6,7 @@ Python objects. Nothing here, nor in the modules cells, tables and steps beside 
 builds on them.
 """
 
+from itertools import pairwise
 from operator import index
 
 import numpy as np
@@ -16,6 +17,7 @@ from libc.stdint cimport INT64_MAX
 from ikpy.errors import UsageError
 
 MAX_SEQUENCES = N_SEQUENCES
+cdef int64_t MOST_TURN = 1 << 30
 
 
 cdef int64_t as_integer(value) except? -1:
@@ -31,6 +33,13 @@ cdef int32_t as_sequence(value) except -1:
     if not 0 <= seq_id < N_SEQUENCES:
         raise UsageError(f"sequence id {seq_id} of a token is outside 0..{N_SEQUENCES - 1}")
     return seq_id
+
+
+cdef int32_t as_turn(value) except? -1:
+    cdef int64_t turn = as_integer(value)
+    if not -MOST_TURN <= turn <= MOST_TURN:
+        raise UsageError(f"positions turned by {turn}: {MOST_TURN} are possible at most")
+    return turn
 
 
 cdef uint64_t mask_of(ids) except? 0:
@@ -59,34 +68,37 @@ cdef class Batch:
             if not isinstance(ids, tuple):
                 ids = (ids,)
             token.id, token.pos, token.mask = as_integer(token_id), as_integer(position), mask_of(ids)
-            token.seq, token.wanted = as_sequence(ids[0]), bool(wanted)
+            token.seq, token.wanted, token.turn = as_sequence(ids[0]), bool(wanted), 0
             self.items.push_back(token)
 
     @staticmethod
-    def one(token_id, pos, seq_id=0):
-        """A single token whose logits are wanted: `single([token_id], pos, seq_id)`, with fewer objects."""
+    def one(token_id, pos, seq_id=0, turn=0):
+        """A single token whose logits are wanted: as `single([token_id], pos, seq_id)`, with fewer objects."""
         cdef Batch batch = Batch.__new__(Batch)
         cdef Token token
         token.id, token.pos, token.seq, token.wanted = as_integer(token_id), as_integer(pos), as_sequence(seq_id), True
-        token.mask = <uint64_t> 1 << token.seq
+        token.mask, token.turn = <uint64_t> 1 << token.seq, as_turn(turn)
         batch.items.push_back(token)
         return batch
 
     @staticmethod
-    def single(tokens, pos=0, seq_id=0, str logits="last"):
-        """Consecutive tokens of one sequence from position pos. logits: "last", "all" or "none"."""
+    def single(tokens, pos=0, seq_id=0, str logits="last", turn=0):
+        """A batch of one `add`."""
         cdef Batch batch = Batch.__new__(Batch)
-        batch.append(tokens, pos, seq_id, logits)
+        batch.append(tokens, pos, seq_id, logits, turn)
         return batch
 
-    def add(self, tokens, pos=0, seq_id=0, str logits="last"):
-        """Appends consecutive tokens of one sequence from position pos. logits: "last", "all" or "none"."""
-        self.append(tokens, pos, seq_id, logits)
+    def add(self, tokens, pos=0, seq_id=0, str logits="last", turn=0):
+        """Appends consecutive tokens of one sequence from position pos. logits: "last", "all" or "none".
 
-    cdef int append(self, tokens, pos, seq_id, str logits) except -1:
+        turn: rotation position minus position in front of the first token, as pictures before it make it.
+        """
+        self.append(tokens, pos, seq_id, logits, turn)
+
+    cdef int append(self, tokens, pos, seq_id, str logits, turn) except -1:
         cdef Token token
         token.pos, token.seq, token.wanted = as_integer(pos), as_sequence(seq_id), logits == "all"
-        token.mask = <uint64_t> 1 << token.seq
+        token.mask, token.turn = <uint64_t> 1 << token.seq, as_turn(turn)
         cdef size_t before = self.items.size()
         for token_id in tokens:
             token.id = as_integer(token_id)
@@ -108,6 +120,11 @@ cdef class Batch:
     def pos(self):
         """A copy of the positions, int64 [n]."""
         return np.array([token.pos for token in self.items], np.int64)
+
+    @property
+    def turns(self):
+        """A copy of the differences between rotation position and position, int64 [n]."""
+        return np.array([token.turn for token in self.items], np.int64)
 
     @property
     def masks(self):
@@ -150,12 +167,17 @@ cdef class Batch:
         """The batch in pieces of n tokens, the last one of at most n."""
         if self.items.size() <= n:
             return [self]
-        cdef Batch piece
-        cdef size_t start, i
-        found = []
-        for start in range(0, self.items.size(), n):
-            piece = Batch()
-            for i in range(start, min(start + n, self.items.size())):
-                piece.items.push_back(self.items[i])
-            found.append(piece)
-        return found
+        return [self.part(start, min(start + n, self.items.size())) for start in range(0, self.items.size(), n)]
+
+    def cut(self, bounds):
+        """The batch in pieces that end at these rising indices, the last one its length."""
+        if len(bounds) == 1 and bounds[0] == <int64_t> self.items.size():
+            return [self]
+        return [self.part(start, end) for start, end in pairwise([0, *bounds])]
+
+    cdef Batch part(self, size_t start, size_t end):
+        cdef Batch piece = Batch.__new__(Batch)
+        cdef size_t i
+        for i in range(start, min(end, self.items.size())):
+            piece.items.push_back(self.items[i])
+        return piece

@@ -6,8 +6,9 @@ from ikpy._native.tables cimport Taken
 
 
 cdef class InputArrays:
-    cdef readonly object arrays, scales, scales_by_sequence
+    cdef readonly object arrays, turned, scales, scales_by_sequence
     cdef int32_t[:, ::1] _arrays
+    cdef int32_t[::1] _turned
     cdef float[:, ::1] _scales, _by_sequence
     cdef vector[int64_t] _stretches
 

@@ -11,16 +11,19 @@ cdef class InputArrays:
     arrays: int32 [4 + n_tables, n], tokens, positions, sequences, output rows, then the tokens' cells in every table.
     Of tables with stretches those of the tokens that end one, -1 behind them, and after all tables two rows more for
     each: the tokens, -1 behind them, and the first positions of their stretches.
+    turned: int32 [n], rotation positions of the tokens, or [0] unless `turns`.
     scales: float32 [n_adapters, n], one per token, from those in scales_by_sequence, float32 [64, n_adapters].
     """
 
-    def __init__(self, int64_t n, list stretches, int64_t n_adapters):
+    def __init__(self, int64_t n, list stretches, int64_t n_adapters, bint turns=False):
         self._stretches = stretches
         further = 2 * sum(stretch > 1 for stretch in stretches)
         self.arrays = np.zeros((4 + len(stretches) + further, n), np.int32)
+        self.turned = np.zeros(n if turns else 0, np.int32)
         self.scales = np.zeros((n_adapters, n), np.float32)
         self.scales_by_sequence = np.ones((N_SEQUENCES, n_adapters), np.float32)
         self._arrays, self._scales, self._by_sequence = self.arrays, self.scales, self.scales_by_sequence
+        self._turned = self.turned
 
     def write(self, Batch batch, Taken taken):
         """Sets the tokens of a batch, the cells they took, and their adapters' scales; returns the number of outputs.
@@ -41,6 +44,8 @@ cdef class InputArrays:
             if token.wanted:
                 self._arrays[3, n_outputs] = i
                 n_outputs += 1
+            if i < self._turned.shape[0]:
+                self._turned[i] = token.pos + token.turn
             for k in range(self._scales.shape[0]):
                 self._scales[k, i] = self._by_sequence[token.seq, k]
         for k in range(<int64_t> taken.cells.size()):

@@ -16,7 +16,7 @@ cdef class Ready:
     """A compiled plan for n_tokens with n_outputs, run with n_threads, and views of its results.
 
     native: the core's plan, if that is all of it; else None, and `plan.run(n_kv, n_threads, work)` runs it. direct:
-    whether a run needs nothing but a batch and cells. maxima: float32 [n_outputs, n], the largest of every few of the
+    whether a run needs nothing but a batch and cells. media: whether tokens may be rows of pictures. maxima: float32 [n_outputs, n], the largest of every few of the
     logits, which are the first of the results; or None.
     """
 
@@ -24,6 +24,7 @@ cdef class Ready:
     cdef readonly int n_threads
     cdef readonly object plan, results, maxima
     cdef object native
+    cdef readonly bint media
     cdef bint direct
     cdef const float* logits
     cdef const float* block_maxima
@@ -31,11 +32,20 @@ cdef class Ready:
     cdef Ready next
 
     def __init__(
-        self, int64_t n_tokens, int64_t n_outputs, int n_threads, plan, results, maxima, native, bint direct=True
+        self,
+        int64_t n_tokens,
+        int64_t n_outputs,
+        int n_threads,
+        plan,
+        results,
+        maxima,
+        native,
+        bint direct=True,
+        bint media=False,
     ):
         self.n_tokens, self.n_outputs, self.n_threads = n_tokens, n_outputs, n_threads
         self.plan, self.results, self.native, self.direct = plan, results, native, direct
-        self.maxima = maxima
+        self.maxima, self.media = maxima, media
         self.n_vocab = self.n_blocks = 0
         if maxima is not None:
             self.point_to(results[0], maxima)
@@ -94,9 +104,9 @@ cdef class Steps:
         cdef CellTable cells = self.tables.full
         return min(cells.n_cells, max(1, (cells.end_of_used() + self.pad - 1) // self.pad) * self.pad)
 
-    def get(self, int64_t n_tokens, int64_t n_outputs):
+    def get(self, int64_t n_tokens, int64_t n_outputs, bint media=False):
         """The plan of this shape, if it is kept."""
-        return self.find(n_tokens, n_outputs)
+        return self.find(n_tokens, n_outputs, media)
 
     def put(self, Ready ready):
         """Keeps a plan; the one that was used longest ago goes when there are too many."""
@@ -133,9 +143,11 @@ cdef class Steps:
         """Forgets all plans."""
         self.latest = None
 
-    cdef Ready find(self, int64_t n_tokens, int64_t n_outputs):
+    cdef Ready find(self, int64_t n_tokens, int64_t n_outputs, bint media):
         cdef Ready before = None, ready = self.latest
-        while ready is not None and not (ready.n_tokens == n_tokens and ready.n_outputs == n_outputs):
+        while ready is not None and not (
+            ready.n_tokens == n_tokens and ready.n_outputs == n_outputs and ready.media == media
+        ):
             before, ready = ready, ready.next
         if before is not None and ready is not None:
             before.next, ready.next, self.latest = ready.next, self.latest, ready
@@ -148,7 +160,7 @@ cdef class Steps:
         positions are to be shifted; no token was added then. Nor was one after an exception, such as an interruption
         during the run.
         """
-        cdef Ready ready = self.find(batch.items.size(), batch.n_wanted())
+        cdef Ready ready = self.find(batch.items.size(), batch.n_wanted(), False)
         if ready is None or not ready.direct or self.tables.has_shifts():
             return None
         if batch.invalid(self.n_vocab, self.n_positions) >= 0:

@@ -23,6 +23,7 @@ from ikpy.engine.forks import check_threads
 from ikpy.engine.graphs import MicroBatchGraphs
 from ikpy.engine.inputs import BatchInputs, as_input
 from ikpy.engine.kv_cache import KVCache, KVCacheFullError
+from ikpy.engine.media_batch import MediaBatch
 from ikpy.engine.model import Model
 from ikpy.engine.nan_search import first_not_a_number
 from ikpy.engine.padding import padded_outputs, padded_tokens
@@ -30,7 +31,7 @@ from ikpy.engine.params import ContextParams
 from ikpy.engine.paused_collection import paused_collection
 from ikpy.engine.plans import Plans, Shape, aligned_bytes, largest_shapes
 from ikpy.engine.results import Results, copied, first_rows, joined
-from ikpy.engine.settings import Sizes, graph_params, window_cells
+from ikpy.engine.settings import Sizes, graph_params, media_width, window_cells
 from ikpy.errors import UsageError
 from ikpy.graph.builder import Graph
 from ikpy.graph.ir import Node
@@ -90,9 +91,16 @@ class Context:
         self.token_states: np.ndarray | None = None
         adapters = self.params.adapters
         n_embd = model.hparams.n_embd if model.arch.reads_states else 0
+        self._media = self.params.media
         keep_slots = self.kv.recurrent.keep_slots if self.kv.recurrent else None
         self._inputs = BatchInputs(
-            self.n_ubatch, self.kv.cells, n_adapters=len(adapters), n_embd=n_embd, keep_slots=keep_slots
+            self.n_ubatch,
+            self.kv.cells,
+            n_adapters=len(adapters),
+            n_embd=n_embd,
+            keep_slots=keep_slots,
+            media_width=media_width(model, self._media),
+            turns=self.graph_params.rope_sections is not None,
         )
         self._n_positions = model.arch.max_position or MAX_POSITION
         limits = model.hparams.n_vocab, self._n_positions
@@ -107,7 +115,7 @@ class Context:
 
     def _make_plans(self) -> None:
         """Finds out what the largest micro-batches need, and takes it."""
-        graphs = {shape: self._graphs.nodes(*shape) for shape in largest_shapes(self.n_ubatch)}
+        graphs = {shape: self._graphs.nodes(*shape) for shape in largest_shapes(self.n_ubatch, self._media is not None)}
         self.devices = self._use_devices([nodes for nodes, _ in graphs.values()])
         self._plans = Plans(
             self._graphs,
@@ -206,26 +214,30 @@ class Context:
             return ""
         self.kv.clear()
         try:
-            for piece in self.kv.pieces(Batch.single(list(tokens)), self.n_ubatch):
-                n_outputs = self._inputs.write(piece, self.kv.place(piece))
-                if found := self._search(len(piece), n_outputs):
+            batch = Batch.single(list(tokens))
+            media = self._pictures(batch)
+            start = 0
+            for piece in self._pieces(batch, media):
+                shape = self._write(piece, self.kv.place(piece), media, start)
+                if found := self._search(shape):
                     return found
+                start += len(piece)
                 self.kv.evaluated(piece)
             return ""
         finally:
             self.kv.clear()
 
-    def _search(self, n_tokens: int, n_outputs: int) -> str:
+    def _search(self, shape: Shape) -> str:
         """The first op with a bad value in the micro-batch whose inputs are set."""
-        work, n_kv, n_threads = self._steps.work, self._steps.n_kv(), self._plans.threads_for(n_tokens)
+        work, n_kv, n_threads = self._steps.work, self._steps.n_kv(), self._plans.threads_for(shape.n_tokens)
         if self.devices:
-            plan = self._plans.get(n_tokens, n_outputs).plan
+            plan = self._plans.get(*shape).plan
             try:
                 check_values(plan, Run(n_kv, n_threads, work))
             except DeviceError as error:
                 return str(error)
             return ""
-        built = self._plans.build(n_tokens, n_outputs)
+        built = self._plans.build(*shape)
         cpu_plan = built.cpu_plan(self._plans.arena.ctypes.data)
         assert cpu_plan is not None
         return first_not_a_number(
@@ -300,16 +312,20 @@ class Context:
         self._check_states(batch, states)
         if self.kv.shifted:
             self._apply_shifts()
-        pieces = self.kv.pieces(batch, self.n_ubatch)
+        media = self._pictures(batch)
+        pieces = self._pieces(batch, media)
         taken: list[Taken] = []
         found: list[Results] = []
+        start = 0
         try:
-            for i, piece in enumerate(pieces):
+            for piece in pieces:
                 if states is not None:
-                    self._inputs.write_states(states[i * self.n_ubatch :][: len(piece)])
+                    self._inputs.write_states(states[start:][: len(piece)])
                 taken.append(self.kv.place(piece))
-                found.append(self._evaluate(piece, taken[-1], copy=copy or len(pieces) > 1))
+                shape = self._write(piece, taken[-1], media, start)
+                found.append(self._evaluate(shape, copy=copy or len(pieces) > 1))
                 self.kv.evaluated(piece)
+                start += len(piece)
         except BaseException:
             for cells in taken:
                 self.kv.release(cells)
@@ -317,25 +333,43 @@ class Context:
         logits, self.embeddings, self.token_states = map(joined, zip(*found, strict=True))
         return self._no_logits if logits is None else logits
 
-    def _evaluate(self, piece: Batch, taken: Taken, *, copy: bool) -> Results:
-        """Results of a micro-batch in the cells it took, logits as a view without ``copy``."""
-        sizes = len(piece), self._inputs.write(piece, taken)
-        padded = self._padded(*sizes)
-        if padded != sizes:
-            self._inputs.pad(sizes, padded)
+    def _pictures(self, batch: Batch) -> MediaBatch | None:
+        """What is known of the rows of pictures in a batch, if it has some."""
+        if self._media is None or batch.first_invalid(self.model.hparams.n_vocab, self._n_positions) < 0:
+            return None
+        return MediaBatch(batch, self._media)
+
+    def _pieces(self, batch: Batch, media: MediaBatch | None) -> list[Batch]:
+        """Micro-batches; raises what `KVCache.pieces` and `MediaBatch.pieces` do."""
+        pieces = self.kv.pieces(batch, self.n_ubatch)
+        return pieces if media is None else media.pieces(pieces, self.n_ubatch)
+
+    def _write(self, piece: Batch, taken: Taken, media: MediaBatch | None, start: int) -> Shape:
+        """Sets the inputs to a micro-batch in the cells it took, which begins at index `start` of the batch."""
+        if media is None or self._media is None:
+            return Shape(len(piece), self._inputs.write(piece, taken))
+        n_outputs = self._inputs.write_media(piece, taken, media, start, self._media)
+        return Shape(len(piece), n_outputs, bool(media.is_row[start : start + len(piece)].any()))
+
+    def _evaluate(self, shape: Shape, *, copy: bool) -> Results:
+        """Results of the micro-batch whose inputs are set, logits as a view without ``copy``."""
+        padded = self._padded(shape)
+        if padded != shape:
+            self._inputs.pad(shape[:2], padded[:2])
         ready = self._plans.get(*padded)
         ready.plan.run(self._steps.n_kv(), ready.n_threads, self._steps.work)
-        n_tokens, n_outputs = sizes
+        n_tokens, n_outputs, _ = shape
         logits, embeddings, token_states = ready.results
         logits, embeddings = first_rows(logits, n_outputs), first_rows(embeddings, n_outputs)
         return copied(logits) if copy else logits, copied(embeddings), copied(first_rows(token_states, n_tokens))
 
-    def _padded(self, n_tokens: int, n_outputs: int) -> Shape:
+    def _padded(self, shape: Shape) -> Shape:
         """Sizes of the plan for a micro-batch; on devices, those near to each other share one."""
         if not self._pads:
-            return n_tokens, n_outputs
+            return shape
+        n_tokens, n_outputs, media = shape
         padded = padded_tokens(n_tokens, self.n_ubatch)
-        return padded, padded_outputs(n_outputs, n_tokens, padded)
+        return Shape(padded, padded_outputs(n_outputs, n_tokens, padded), media)
 
     def _check_states(self, batch: Batch, states: np.ndarray | None) -> None:
         wanted = (len(batch), self.model.hparams.n_embd) if self.model.arch.reads_states else None
@@ -343,8 +377,9 @@ class Context:
             raise UsageError(f"hidden states of shape {wanted} are needed" if wanted else "the model reads no states")
 
     def _check(self, batch: Batch) -> None:
-        if batch.first_invalid(self.model.hparams.n_vocab, self._n_positions) >= 0:
-            self._refuse(batch)
+        n_ids = self._media.end if self._media else self.model.hparams.n_vocab
+        if batch.first_invalid(n_ids, self._n_positions) >= 0:
+            self._refuse(batch, n_ids)
         if len(batch) == 0:
             raise UsageError("an empty batch cannot be decoded")
         if not self.graph_params.causal and len(batch) > self.n_ubatch:
@@ -353,12 +388,12 @@ class Context:
                 "raise n_ubatch (-ub)"
             )
 
-    def _refuse(self, batch: Batch) -> NoReturn:
+    def _refuse(self, batch: Batch, n_ids: int) -> NoReturn:
         """Says what is wrong with the first token that cannot be evaluated."""
         n_vocab, n_positions = self.model.hparams.n_vocab, self._n_positions
-        i = batch.first_invalid(n_vocab, n_positions)
+        i = batch.first_invalid(n_ids, n_positions)
         token, position = int(batch.tokens[i]), int(batch.pos[i])
-        if not 0 <= token < n_vocab:
+        if not 0 <= token < n_ids:
             raise UsageError(f"token {token} at index {i} of the batch is outside the vocabulary of {n_vocab}")
         if position < 0:
             raise UsageError(f"position {position} of the batch is below 0")

@@ -61,12 +61,13 @@ class MicroBatchGraphs:
         """Whether tokens must follow those before them, which the cache checks."""
         return self.is_recurrent or bool(self._kv.stretches)
 
-    def nodes(self, n_tokens: int, n_outputs: int) -> UnplannedGraph:
-        """The graph of a micro-batch, before it is planned.
+    def nodes(self, n_tokens: int, n_outputs: int, media: bool = False) -> UnplannedGraph:
+        """The graph of a micro-batch, before it is planned. media: rows of pictures may be among its tokens.
 
         Raises UsageError if an adapter has no effect.
         """
         b = self._batch_graph(n_tokens, n_outputs)
+        b.media = self._inputs.media_values(n_tokens) if media else None
         logits = self.model.arch.build(b)
         if b.graph.adapters and n_outputs:
             self._check_adapters(b.graph.adapters)

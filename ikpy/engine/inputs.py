@@ -6,10 +6,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ikpy._native.batches import Batch
 from ikpy._native.inputs import InputArrays
+from ikpy._native.tables import Taken
 from ikpy.engine.cells import Cells
+from ikpy.engine.media import MediaStore
+from ikpy.engine.media_batch import MediaBatch
+from ikpy.errors import UsageError
 from ikpy.graph.ir import F32, I32, I64, Value, external
-from ikpy.models.batch import Window
+from ikpy.models.batch import MediaInputs, Window
 
 
 def as_input(array: np.ndarray, n: int, name: str) -> Value:
@@ -17,17 +22,60 @@ def as_input(array: np.ndarray, n: int, name: str) -> Value:
     return external(array.ctypes.data, array, I64 if array.dtype == np.uint64 else I32, (n,), name, "input")
 
 
+class MediaArrays:
+    """What graphs read of pictures among n tokens: arrays as of MediaInputs, rows being float32 [n, width]."""
+
+    def __init__(self, n: int, width: int) -> None:
+        self.rows = np.zeros((n, width), np.float32)
+        self.slots = np.full(n, -1, np.int32)
+        self.keep = np.ones(n, np.float32)
+        self.places = np.zeros((n, 3), np.int32)
+        self.spans = np.zeros((n, 2), np.int32)
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """All but the rows, with an entry for every token."""
+        return [self.slots, self.keep, self.places, self.spans]
+
+    def write(self, media: MediaBatch, part: slice, store: MediaStore) -> None:
+        """Sets the tokens of a part of a batch. ResourceError if rows are not kept, UsageError if they do not fit."""
+        is_row, n = media.is_row[part], part.stop - part.start
+        self.slots[:n] = np.where(is_row, np.arange(n), -1)
+        self.keep[:n] = ~is_row
+        self.places[:n], self.spans[:n] = media.places[part], media.spans[part]
+        first, row = media.first[part], media.row[part]
+        for start in np.unique(first[is_row]).tolist():
+            values = store.rows(start)
+            if values.shape[1] != self.rows.shape[1]:
+                raise UsageError(
+                    f"rows of a picture have {values.shape[1]} elements and the model reads {self.rows.shape[1]}: "
+                    "the projector belongs to another model"
+                )
+            where = np.flatnonzero(is_row & (first == start))
+            self.rows[where] = values[row[where]]
+
+
 class BatchInputs(InputArrays):
     """Inputs of micro-batches of at most n tokens.
 
     cells: the kinds of cells that tokens are stored in. states: float32 [n, n_embd], for graphs that read hidden
-    states; None if n_embd is 0. keep_slots: where states of recurrent layers are copied to, int32 [n].
+    states; None if n_embd is 0. keep_slots: where states of recurrent layers are copied to, int32 [n]. media_width:
+    elements of a picture's row, 0 without pictures; turns: whether these turn the positions of what follows.
     """
 
     def __init__(
-        self, n: int, cells: Mapping[Window, Cells], *, n_adapters: int, n_embd: int, keep_slots: np.ndarray | None
+        self,
+        n: int,
+        cells: Mapping[Window, Cells],
+        *,
+        n_adapters: int,
+        n_embd: int,
+        keep_slots: np.ndarray | None,
+        media_width: int = 0,
+        turns: bool = False,
     ) -> None:
-        super().__init__(n, [each.stretch for each in cells.values()], n_adapters)
+        super().__init__(n, [each.stretch for each in cells.values()], n_adapters, turns)
+        self.media = MediaArrays(n, media_width) if media_width else None
         self._cells = cells
         self._keep_slots = keep_slots
         self.states = np.zeros((n, n_embd), np.float32) if n_embd else None
@@ -35,13 +83,32 @@ class BatchInputs(InputArrays):
     @property
     def all_arrays(self) -> list[np.ndarray]:
         """All arrays but the states, which only models in host memory read."""
-        return [*self.arrays, *self.scales, *([] if self._keep_slots is None else [self._keep_slots])]
+        found = [*self.arrays, *self.scales, *([] if self._keep_slots is None else [self._keep_slots])]
+        return [*found, *self._turned_rows(), *(array.reshape(-1) for array in self._media_arrays())]
+
+    def _media_arrays(self) -> list[np.ndarray]:
+        return self.media.arrays if self.media else []
+
+    def _turned_rows(self) -> list[np.ndarray]:
+        """Rotation positions, if they may differ from the positions."""
+        return [self.turned] if len(self.turned) else []
+
+    def write_media(self, batch: Batch, taken: Taken, media: MediaBatch, start: int, store: MediaStore) -> int:
+        """`write` of the part of a batch with pictures that begins at index `start`."""
+        part = slice(start, start + len(batch))
+        n_outputs = self.write(batch, taken)
+        self.arrays[0, : len(batch)][media.is_row[part]] = 0
+        if len(self.turned):
+            self.turned[: len(batch)] = media.places[part, 0]
+        if self.media and media.is_row[part].any():
+            self.media.write(media, part, store)
+        return n_outputs
 
     def pad(self, sizes: tuple[int, int], padded: tuple[int, int]) -> None:
         """Repeats the last of the tokens and outputs that were written, up to other numbers of them."""
         (n_tokens, n_outputs), (end, end_of_outputs) = sizes, padded
         repeated = [row for row, each in zip(self.arrays[4:], self._cells.values(), strict=False) if each.stretch == 1]
-        for row in (*self.arrays[:3], *repeated, *self.scales):
+        for row in (*self.arrays[:3], *repeated, *self.scales, *self._turned_rows(), *self._media_arrays()):
             row[n_tokens:end] = row[n_tokens - 1]
         if n_outputs:
             self.arrays[3, n_outputs:end_of_outputs] = self.arrays[3, n_outputs - 1]
@@ -57,7 +124,21 @@ class BatchInputs(InputArrays):
         found = {name: as_input(row, n, name) for row, (name, n) in zip(self.arrays, sizes.items(), strict=False)}
         if self._keep_slots is not None:
             found["keep"] = as_input(self._keep_slots, n_tokens, "keep")
+        if len(self.turned):
+            found["turned"] = as_input(self.turned, n_tokens, "turned")
         return found
+
+    def media_values(self, n_tokens: int) -> MediaInputs:
+        """Rows of pictures among so many tokens, and what belongs to the tokens."""
+        assert self.media
+        rows, keep, places, spans = self.media.rows, self.media.keep, self.media.places, self.media.spans
+        return MediaInputs(
+            rows=external(rows.ctypes.data, rows, F32, rows.shape[::-1], "media_rows", "host"),
+            slots=as_input(self.media.slots, n_tokens, "media_slots"),
+            keep=external(keep.ctypes.data, keep, F32, (1, n_tokens), "media_keep", "input"),
+            places=external(places.ctypes.data, places, I32, (3, n_tokens), "places", "input"),
+            spans=external(spans.ctypes.data, spans, I32, (2, n_tokens), "spans", "input"),
+        )
 
     def cell_values(self, n_tokens: int) -> dict[Window, tuple[Value, Value, Value]]:
         """Of every kind of cells those of the tokens, and positions and sequences of all of them."""

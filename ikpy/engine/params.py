@@ -15,6 +15,7 @@ from ikpy.threads import physical_cores
 
 if TYPE_CHECKING:
     from ikpy.engine.adapter import LoraAdapter
+    from ikpy.engine.media import MediaStore
 
 PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
 
@@ -80,6 +81,7 @@ class ContextParams:
     swa_full: bool = False  # window layers keep all n_ctx cells
     adapters: Sequence[LoraAdapter] = ()
     collector: ActivationCollector | None = None  # receives statistics of the input of every matmul
+    media: MediaStore | None = None  # rows that ids behind the vocabulary stand for
 
     @property
     def cell_multiple(self) -> int:

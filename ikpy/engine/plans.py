@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,28 +18,27 @@ from ikpy.engine.paused_collection import paused_collection
 from ikpy.graph import work as plan_work
 from ikpy.graph.ir import Buffer, Value, contiguous_strides
 from ikpy.graph.placement import CPU
-from ikpy.graph.plan import CompiledPlan
+from ikpy.graph.plan import CompiledPlan, aligned_bytes
 from ikpy.graph.planner import plan_arena
 from ikpy.models.latent_attention import PROMPT_TOKENS
 
-Shape = tuple[int, int]
-"""Tokens and outputs of a micro-batch."""
+
+class Shape(NamedTuple):
+    """Tokens and outputs of a micro-batch, and whether rows of pictures may be among its tokens."""
+
+    n_tokens: int
+    n_outputs: int
+    media: bool = False
 
 
-def aligned_bytes(n: int) -> np.ndarray:
-    """Zeroed uint8 [n] whose address is a multiple of 64."""
-    memory = np.zeros(n + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + n]
-
-
-def largest_shapes(n_ubatch: int) -> list[Shape]:
+def largest_shapes(n_ubatch: int, media: bool = False) -> list[Shape]:
     """Tokens and outputs of the micro-batches that need most memory.
 
     Batches below the prompt size may take another path (absorbed MLA) with larger intermediate values.
     """
     counts = {n_ubatch, min(n_ubatch, PROMPT_TOKENS - 1), 1}
-    return [(t, n) for t in counts for n in {t, 1}]
+    shapes = [Shape(t, n) for t in counts for n in {t, 1}]
+    return [*shapes, *(Shape(n_ubatch, n, True) for n in {n_ubatch, 1} if media)]
 
 
 class BuiltGraph:
@@ -97,13 +97,13 @@ class Plans:
         self.arena_bytes = self.work_bytes = self.n_graph_nodes = 0
         self.n_graph_splits = 1
 
-    def build(self, n_tokens: int, n_outputs: int) -> BuiltGraph:
+    def build(self, n_tokens: int, n_outputs: int, media: bool = False) -> BuiltGraph:
         """The planned graph of a micro-batch."""
-        return BuiltGraph(self._graphs.nodes(n_tokens, n_outputs), self._devices)
+        return BuiltGraph(self._graphs.nodes(n_tokens, n_outputs, media), self._devices)
 
-    def get(self, n_tokens: int, n_outputs: int) -> Ready:
+    def get(self, n_tokens: int, n_outputs: int, media: bool = False) -> Ready:
         """The plan of a micro-batch. Raises DeviceError if a device has too little memory for it."""
-        return self._steps.get(n_tokens, n_outputs) or self._new(n_tokens, n_outputs)
+        return self._steps.get(n_tokens, n_outputs, media) or self._new(Shape(n_tokens, n_outputs, media))
 
     def threads_for(self, n_tokens: int) -> int:
         """Threads that run a micro-batch of so many tokens."""
@@ -121,8 +121,9 @@ class Plans:
         The memory of devices is reserved.
         """
         arena_bytes = work_bytes = 0
-        for n_tokens, n_outputs in list(graphs):
-            built = BuiltGraph(graphs.pop((n_tokens, n_outputs)), self._devices)
+        for shape in list(graphs):
+            built = BuiltGraph(graphs.pop(shape), self._devices)
+            n_tokens = shape.n_tokens
             if built.graph and self._devices:
                 self._devices.measure(built.graph)
                 self._devices.measure_kernels(built.graph)
@@ -156,7 +157,7 @@ class Plans:
 
     # compiling
 
-    def _compile(self, n_tokens: int, n_outputs: int, built: BuiltGraph) -> Ready:
+    def _compile(self, shape: Shape, built: BuiltGraph) -> Ready:
         cpu_plan = built.cpu_plan(self.arena.ctypes.data, self._reads)
         plan: CompiledPlan | HybridPlan
         if built.graph and self._devices:
@@ -168,7 +169,9 @@ class Plans:
         results = logits, embeddings, token_states
         native = plan.native if isinstance(plan, CompiledPlan) else None
         direct = not (self._graphs.model.arch.reads_states or self._graphs.checks_order)
-        return Ready(n_tokens, n_outputs, self.threads_for(n_tokens), plan, results, maxima, native, direct)
+        n_tokens, n_outputs, media = shape
+        n_threads = self.threads_for(n_tokens)
+        return Ready(n_tokens, n_outputs, n_threads, plan, results, maxima, native, direct, media)
 
     def _result(self, built: BuiltGraph, value: Value | None) -> np.ndarray | None:
         """Float32 view [rows, n] of a result in the arena."""
@@ -178,12 +181,12 @@ class Plans:
         n, rows = value.shape[0], value.shape[1]
         return self.arena[start : start + contiguous_strides(0, (n, rows))[2]].view(np.float32).reshape(rows, n)
 
-    def _new(self, n_tokens: int, n_outputs: int) -> Ready:
+    def _new(self, shape: Shape) -> Ready:
         with paused_collection():
-            return self._made(n_tokens, n_outputs)
+            return self._made(shape)
 
-    def _made(self, n_tokens: int, n_outputs: int) -> Ready:
-        built = self.build(n_tokens, n_outputs)
+    def _made(self, shape: Shape) -> Ready:
+        built = self.build(*shape)
         if built.graph and self._devices:
             try:
                 moved = self._devices.grow(built.graph)
@@ -192,14 +195,13 @@ class Plans:
                 raise
             if moved:
                 self._steps.clear()
-        shape = (n_tokens, n_outputs)
         if built.arena.nbytes > self.arena_bytes:
-            self._log(f"compute buffer grows from {self.arena_bytes} to {built.arena.nbytes} bytes for {shape}")
+            self._log(f"compute buffer grows from {self.arena_bytes} to {built.arena.nbytes} bytes for {shape[:2]}")
             self._allocate(built.arena.nbytes, self.work_bytes)
-        ready = self._compile(n_tokens, n_outputs, built)
-        work_bytes = ready.plan.work_bytes(self.threads_for(n_tokens))
+        ready = self._compile(shape, built)
+        work_bytes = ready.plan.work_bytes(ready.n_threads)
         if work_bytes > self.work_bytes:
-            self._log(f"work memory grows from {self.work_bytes} to {work_bytes} bytes for {shape}")
+            self._log(f"work memory grows from {self.work_bytes} to {work_bytes} bytes for {shape[:2]}")
             self._steps.work, self.work_bytes = core.WorkMemory(work_bytes), work_bytes
         self._steps.put(ready)
         return ready

@@ -67,9 +67,7 @@ def pieces_by_state(batch: Batch, n: int, n_whole: int = 1) -> list[Batch]:
     bounds = [0]
     for start, end in pairwise([*starts, len(masks)]):
         bounds += _cuts(masks, start, end, n, n_whole)
-    tokens, pos, seq_ids, logits = batch.tokens, batch.pos, batch.seq_ids, batch.logits
-    parts = (slice(*part) for part in pairwise(bounds))
-    return [Batch(tokens[part], pos[part], seq_ids[part], logits[part]) for part in parts]
+    return batch.cut(bounds[1:])
 
 
 def _cuts(masks: Sequence[int], start: int, end: int, n: int, n_whole: int) -> Iterator[int]:

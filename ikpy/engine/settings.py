@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ikpy.engine.media import MediaStore
 from ikpy.engine.model import Model
 from ikpy.engine.params import PLAIN_CACHE_TYPES, ContextParams
 from ikpy.errors import UsageError
@@ -93,6 +94,8 @@ def graph_params(
         sparse_top_k=p.sparse_top_k,
         type_indexer=_cache_type(p.type_indexer, 0, "-ictk"),
         on_devices=model.devices is not None,
+        rope_sections=model.arch.rope_sections if p.media else None,
+        one_way=frozenset(w for w in _windows(model) if not model.arch.rows_see_each_other(w)),
     )
 
 
@@ -108,7 +111,7 @@ def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str
         yield "-ger", "the model has no groups of experts"
     elif p.grouped_experts and hp.routing.limited:
         yield "-ger", "the model's routing is limited to the best groups in any case"
-    windows = {window for il in range(hp.n_layer) for window in model.arch.windows(il)}
+    windows = _windows(model)
     if p.swa_full and not any(size > 0 for _, size in windows):
         yield "--swa-full", "the model attends to all tokens in every layer"
     elif p.swa_full and all(kind == SYMMETRIC for kind, size in windows if size > 0):
@@ -140,6 +143,23 @@ def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str
     is_yarn = p.yarn_ext_factor > 0 or (p.yarn_ext_factor < 0 and scaling == "yarn")
     if not is_yarn and (p.yarn_orig_ctx or p.yarn_beta_fast >= 0 or p.yarn_beta_slow >= 0):
         yield "--yarn-...", f"--rope-scaling is {scaling}, not yarn"
+
+
+def media_width(model: Model, media: MediaStore | None) -> int:
+    """Elements of a picture's row as the model reads it; 0 without a store. UsageError if it reads none."""
+    hp, arch = model.hparams, model.arch
+    if media is None:
+        return 0
+    if not arch.takes_rows or arch.reads_states:
+        raise UsageError(f"{hp.arch} models read tokens only, no pictures")
+    if media.n_vocab != hp.n_vocab:
+        raise UsageError(f"ids of pictures begin at {media.n_vocab} and the model has {hp.n_vocab} tokens")
+    return hp.n_embd * (1 + arch.n_deep)
+
+
+def _windows(model: Model) -> set[Window]:
+    """Windows of all layers."""
+    return {window for il in range(model.hparams.n_layer) for window in model.arch.windows(il)}
 
 
 def _layer_types(name: str, first: tuple[str, int] | None, last: tuple[str, int] | None, n_layer: int) -> list[str]:

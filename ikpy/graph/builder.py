@@ -25,6 +25,15 @@ class KeptStates(NamedTuple):
     slots: Value
 
 
+class RopeSections(NamedTuple):
+    """How many of the pairs of a head are turned by a token's time, height and width, and by none of them (M-RoPE,
+    arXiv:2409.12191): one section behind the other, or interleaved, the rest being turned by time (arXiv:2511.21631).
+    """
+
+    lengths: tuple[int, int, int, int]
+    interleaved: bool
+
+
 class Graph(HyperConnectionOps, ProductOps):
     """All ops: those of its bases (products; single elements and rows; residual streams), positions, attention and
     recurrent layers."""
@@ -32,13 +41,25 @@ class Graph(HyperConnectionOps, ProductOps):
     # positions and attention
 
     def rope_table(
-        self, pos: Value, n_rot: int, factors: Value | None, params: Sequence[float], *, inverse: bool = False
+        self,
+        pos: Value,
+        n_rot: int,
+        factors: Value | None,
+        params: Sequence[float],
+        *,
+        inverse: bool = False,
+        sections: RopeSections | None = None,
     ) -> Value:
         """(cos, sin) pairs f32 [n_rot, T]. params: base, freq_scale, ext_factor, attn_factor, low, high.
 
-        inverse: the sines are negative, so that a rotation by the table undoes one.
+        inverse: the sines are negative, so that a rotation by the table undoes one. sections: pos i32 [3, T] has three
+        positions of every token, one of which turns a pair, or none.
         """
-        return self._emit("rope_table", self.new(n_rot, pos.shape[0]), [pos, factors], ip=[int(inverse)], fp=params)
+        if sections is not None and pos.shape[0] != 3:
+            raise ValueError(f"positions {pos.shape} for {sections}")
+        n_tokens = pos.shape[0] if sections is None else pos.shape[1]
+        ip = [int(inverse)] if sections is None else [int(inverse), 1 + sections.interleaved, *sections.lengths]
+        return self._emit("rope_table", self.new(n_rot, n_tokens), [pos, factors], ip=ip, fp=params)
 
     def rope(self, x: Value, table: Value, *, neox: bool, offset: int = 0) -> Value:
         """Rotates table.shape[0] elements from offset of every head of x [d, H, T], in place."""
@@ -78,19 +99,21 @@ class Graph(HyperConnectionOps, ProductOps):
         causal: bool,
         own: bool,
         further: tuple[Value, Value] | None = None,
+        spans: Value | None = None,
     ) -> tuple[Value, Value]:
         """Mask f16 [cells, T] and visible ranges i32 [2, T]. window: none, sliding, chunked, every (as none),
         symmetric (n_swa // 2 positions to both sides).
 
         own: the cells are those of this window alone and all of them are looked at, not the first n_kv. further:
-        positions and sequences of more cells behind all of these, to which no window applies.
+        positions and sequences of more cells behind all of these, to which no window applies. spans: i32 [2, T], first
+        and last of the positions around its own that a token sees whatever their order and window are.
         """
         n_tokens = pos.shape[0]
         n_cells = cell_pos.shape[0] + (further[0].shape[0] if further else 0)
         mask = self.new(n_cells, n_tokens, type_id=F16)
         ranges = self.new(2, n_tokens, type_id=I32)
         kind = {"none": 0, "sliding": 1, "chunked": 2, "every": 0, "symmetric": 3}[window]
-        src = [cell_pos, cell_seq, pos, seq, ranges, *(further or ())]
+        src = [cell_pos, cell_seq, pos, seq, ranges, *(further or (None, None)), spans]
         ip = [kind, min(n_swa, MAX_I32), int(causal), int(own)]
         self._emit("kq_mask", mask, src, ip=ip, writes=[ranges])
         return mask, ranges

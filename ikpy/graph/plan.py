@@ -32,6 +32,13 @@ OP_DTYPE = np.dtype(
 )
 
 
+def aligned_bytes(n: int) -> np.ndarray:
+    """Zeroed uint8 [n] whose address is a multiple of 64."""
+    memory = np.zeros(n + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + n]
+
+
 def _padded(rows: list[list[T]], n: int, fill: T) -> list[list[T]]:
     """Rows of n entries."""
     return [row + [fill] * (n - len(row)) for row in rows]

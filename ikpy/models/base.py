@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ikpy.errors import UsageError
-from ikpy.graph.builder import Graph
+from ikpy.graph.builder import Graph, RopeSections
 from ikpy.graph.ir import Buffer, Value
 from ikpy.models.batch import FULL, BatchGraph, CacheSpec, GraphParams, StateSpec, Window
 from ikpy.models.blocks import hadamard_block
@@ -29,7 +29,7 @@ class Architecture:
     """A loaded model of one GGUF architecture: hyper-parameters, weights, and the graph of a micro-batch."""
 
     has_rope: ClassVar[bool] = True
-    rope_neox: ClassVar[bool] = False
+    rope_neox: bool = False
     # Window layers keep the RoPE base and scale of the file whatever the user asks for.
     window_rope_of_file: ClassVar[bool] = False
     # Layers for which the file counts no KV heads are recurrent.
@@ -38,10 +38,16 @@ class Architecture:
     has_long_rope: ClassVar[bool] = False
     # Heads may have no part that other models rotate.
     may_lack_rope: ClassVar[bool] = False
+    # Rows of pictures can stand in place of tokens.
+    takes_rows: ClassVar[bool] = False
 
     def __init__(self, keys: Keys, weights: WeightSource, log: Log) -> None:
         self.derived: list[Buffer] = []
         """Memory of the tensors that `prepare` has computed."""
+        self.rope_sections: RopeSections | None = None
+        """How the three positions of a picture's row turn the pairs of a head, where they do."""
+        self.n_deep = 0
+        """Layers behind which rows of pictures add features of their own."""
         self.hp: HParams = self.read_hparams(keys)
         self.log = log
         # Where a tensor goes, for the log: a model placed on devices sets it.
@@ -133,6 +139,10 @@ class Architecture:
         """Positions that a layer compresses to one cell behind those of its window; 0: none."""
         return 0
 
+    def rows_see_each_other(self, window: Window) -> bool:
+        """Whether rows of a picture that see each other do so through this window."""
+        return True
+
     def head_sizes(self, layer: int) -> HeadSizes:
         """Sizes of the heads of a layer; window layers may have their own."""
         hp = self.hp
@@ -210,6 +220,7 @@ class Decoder(Architecture):
     """The usual frame: embedding, layers, final norm, output matrix."""
 
     # "none" and a missing "optional" output.weight mean that the token embedding is used again.
+    takes_rows = True
     output_weight: ClassVar[Presence] = "optional"
     output_norm_name: ClassVar[str] = "output_norm"
 
@@ -238,9 +249,10 @@ class Decoder(Architecture):
         return x if weight is None else b.graph.rms_norm(x, weight, self.hp.norm_eps)
 
     def embed(self, b: BatchGraph) -> Value:
-        """Token embeddings [D, T], scaled where the architecture says so."""
+        """Token embeddings [D, T], scaled where the architecture says so, and rows of pictures as they are."""
         x = b.graph.get_rows(self.token_embd, b.inputs["tokens"])
-        return x if self.hp.embedding_scale == 1.0 else b.graph.scale(x, self.hp.embedding_scale)
+        x = x if self.hp.embedding_scale == 1.0 else b.graph.scale(x, self.hp.embedding_scale)
+        return b.with_rows(x)
 
     def logits(self, b: BatchGraph, y: Value) -> Value:
         """Output matrix on the normed rows, with the architecture's logit scale and cap."""
@@ -257,6 +269,8 @@ class Decoder(Architecture):
         x = self.embed(b)
         for il in range(self.hp.n_layer):
             x = b.steer(il, self.layer(b, il, x))
+            if il < self.n_deep:
+                x = b.with_deep_rows(il, x)
         if b.keeps_states and b.n_outputs != b.n_tokens:
             b.token_states = self.states_of_all(b)
         if b.n_outputs == 0:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ikpy.graph.builder import Graph, KeptStates
+from ikpy.graph.builder import Graph, KeptStates, RopeSections
 from ikpy.graph.ir import ALWAYS, F16, Value
 from ikpy.models.rope import RopeParams
 
@@ -72,13 +72,31 @@ class GraphParams:
     sparse_top_k: int = -1  # cells that indexers choose for a token, 0 = all, -1 = what the file says
     type_indexer: int = F16  # of cached index keys
     on_devices: bool = False
+    rope_sections: RopeSections | None = None  # of the positions of pictures, if there may be some
+    one_way: frozenset[Window] = frozenset()  # windows through which rows of a picture see earlier ones only
+
+
+class MediaInputs(NamedTuple):
+    """Rows of pictures among the tokens of a micro-batch.
+
+    rows: f32 [n_embd * (1 + n_deep), n] in host memory; slots: i32 [T], which of them stands for a token, -1: none;
+    keep: f32 [1, T], 0 for these tokens and 1 for others. places: i32 [3, T], rotation positions in time, height and
+    width; spans: i32 [2, T], of the positions that each token sees in any case.
+    """
+
+    rows: Value
+    slots: Value
+    keep: Value
+    places: Value
+    spans: Value
 
 
 @dataclass
 class BatchGraph:
     """Inputs, caches and shared intermediate values of one micro-batch.
 
-    inputs: tokens, pos, seq (i32 [T]), outputs (i32 [n_outputs]), and where copies of states are kept keep (i32 [T]).
+    inputs: tokens, pos, seq (i32 [T]), outputs (i32 [n_outputs]), where copies of states are kept keep (i32 [T]), and
+    where pictures may have turned them turned (i32 [T]), the positions of rotations.
     cells: window -> cells of the tokens (i32 [T]), position (i32 [n]) and sequences (i64 [n]) of all n cells.
     stretches: of "every" windows the tokens that end a stretch and its first position (i32 [E]), -1 and 0 where there
     are fewer; their cells are as many.
@@ -90,7 +108,8 @@ class BatchGraph:
     keeps_states: whether token_states f32 [D, T], the normed states of all tokens, are wanted. unreduced: the residual
     stream [D, T] behind the last layer where only the output rows go on. layer_inputs: f32 [P * n_layer, T], P elements
     of every token for each layer, where an architecture has them. chosen: of Graph.choose_cells, by the last indexer.
-    banks: residual streams of earlier layers that later ones read, by the number of tokens they have.
+    banks: residual streams of earlier layers that later ones read, by the number of tokens they have. media: rows of
+    pictures among the tokens, if there may be some.
     """
 
     graph: Graph
@@ -112,6 +131,7 @@ class BatchGraph:
     chosen: Value | None = None
     stretches: dict[Window, tuple[Value, Value]] = field(default_factory=dict)
     banks: dict[int, Bank] = field(default_factory=dict)
+    media: MediaInputs | None = None
     _masks: dict[tuple[Window, Window], tuple[Value, Value]] = field(default_factory=dict)
     _rope_tables: dict[tuple, Value] = field(default_factory=dict)
     _temperatures: dict[tuple[float, int, int], Value] = field(default_factory=dict)
@@ -136,6 +156,7 @@ class BatchGraph:
                     causal=self.params.causal,
                     own=own or stretch != FULL,
                     further=self.cells[stretch][1:] if stretch != FULL else None,
+                    spans=self.media.spans if self.media and window not in self.params.one_way else None,
                 )
         return self._masks[key]
 
@@ -151,12 +172,16 @@ class BatchGraph:
         """The rotation table for these parameters, built once per batch; pos: of other positions than the tokens';
         inverse: that turns back.
         """
-        pos = self.inputs["pos"] if pos is None else pos
+        sections = self.params.rope_sections if self.media and pos is None else None
+        if pos is None:
+            pos = self.media.places if self.media and sections else self.inputs.get("turned", self.inputs["pos"])
         key = (n_rot, rope, id(factors), pos.buffer, pos.shape, inverse)
         if key not in self._rope_tables:
             values = rope.kernel_params(n_rot)
             with self.graph.only(ALWAYS):
-                self._rope_tables[key] = self.graph.rope_table(pos, n_rot, factors, values, inverse=inverse)
+                self._rope_tables[key] = self.graph.rope_table(
+                    pos, n_rot, factors, values, inverse=inverse, sections=sections
+                )
         return self._rope_tables[key]
 
     def attention_temperature(self, scale: float, period: int, offset: int) -> Value:
@@ -166,6 +191,23 @@ class BatchGraph:
             with self.graph.only(ALWAYS):
                 self._temperatures[key] = self.graph.attention_temperature(self.inputs["pos"], scale, period, offset)
         return self._temperatures[key]
+
+    def with_rows(self, x: Value) -> Value:
+        """Embeddings x [D, T] of the tokens with rows of pictures in place of those that stand for them."""
+        if self.media is None:
+            return x
+        return self.graph.add(self.graph.mul(x, self.media.keep), self._rows(0, x.shape[0]))
+
+    def with_deep_rows(self, layer: int, x: Value) -> Value:
+        """The residual stream x [D, T] behind a layer, with what pictures add to it there."""
+        if self.media is None:
+            return x
+        return self.graph.add(x, self._rows((1 + layer) * x.shape[0], x.shape[0]))
+
+    def _rows(self, start: int, n: int) -> Value:
+        """Elements of the rows that stand for the tokens, f32 [n, T]; 0 for other tokens."""
+        assert self.media is not None
+        return self.graph.get_rows(self.media.rows.slice0(start, n), self.media.slots)
 
     def steer(self, layer: int, x: Value) -> Value:
         """The residual stream x [D, T] behind a layer, with the control vector added."""

@@ -79,6 +79,13 @@ class Keys:
         """As floats_per_layer, of a key that has no architecture in its name and must be there."""
         return self._floats(key, n_layer, REQUIRED)
 
+    def integers(self, name: str, n: int) -> list[int]:
+        """Array of n integers `A.name`; empty if the file has none."""
+        values = np.asarray(self.gguf.metadata.get(f"{self.arch}.{name}", np.empty(0, np.int64)))
+        if len(values) and (values.dtype.kind not in "iu" or len(values) != n):
+            raise FileFormatError(f"{self.gguf.path}: key {self.arch}.{name} must hold {n} integers")
+        return [int(v) for v in values]
+
     def _floats(self, key: str, n_layer: int, default: Any) -> list[float]:
         if self._is_list(key):
             values = np.asarray(self.gguf.metadata[key])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ikpy.models.media import ReadsPictures
 from ikpy.models.qwen2 import Qwen2
 
 
-class Qwen2VL(Qwen2):
-    """Positions have three parts that are equal for text: rotation in sections is that of qwen2 then."""
+class Qwen2VL(ReadsPictures, Qwen2):
+    """Rotated in sections where there are pictures."""

@@ -8,11 +8,14 @@ from ikpy.models.blocks import DenseFFN, Experts
 from ikpy.models.delta_net import DeltaInputs, DeltaNet, GatedDeltaNet
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
+from ikpy.models.media import ReadsPictures
 from ikpy.models.weights import WeightSource
 
 
-class Qwen35(GatedDeltaNet):
-    """Text positions make the sections of its RoPE a plain rotation."""
+class Qwen35(ReadsPictures, GatedDeltaNet):
+    """Attention as that of qwen3next, rotated in interleaved sections where there are pictures."""
+
+    interleaves_sections = True
 
     def take_inputs(self, weights: WeightSource, prefix: str) -> dict[str, Value]:
         d, s = self.hp.n_embd, self.delta

@@ -337,7 +337,8 @@ def test_large_scores_stay_finite():
 @pytest.mark.parametrize("kind", [0, 1, 2, 3])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("n_threads", [1, 3])
-def test_mask(kind, causal, n_threads):
+@pytest.mark.parametrize("in_pictures", [False, True])
+def test_mask(kind, causal, n_threads, in_pictures):
     rng = np.random.default_rng(6)
     n_ctx, n_kv, n_tokens = 512, 333, 37
     cell_pos = rng.integers(-1, 400, n_ctx).astype(np.int32)
@@ -346,10 +347,17 @@ def test_mask(kind, causal, n_threads):
     pos = rng.integers(0, 400, n_tokens)
     pos[0] = 0
     seq = rng.integers(0, 64, n_tokens)
+    # Around the token, sometimes of it alone.
+    spans = np.stack([np.maximum(0, pos - rng.integers(0, 99, n_tokens)), pos + rng.integers(0, 99, n_tokens)], axis=1)
+    spans[::5] = pos[::5, None]
+    options = {"kind": kind, "n_swa": 50, "causal": causal}
     mask, ranges = ref.kq_mask(
-        cell_pos, cell_seq, pos, seq, n_kv, kind=kind, n_swa=50, causal=causal, n_threads=n_threads
+        cell_pos, cell_seq, pos, seq, n_kv, **options, spans=spans if in_pictures else None, n_threads=n_threads
     )
-    see = ref.visible_cells(cell_pos, cell_seq.view(np.uint64), pos, seq, kind=kind, n_swa=50, causal=causal)[:, :n_kv]
+    see = ref.visible_cells(cell_pos, cell_seq.view(np.uint64), pos, seq, **options)[:, :n_kv]
+    if in_pictures:
+        carries = ref.visible_cells(cell_pos, cell_seq.view(np.uint64), pos, seq, causal=False)[:, :n_kv]
+        see |= carries & (spans[:, :1] <= cell_pos[:n_kv]) & (cell_pos[:n_kv] <= spans[:, 1:])
     assert np.array_equal(mask[:, :n_kv] == 0, see)
     assert np.isneginf(mask[:, :n_kv][~see]).all()
     for t in range(n_tokens):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ikpy.backends.cuda import emulator, launch
+from ikpy.graph.builder import RopeSections
 from ikpy.graph.elementwise import UNARY_KINDS
 from ikpy.graph.fusion import fuse
 from ikpy.quants import registry
@@ -106,6 +107,16 @@ def test_rope(rng: np.random.Generator, neox: bool, ext: float) -> None:
     p.compare(table, x, bound=2e-5)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("lengths", [(10, 8, 6, 0), (5, 4, 3, 2), (4, 9, 7, 0)])
+def test_rope_in_sections(rng: np.random.Generator, lengths: tuple[int, int, int, int], interleaved: bool) -> None:
+    """Also sections that are shorter than the heads, and one of pairs that nothing turns."""
+    p = Program()
+    pos = p.array(rng.integers(0, 900, (5, 3)).astype(np.int32))
+    params = [10000.0, 0.5, 1.0, 1.1, 4.0, 15.0]
+    p.compare(p.graph.rope_table(pos, 48, None, params, sections=RopeSections(lengths, interleaved)), bound=2e-5)
+
+
 def test_rope_back(rng: np.random.Generator) -> None:
     """A table with negative sines undoes a rotation."""
     p = Program()
@@ -185,14 +196,16 @@ def test_cache_shift(rng: np.random.Generator, type_name: str, transform: int) -
 
 @pytest.mark.parametrize("window", ["none", "sliding", "chunked", "symmetric"])
 @pytest.mark.parametrize(("causal", "own"), [(True, False), (False, False), (True, True)])
-def test_mask(rng: np.random.Generator, window: str, causal: bool, own: bool) -> None:
+@pytest.mark.parametrize("in_pictures", [False, True])
+def test_mask(rng: np.random.Generator, window: str, causal: bool, own: bool, in_pictures: bool) -> None:
     p = Program()
     n = 96
     cell_pos = rng.permutation(n).astype(np.int32)
     cell_pos[rng.integers(0, n, 10)] = -1
     cells = [p.array(cell_pos), p.array(rng.integers(0, 4, n).astype(np.int64))]
     pos, seq = (p.array(np.array(v, np.int32)) for v in ([0, 40, 90, 95, 5], [0, 1, 0, 1, 7]))
-    mask, ranges = p.graph.kq_mask(*cells, pos, seq, window=window, n_swa=32, causal=causal, own=own)
+    spans = p.array(np.array([[0, 0], [0, 44], [88, 93], [95, 95], [3, 9]], np.int32)) if in_pictures else None
+    mask, ranges = p.graph.kq_mask(*cells, pos, seq, window=window, n_swa=32, causal=causal, own=own, spans=spans)
     expected = p.run([mask, ranges], on_cuda=False, n_kv=64)
     actual = p.run([mask, ranges], on_cuda=True, n_kv=64)
     seen = n if own else 64

@@ -16,6 +16,7 @@ from ikpy.backends.cuda.api import DeviceError, too_little
 from ikpy.backends.cuda.emulated import EmulatedDevice, EmulatedStream
 from ikpy.backends.cuda.staging import StagingRing
 from ikpy.engine import context as engine_context
+from ikpy.engine import plans as engine_plans
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
@@ -273,7 +274,7 @@ def test_growth_waits_for_what_is_under_way(placement: PlacementParams, monkeypa
 
     with emulated(2):
         truth = later()
-    monkeypatch.setattr(engine_context, "largest_shapes", lambda n_ubatch: [(1, 1)])
+    monkeypatch.setattr(engine_context, "largest_shapes", lambda n_ubatch, media: [engine_plans.Shape(1, 1)])
     monkeypatch.setattr(engine_context, "CHECK_TOKENS", 1)
     with emulated(2):
         assert (later() == truth).all()

@@ -15,7 +15,8 @@ struct Visible {
     uint64_t sequence;
 };
 
-Visible visible_to(const Op& op, int32_t pos, int32_t seq) {
+// span: the first and last of further positions that are visible, or null.
+Visible visible_to(const Op& op, int32_t pos, int32_t seq, const int32_t* span) {
     Visible v{0, INT32_MAX, 0};
     if (seq >= 0 && seq < 64) v.sequence = uint64_t(1) << seq;
     if (op.ip[2]) v.highest = pos;
@@ -26,6 +27,7 @@ Visible visible_to(const Op& op, int32_t pos, int32_t seq) {
         v.lowest = std::max(0, pos - n_swa / 2);
         v.highest = int32_t(std::min<int64_t>(v.highest, int64_t(pos) + n_swa / 2));
     }
+    if (span) v.lowest = std::min(v.lowest, span[0]), v.highest = std::max(v.highest, span[1]);
     return v;
 }
 
@@ -84,7 +86,7 @@ struct Chunk {
 // Tokens of a thread, and what they share.
 struct Tokens {
     const Tensor &mask, &ranges;
-    const int32_t *pos, *seq;
+    const int32_t *pos, *seq, *spans;
     int64_t begin, end;
 };
 
@@ -96,7 +98,8 @@ void mask_all(const Op& op, const Tokens& tokens, const Tensor& cell_pos, const 
     for (int64_t c = 0; c < n; c += kChunk) {
         const Chunk chunk(pos + c, seq + c, first + c, std::min(kChunk, n - c));
         for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-            Visible v = visible_to(op, tokens.pos[t], tokens.seq[t]);
+            const int32_t* const span = tokens.spans ? tokens.spans + 2 * t : nullptr;
+            Visible v = visible_to(op, tokens.pos[t], tokens.seq[t], span);
             if (!windowed) v.lowest = 0;  // a window to both sides has no further cells
             chunk.mask_token(v, row<uint16_t>(tokens.mask, t), row<int32_t>(tokens.ranges, t));
         }
@@ -106,12 +109,14 @@ void mask_all(const Op& op, const Tokens& tokens, const Tensor& cell_pos, const 
 }  // namespace
 
 // ip: window kind, window size, causal, whether all cells count (a window's own cells) or the first n_kv.
-// src 5, 6: further cells behind these, to which no window applies.
+// src 5, 6: further cells behind these, to which no window applies. src 7: [2, T], positions that are visible in
+// any case.
 void op_kq_mask(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime& runtime) {
     Tokens tokens{tensors[op.dst],
                   tensors[op.src[4]],
                   row<int32_t>(tensors[op.src[2]], 0),
                   row<int32_t>(tensors[op.src[3]], 0),
+                  op.src[7] < 0 ? nullptr : row<int32_t>(tensors[op.src[7]], 0),
                   0,
                   0};
     split_range(tokens.mask.ne[1], ctx.ith, ctx.nth, 1, &tokens.begin, &tokens.end);

@@ -29,7 +29,8 @@ def _rope_table(c: OpContext) -> list[Launch]:
     # As the native executor: the power is rounded to f32 once and then multiplied up.
     theta_scale = float(np.power(np.float32(base), np.float32(-2.0) / np.float32(n)))
     numbers = [theta_scale, freq_scale, ext, magnitude, low, high]
-    args = [c.dst, c.at(0), c.at(1), *map(f32, numbers), i32(c.op.ip[0])]
+    inverse, *sections = (*c.op.ip, 0, 0, 0, 0, 0)[:6]
+    args = [c.dst, c.at(0), c.at(1), *map(f32, numbers), i32(inverse), *map(i32, sections)]
     return [Launch("rope_table", (tokens, 1, 1), (min(128, ceil_div(n // 2, 32) * 32), 1, 1), 0, args)]
 
 
@@ -50,7 +51,18 @@ def _kq_mask(c: OpContext) -> list[Launch]:
     further = [c.at(5), c.at(6)] if n_further else [pointer(0), pointer(0)]
     # The cells of a window are all looked at, not the first n_kv.
     runtime = pointer(0) if own else c.runtime
-    args = [c.dst, *addresses, *further, i32(n_cells), i32(n_further), i32(kind), i32(n_swa), i32(causal), runtime]
+    args = [
+        c.dst,
+        *addresses,
+        *further,
+        c.at(7),
+        i32(n_cells),
+        i32(n_further),
+        i32(kind),
+        i32(n_swa),
+        i32(causal),
+        runtime,
+    ]
     block = (256 if n_cells > 128 else 64, 1, 1)
     return [Launch("kq_mask", (c.op.dst.shape[1], 1, 1), block, 0, args)]
 

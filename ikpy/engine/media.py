@@ -1,0 +1,139 @@
+"""Pictures in texts of token ids: ids that stand for rows of an encoder instead of tokens of the vocabulary."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy.errors import ResourceError
+
+
+class Rows(Protocol):
+    """What an encoder makes of a picture: ikpy.vision.rows.MediaRows, which explains it."""
+
+    def __len__(self) -> int: ...
+    @property
+    def values(self) -> NDArray[np.float32]: ...
+    @property
+    def grid(self) -> tuple[int, int] | None: ...
+    @property
+    def both_ways(self) -> bool: ...
+    @property
+    def n_positions(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is known of a picture for ever: its ids are start .. start + n - 1."""
+
+    start: int
+    n: int
+    grid: tuple[int, int] | None
+    both_ways: bool
+    n_positions: int
+
+    @classmethod
+    def of(cls, start: int, rows: Rows) -> Picture:
+        """The picture of these rows."""
+        return cls(start, len(rows), rows.grid, rows.both_ways, rows.n_positions)
+
+
+class MediaStore:
+    """Rows of pictures and the ids that stand for them, by a key of their contents.
+
+    n_vocab: ids below are tokens. max_bytes: rows kept at most, but for those of the picture added last; those that
+    were used longest ago go first. Ids are never given to another picture.
+    """
+
+    def __init__(self, n_vocab: int, max_bytes: int) -> None:
+        self.n_vocab = n_vocab
+        self.end = n_vocab
+        """Behind the last id of all."""
+        self.n_bytes = 0
+        """Bytes of the rows that are kept."""
+        self._max_bytes = max_bytes
+        self._pictures: list[Picture] = []
+        self._by_key: dict[bytes, Picture] = {}
+        self._rows: OrderedDict[int, NDArray[np.float32]] = OrderedDict()
+        self._table = np.empty((0, 5), np.int64)
+
+    def add(self, key: bytes, make: Callable[[], Rows]) -> list[int]:
+        """The ids of a picture, one for every row; its rows are made if they are not kept."""
+        picture = self._by_key.get(key)
+        if picture is None or picture.start not in self._rows:
+            rows = make()
+            if not len(rows):
+                raise ValueError("a picture without rows")
+            made = Picture.of(self.end if picture is None else picture.start, rows)
+            if picture is None:
+                self._by_key[key] = picture = made
+                self._pictures.append(made)
+                self.end += made.n
+            elif made != picture:
+                raise ValueError(f"rows of another shape under one key: {made} instead of {picture}")
+            self._keep(picture.start, rows.values)
+        self._rows.move_to_end(picture.start)
+        return list(range(picture.start, picture.start + picture.n))
+
+    def _keep(self, start: int, values: NDArray[np.float32]) -> None:
+        self._rows[start] = values
+        self.n_bytes += values.nbytes
+        while self.n_bytes > self._max_bytes and len(self._rows) > 1:
+            self.n_bytes -= self._rows.popitem(last=False)[1].nbytes
+
+    def rows(self, start: int) -> NDArray[np.float32]:
+        """Rows float32 [n, width] of the picture whose first id this is. ResourceError if they are not kept."""
+        if start not in self._rows:
+            raise ResourceError(
+                f"the rows of a picture are no longer kept: the pictures of one text take more than "
+                f"{self._max_bytes >> 20} MiB, or many others were added since"
+            )
+        self._rows.move_to_end(start)
+        return self._rows[start]
+
+    # ids
+
+    def is_media(self, token: int) -> bool:
+        """Whether an id stands for a row."""
+        return self.n_vocab <= token < self.end
+
+    def has_media(self, tokens: Sequence[int]) -> bool:
+        """Whether one of these ids stands for a row."""
+        return bool(self._pictures) and max(tokens, default=0) >= self.n_vocab
+
+    def table(self) -> NDArray[np.int64]:
+        """Of every picture its first id, rows, columns of its grid (0: none), whether its rows see each other, and the
+        rotation positions that it takes more than tokens; int64 [pictures, 5], rising.
+        """
+        known = len(self._table)
+        if known < len(self._pictures):
+            added = [
+                (p.start, p.n, p.grid[1] if p.grid else 0, p.both_ways, p.n_positions - p.n)
+                for p in self._pictures[known:]
+            ]
+            self._table = np.concatenate([self._table, np.array(added, np.int64)])
+        return self._table
+
+    def turn(self, tokens: Sequence[int]) -> int:
+        """Rotation position minus position of a token behind these: what the pictures that end in them add."""
+        if not self.has_media(tokens):
+            return 0
+        ids = np.asarray(tokens, np.int64)
+        ids = ids[ids >= self.n_vocab]
+        table = self.table()
+        start, n, _, _, turn = table[np.searchsorted(table[:, 0], ids, "right") - 1].T
+        return int(turn[ids == start + n - 1].sum())
+
+    def cut(self, tokens: Sequence[int], n: int) -> int:
+        """The most of the first n tokens behind which a text may be cut: not between rows that see each other."""
+        if 0 < n < len(tokens) and self.is_media(tokens[n]) and tokens[n] == tokens[n - 1] + 1:
+            table = self.table()
+            start, _, _, both_ways, _ = table[np.searchsorted(table[:, 0], tokens[n], "right") - 1].tolist()
+            if both_ways:
+                return n - min(n, tokens[n] - start)
+        return n

@@ -1,0 +1,57 @@
+"""Pictures from the bytes of their files, as uint8 RGB."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy.errors import FileFormatError, ResourceError, UsageError
+
+MAX_PIXELS = 1 << 27
+"""Largest picture that is decoded, 128 megapixels: 384 MiB, far beyond what any encoder looks at."""
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM")
+
+Pixels = NDArray[np.uint8]
+"""Picture [height, width, 3], red, green and blue."""
+
+
+def decode_image(data: bytes, name: str = "image") -> Pixels:
+    """The picture of a file, turned as its EXIF orientation says; the first frame of an animation.
+
+    Transparency is left out: the colours stay as they are stored, as in llama.cpp. name: what errors call it. Raises
+    FileFormatError for what is no picture or is damaged, ResourceError for one that is too large.
+    """
+    from PIL import Image, ImageOps  # late: text needs none of it
+
+    if not data:
+        raise UsageError(f"{name} is empty: give a picture ({', '.join(FORMATS)})")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as file:
+            width, height = file.size
+            if width * height > MAX_PIXELS:
+                raise ResourceError(f"{name} has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
+            return _rgb(ImageOps.exif_transpose(file))
+    except (ResourceError, MemoryError):
+        raise
+    except Image.DecompressionBombError as error:
+        raise ResourceError(f"{name} is too large: {error}") from None
+    except Image.UnidentifiedImageError:
+        raise FileFormatError(f"{name} is no picture of a known format ({', '.join(FORMATS)})") from None
+    except Exception as error:  # decoders raise whatever a damaged file leads them to
+        raise FileFormatError(f"{name} cannot be decoded: {error}") from None
+
+
+def _rgb(image: Any) -> Pixels:
+    """Pixels of a decoded picture; of 16 bits the upper 8 count."""
+    if image.mode.startswith("I"):
+        grey = np.asarray(image).astype(np.int64)
+        if image.mode != "I" or grey.max(initial=0) > 255:
+            grey >>= 8
+        return np.repeat(grey.clip(0, 255).astype(np.uint8)[..., None], 3, axis=2)
+    if image.mode in {"RGBA", "LA"}:
+        image = image.convert("RGBA")
+        return np.ascontiguousarray(np.asarray(image)[..., :3])
+    return np.ascontiguousarray(np.asarray(image.convert("RGB")))

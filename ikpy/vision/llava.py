@@ -1,0 +1,98 @@
+"""LLaVA (arXiv:2310.03744): CLIP's states before its last layer, and a network of two matrices.
+
+LLaVA-NeXT (1.6) also looks at tiles of larger pictures, as llama.cpp does: without rows between lines of tiles.
+"""
+
+from __future__ import annotations
+
+from ikpy.errors import FileFormatError
+from ikpy.graph.ir import Value
+from ikpy.models.keys import Keys
+from ikpy.vision.embedding import FixedEmbedding
+from ikpy.vision.encoder import VisionTransformer
+from ikpy.vision.graphs import PictureGraph
+from ikpy.vision.images import Pixels
+from ikpy.vision.params import MAX_SIZE
+from ikpy.vision.projector import Projector, Source
+from ikpy.vision.resize import Size, padded
+from ikpy.vision.tiling import tiled
+from ikpy.vision.weights import Linear, ProjectorWeights
+
+GREY = (122, 116, 104)
+"""Bars beside pictures: CLIP's mean colour."""
+
+
+def feature_layers(keys: Keys, n_layer: int) -> list[int]:
+    """Layers before which the states are read, from clip.vision.feature_layer; by default the last one."""
+    key = "clip.vision.feature_layer"
+    layers = sorted({int(layer) for layer in keys.gguf.metadata.get(key, ())}) or [n_layer - 1]
+    if not all(0 <= layer <= n_layer for layer in layers):
+        raise FileFormatError(f"{keys.gguf.path}: {key} names layers outside 0 to {n_layer}")
+    return layers
+
+
+def pinpoints(keys: Keys) -> list[Size]:
+    """Sizes that pictures are cut into tiles in, of clip.vision.image_grid_pinpoints: width, height, width, ...
+
+    FileFormatError for sizes that no tiles fit.
+    """
+    numbers = [int(n) for n in keys.gguf.metadata.get("clip.vision.image_grid_pinpoints", ())]
+    side = keys.u32("vision.image_size")
+    if len(numbers) % 2 or not all(0 < n <= MAX_SIZE and n % side == 0 for n in numbers):
+        raise FileFormatError(f"{keys.gguf.path}: clip.vision.image_grid_pinpoints holds no sizes of tiles of {side}")
+    return list(zip(numbers[1::2], numbers[::2], strict=True))
+
+
+class LlavaProjector(Projector):
+    """States of several layers may stand side by side (Granite Vision)."""
+
+    def load(self, source: Source) -> None:
+        self.sizes = pinpoints(source.keys)
+        self.layers = feature_layers(source.keys, self.params.n_layer)
+        self.embedding = FixedEmbedding(source.weights, self.params)
+        self.tower = VisionTransformer(source.weights, self.params, n_layer=self.layers[-1])
+        self.load_projection(source.weights, self.params.n_embd * len(self.layers))
+
+    def load_projection(self, weights: ProjectorWeights, n_in: int) -> None:
+        """What follows the encoder, for states of n_in elements."""
+        self.first = weights.linear("mm.0", n_in)
+        self.norms = [weights.norm_if(f"mm.{i}", n) for i, n in ((1, self.first.n_out),)]
+        self.second: Linear | None = None
+        if self.norms[0] is not None and weights.has("mm.3.weight"):
+            self.second = weights.linear("mm.3", self.first.n_out)
+            self.norms.append(weights.norm("mm.4", self.second.n_out))
+        else:
+            self.second = weights.linear_if("mm.2", self.first.n_out)
+
+    @property
+    def n_out(self) -> int:
+        return (self.second or self.first).n_out
+
+    def tiles(self, image: Pixels) -> list[str | Pixels]:
+        side = self.params.image_size
+        if not self.sizes:
+            return [padded(image, (side, side), "bicubic", GREY)]
+        whole, rows = tiled(image, side, self.sizes)
+        return [*(tile for row in rows for tile in row), whole]
+
+    def build(self, b: PictureGraph) -> Value:
+        return self.project(b, self.states(b))
+
+    def states(self, b: PictureGraph) -> Value:
+        """Of every patch, f32 [D * number of layers, n]."""
+        taken: list[Value] = []
+        last = self.tower.layers(b, self.embedding.build(b), tap=self.layers[:-1], taken=taken)
+        return b.side_by_side([self.embedding.patches_of(b, x) for x in (*taken, last)])
+
+    def project(self, b: PictureGraph, x: Value) -> Value:
+        """f32 [n_out, n] of states [n_in, n]."""
+        g, eps = b.graph, self.params.eps
+        x = b.linear(self.first, x)
+        if self.norms[0] is not None:
+            x = g.layer_norm(x, self.norms[0].weight, self.norms[0].bias, eps)
+        x = g.unary(x, "gelu_erf")
+        if self.second is not None:
+            x = b.linear(self.second, x)
+        if len(self.norms) > 1 and self.norms[1] is not None:
+            x = g.layer_norm(x, self.norms[1].weight, self.norms[1].bias, eps)
+        return x

@@ -1,0 +1,99 @@
+"""Sizes and settings of an encoder, from the clip.* keys of a projector file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy.errors import FileFormatError
+from ikpy.models.keys import MAX_LAYERS, Keys
+
+MAX_SIZE = 1 << 16
+MAX_IMAGE_SIZE = 1 << 13
+
+
+@dataclass(frozen=True)
+class VisionParams:
+    """What every encoder of pictures is told.
+
+    image_size: height and width of a whole picture, or of one tile. projection_dim: as in the file; families know what
+    it means. activation: of the feed-forward networks. mean, std: of the colours, float32 [3].
+    """
+
+    n_embd: int
+    n_ff: int
+    n_head: int
+    n_layer: int
+    projection_dim: int
+    eps: float
+    image_size: int
+    patch_size: int
+    mean: NDArray[np.float32]
+    std: NDArray[np.float32]
+    activation: str
+
+    @property
+    def head_size(self) -> int:
+        """Elements of a head."""
+        return self.n_embd // self.n_head
+
+    @property
+    def grid_size(self) -> int:
+        """Patches of a side of a picture of image_size."""
+        return self.image_size // self.patch_size
+
+    @property
+    def with_exact_gelu(self) -> VisionParams:
+        """The same with GELU itself where files say "gelu", which else means its approximation by tanh."""
+        return replace(self, activation="gelu_erf" if self.activation == "gelu" else self.activation)
+
+    @classmethod
+    def read(cls, keys: Keys) -> VisionParams:
+        """Raises FileFormatError for keys that are missing or make no sense."""
+        params = cls(
+            n_embd=size(keys, "embedding_length"),
+            n_ff=size(keys, "feed_forward_length", default=0, least=0),
+            n_head=size(keys, "attention.head_count"),
+            n_layer=size(keys, "block_count", least=0, most=MAX_LAYERS),
+            projection_dim=size(keys, "projection_dim", default=0, least=0),
+            eps=keys.f32("vision.attention.layer_norm_epsilon"),
+            image_size=size(keys, "image_size", most=MAX_IMAGE_SIZE),
+            patch_size=size(keys, "patch_size", most=MAX_IMAGE_SIZE),
+            mean=_colours(keys, "image_mean"),
+            std=_colours(keys, "image_std"),
+            activation=_activation(keys),
+        )
+        if params.n_embd % params.n_head:
+            raise FileFormatError(
+                f"{keys.gguf.path}: clip.vision.embedding_length {params.n_embd} is no multiple of "
+                f"attention.head_count {params.n_head}"
+            )
+        if not params.std.all():
+            raise FileFormatError(f"{keys.gguf.path}: clip.vision.image_std is 0")
+        return params
+
+
+def size(keys: Keys, name: str, *, default: int | None = None, least: int = 1, most: int = MAX_SIZE) -> int:
+    """Integer clip.vision.`name` between least and most; without a default it must be there."""
+    value = keys.u32(f"vision.{name}") if default is None else keys.u32(f"vision.{name}", default)
+    if not least <= value <= most:
+        raise FileFormatError(f"{keys.gguf.path}: clip.vision.{name} is {value}, not {least} to {most}")
+    return int(value)
+
+
+def _colours(keys: Keys, name: str) -> NDArray[np.float32]:
+    key = f"clip.vision.{name}"
+    values = np.asarray(keys.gguf.metadata.get(key, ()))
+    if values.shape != (3,) or values.dtype.kind != "f" or not all(map(math.isfinite, values)):
+        raise FileFormatError(f"{keys.gguf.path}: key {key} must hold 3 floats")
+    return values.astype(np.float32)
+
+
+def _activation(keys: Keys) -> str:
+    gelu, silu = keys.boolean("use_gelu", False), keys.boolean("use_silu", False)
+    if gelu and silu:
+        raise FileFormatError(f"{keys.gguf.path}: both clip.use_gelu and clip.use_silu are set")
+    return "gelu" if gelu else "silu" if silu else "gelu_quick"

@@ -1,0 +1,168 @@
+"""Opens projector files (mmproj) and turns pictures into rows of the text model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy.errors import FileFormatError, UnsupportedError, UsageError
+from ikpy.gguf.reader import GGUFFile
+from ikpy.graph.ir import Value
+from ikpy.models.keys import Keys
+from ikpy.vision.graphs import PictureGraph, PicturePlans
+from ikpy.vision.images import Pixels
+from ikpy.vision.params import VisionParams
+from ikpy.vision.patches import cut, normalized
+from ikpy.vision.rows import MediaRows
+from ikpy.vision.weights import ProjectorWeights
+
+FAMILIES = {
+    "dots_ocr": "dots_ocr.DotsOcrProjector",
+    "exaone4_5": "qwen2vl.Exaone45Projector",
+    "gemma3": "gemma3.Gemma3Projector",
+    "gemma4v": "gemma4.Gemma4Projector",
+    "glm4v": "glm4v.Glm4vProjector",
+    "glm5v": "glm4v.Glm5vProjector",
+    "idefics3": "idefics3.Idefics3Projector",
+    "internvl": "internvl.InternVLProjector",
+    "kimik25": "kimi.KimiK25Projector",
+    "kimivl": "kimi.KimiVLProjector",
+    "lfm2": "lfm2.Lfm2Projector",
+    "lightonocr": "pixtral.LightOnOcrProjector",
+    "ling3vl": "qwen3vl.Ling3Projector",
+    "llama4": "llama4.Llama4Projector",
+    "minimax_m3": "minimax_m3.MiniMaxM3Projector",
+    "mlp": "llava.LlavaProjector",
+    "pixtral": "pixtral.PixtralProjector",
+    "qwen2.5vl_merger": "qwen2vl.Qwen25VLProjector",
+    "qwen2vl_merger": "qwen2vl.Qwen2VLProjector",
+    "qwen3vl_merger": "qwen3vl.Qwen3VLProjector",
+    "resampler": "minicpmv.MiniCPMVProjector",
+}
+"""Class of every projector type, in the modules of this package."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a projector is made of. min_tokens, max_tokens: rows that the user wants of a picture at least and at most,
+    for families whose pictures keep their proportions."""
+
+    keys: Keys
+    params: VisionParams
+    weights: ProjectorWeights
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+
+
+class Projector(ABC):
+    """A family of projectors. Subclasses load their tensors, say what surrounds a picture and build its graph.
+
+    begin, end: text around every picture. both_ways: its rows see each other. n_deep: further parts of a row.
+    """
+
+    begin: ClassVar[str] = ""
+    end: ClassVar[str] = ""
+    both_ways: ClassVar[bool] = False
+
+    def __init__(self, source: Source, n_threads: int) -> None:
+        self.name = str(source.keys.gguf.get("general.name", ""))
+        self.n_deep = 0
+        self.params = source.params
+        self._plans = PicturePlans(self.build, self.n_patch_elements, n_threads)
+        self.load(source)
+
+    @abstractmethod
+    def load(self, source: Source) -> None:
+        """Takes the tensors and keys of the family."""
+
+    @property
+    @abstractmethod
+    def n_out(self) -> int:
+        """Elements of a row."""
+
+    @abstractmethod
+    def build(self, b: PictureGraph) -> Value:
+        """The rows of a picture, f32 [n_out, n]."""
+
+    @abstractmethod
+    def tiles(self, image: Pixels) -> list[str | Pixels]:
+        """Pictures that are encoded one by one, in their final size, and the text around them."""
+
+    @property
+    def n_patch_elements(self) -> int:
+        """Elements of a patch."""
+        return 3 * self.params.patch_size**2
+
+    def patches(self, image: Pixels) -> tuple[NDArray[np.float32], int, int]:
+        """Patches of a picture in the order in which the graph wants them, and how many rows and columns they are."""
+        size = self.params.patch_size
+        rows, columns = image.shape[0] // size, image.shape[1] // size
+        return cut(normalized(image, self.params), size), rows, columns
+
+    def grid(self, rows: int, columns: int) -> tuple[int, int] | None:
+        """Rows and columns of the rows of a picture of so many patches, for rotation; None: they count on like text."""
+        return None
+
+    def rows(self, image: Pixels) -> MediaRows:
+        """The rows of a picture in its final size."""
+        patches, rows, columns = self.patches(image)
+        values = self._plans.run(patches, rows, columns)
+        return MediaRows(values, self.grid(rows, columns), self.both_ways)
+
+    def encode(self, image: Pixels) -> list[str | MediaRows]:
+        """Rows of a picture uint8 [h, w, 3] and the text between them, in order.
+
+        Every piece of text is tokenized by itself, special tokens in it being known, and without a space in front.
+        """
+        pieces: list[str | MediaRows] = [self.begin] if self.begin else []
+        pieces += [tile if isinstance(tile, str) else self.rows(tile) for tile in self.tiles(image)]
+        return [*pieces, self.end] if self.end else pieces
+
+
+def open_projector(
+    path: str,
+    *,
+    n_embd: int,
+    n_threads: int,
+    log: Callable[[str], None],
+    min_tokens: int | None = None,
+    max_tokens: int | None = None,
+) -> Projector:
+    """The projector of a file, for a text model of n_embd.
+
+    min_tokens, max_tokens: as `Source`. Raises FileFormatError, UnsupportedError or UsageError with one line.
+    """
+    if min_tokens and max_tokens and min_tokens > max_tokens:
+        raise UsageError(f"at least {min_tokens} and at most {max_tokens} tokens of a picture: exchange the two")
+    gguf = GGUFFile.open(path)
+    kind = projector_type(gguf)
+    keys = Keys(gguf)
+    source = Source(keys, VisionParams.read(keys), ProjectorWeights(gguf, log), min_tokens, max_tokens)
+    module, name = FAMILIES[kind].split(".")
+    projector: Projector = getattr(import_module(f"ikpy.vision.{module}"), name)(source, n_threads)
+    if projector.n_out != n_embd * (1 + projector.n_deep):
+        made = projector.n_out // (1 + projector.n_deep)
+        raise UsageError(f"{path} makes rows of {made} elements, the text model wants {n_embd}: it is another model's")
+    log(f"vision: {path}: projector {kind}, {projector.params.n_layer} layers of {projector.params.n_embd}")
+    return projector
+
+
+def projector_type(gguf: GGUFFile) -> str:
+    """The projector type of the encoder of pictures in a file, one that is known."""
+    arch = gguf.get("general.architecture", "")
+    if arch != "clip":
+        raise UsageError(f"{gguf.path} is no projector file: its architecture is '{arch}', not 'clip'")
+    if not gguf.get("clip.has_vision_encoder", False):
+        raise UnsupportedError(f"{gguf.path} holds no encoder of pictures; only pictures are supported, no audio")
+    kind = gguf.get("clip.projector_type") or gguf.get("clip.vision.projector_type")
+    if not isinstance(kind, str):
+        raise FileFormatError(f"{gguf.path}: key clip.projector_type not found")
+    if kind not in FAMILIES:
+        raise UnsupportedError(f"{gguf.path}: unknown projector type '{kind}'; known are {', '.join(sorted(FAMILIES))}")
+    return kind

@@ -1,0 +1,124 @@
+"""Qwen2-VL (arXiv:2409.12191) and Qwen2.5-VL (arXiv:2502.13923)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy.graph.ir import Value
+from ikpy.models.weights import split_rows
+from ikpy.vision.encoder import VisionTransformer
+from ikpy.vision.graphs import PictureGraph
+from ikpy.vision.grids import Ints, Limits, ranges_of, square_order, window_order
+from ikpy.vision.native_size import MAX_PIXELS, NativeSizeProjector
+from ikpy.vision.params import VisionParams, size
+from ikpy.vision.projector import Source
+from ikpy.vision.weights import Linear, ProjectorWeights
+
+WINDOW_PIXELS = 112
+"""Side of a window of Qwen2.5-VL; files do not say it."""
+
+
+class QwenProjector(NativeSizeProjector):
+    """Squares of patches are joined to rows, which two matrices bring to the size of the text model."""
+
+    begin = "<|vision_start|>"
+    end = "<|vision_end|>"
+
+    def load_rest(self, source: Source) -> None:
+        weights, n = source.weights, self.params.n_embd
+        self.filters = self.two_frames(weights)
+        self.up = weights.linear("mm.0", n * self.merge**2)
+        self.down = weights.linear("mm.2", self.up.n_out)
+
+    @property
+    def n_out(self) -> int:
+        return self.down.n_out
+
+    def read_limits(self, source: Source) -> Limits:
+        """What the user says counts before what the file says."""
+        usual = super().read_limits(source)
+        least = size(source.keys, "image_min_pixels", default=usual.least, most=MAX_PIXELS)
+        most = size(source.keys, "image_max_pixels", default=usual.most, most=MAX_PIXELS)
+        return Limits(usual.least if source.min_tokens else least, usual.most if source.max_tokens else most)
+
+    def grid(self, rows: int, columns: int) -> tuple[int, int] | None:
+        return rows // self.merge, columns // self.merge
+
+    def build(self, b: PictureGraph) -> Value:
+        x = self.tower.layers(b, b.graph.mul_mat(self.filters, b.patches), rotate=self.rotation(b))
+        return self.projected(b, self.up, self.down, self.joined(x))
+
+
+class Qwen2VLProjector(QwenProjector):
+    """Layers as those of CLIP; every patch sees the whole picture."""
+
+
+class Qwen25VLProjector(QwenProjector):
+    """RMSNorm and gated networks; but in every `pattern`-th layer patches see their windows only.
+
+    Squares reach the encoder window by window, so that what a patch sees is one stretch.
+    """
+
+    rms = True
+
+    def load_rest(self, source: Source) -> None:
+        super().load_rest(source)
+        self.pattern = size(source.keys, "n_wa_pattern", least=0)
+        self.window = max(WINDOW_PIXELS // self.square, 1)
+
+    def windows(self, rows: int, columns: int) -> tuple[Ints, Ints]:
+        """Order of the squares and how many there are in every window."""
+        if not self.pattern:
+            return np.arange(rows * columns), np.array([rows * columns])
+        return window_order(rows, columns, self.window)
+
+    def order(self, rows: int, columns: int) -> Ints:
+        squares, _ = self.windows(rows // self.merge, columns // self.merge)
+        return square_order(rows, columns, self.merge).reshape(-1, self.merge**2)[squares].reshape(-1)
+
+    def build(self, b: PictureGraph) -> Value:
+        squares, lengths = self.windows(b.rows // self.merge, b.columns // self.merge)
+        windows = ranges_of(lengths * self.merge**2)
+
+        def ranges(layer: int) -> NDArray | None:
+            whole = not self.pattern or (layer + 1) % self.pattern == 0
+            return None if whole else windows
+
+        x = self.tower.layers(b, b.graph.mul_mat(self.filters, b.patches), rotate=self.rotation(b), ranges=ranges)
+        x = self.projected(b, self.up, self.down, self.joined(x))
+        return b.graph.get_rows(x, b.indices(np.argsort(squares)))
+
+
+class Exaone45Projector(Qwen25VLProjector):
+    """EXAONE 4.5: as Qwen2.5-VL, with fewer heads of keys and values; the file says how large pictures are."""
+
+    begin = "<vision>"
+    end = "</vision>"
+
+    def load_tower(self, source: Source) -> VisionTransformer:
+        n_kv = size(source.keys, "attention.head_count_kv", most=self.params.n_head)
+        return GroupedTransformer(source.weights, self.params, n_kv)
+
+    def read_limits(self, source: Source) -> Limits:
+        return self.file_limits(source)
+
+    def grid(self, rows: int, columns: int) -> tuple[int, int] | None:
+        return None
+
+
+class GroupedTransformer(VisionTransformer):
+    """RMSNorm; queries, keys and values are one matrix, n_kv heads having keys and values."""
+
+    def __init__(self, weights: ProjectorWeights, params: VisionParams, n_kv: int) -> None:
+        self._n_kv = n_kv
+        super().__init__(weights, params, rms=True)
+
+    def _load_qkv(self, weights: ProjectorWeights, prefix: str) -> list[Linear]:
+        n, n_kv = self.params.n_embd, self.params.head_size * self._n_kv
+        fused = weights.linear(f"{prefix}.attn_qkv", n, n + 2 * n_kv)
+        parts = split_rows(fused.weight, n, n_kv, n_kv)
+        if fused.bias is None:
+            return [Linear(part) for part in parts]
+        starts = 0, n, n + n_kv
+        return [Linear(p, fused.bias.slice0(start, p.shape[1])) for p, start in zip(parts, starts, strict=True)]

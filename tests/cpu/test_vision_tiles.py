@@ -1,0 +1,74 @@
+"""Encoders of squares and tiles: rows against definitions, transformers and llama.cpp, marks, types, errors."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ikpy.vision.projector import Projector, open_projector
+from ikpy.vision.rows import MediaRows
+from tests.cpu import reference_tiles as reference
+from tests.cpu.tile_towers import TOWERS, TileTower, Weights, decoded, picture
+
+BOUND = 2e-5
+
+
+def projector(
+    folder: Path, tower: TileTower, weights: Weights | None = None, types: dict[str, str] | None = None, **options: int
+) -> Projector:
+    """The tower as a file, opened."""
+    path = tower.write(folder / "mmproj.gguf", weights, types)
+    return open_projector(str(path), n_embd=tower.text, n_threads=2, log=print, **options)
+
+
+def assert_rows(what: str, found: np.ndarray, expected: np.ndarray, bound: float) -> None:
+    """Errors relative to the largest value."""
+    assert found.shape == expected.shape, (what, found.shape, expected.shape)
+    errors = np.nan_to_num(np.abs(found - expected), nan=np.inf) / np.abs(expected).max()
+    row, element = np.unravel_index(errors.argmax(), errors.shape)
+    print(f"{what}: row {row}, element {element}: {errors[row, element]:.1e}")
+    assert errors[row, element] <= bound, f"{what}: row {row}, element {element}: {errors[row, element]:.1e}"
+
+
+def final_picture(tower: TileTower, rows: int, columns: int) -> np.ndarray:
+    """A picture in a size that is not changed: of squares all, of other families so many steps."""
+    if tower.kind not in ("gemma4v", "lfm2", "resampler"):
+        return picture(tower.side, tower.side)
+    step = tower.patch * tower.further.get("projector.scale_factor", 1)
+    return picture(rows * step, columns * step)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_rows_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
+    """Of several sizes one after the other; a size that was seen before gives the same bits."""
+    tower = TOWERS[name]
+    opened = projector(tmp_path, tower)
+    first: MediaRows | None = None
+    for rows, columns in ((7, 11), (12, 8), (8, 8), (7, 11)):
+        image = final_picture(tower, rows, columns)
+        found = opened.rows(image)
+        expected = reference.ROWS[name](reference.Reference(tower, tower.weights()), image)
+        assert_rows(f"{name} {image.shape}", found.values, expected, BOUND)
+        first = first or found
+    assert first is not None and np.array_equal(found.values, first.values)
+
+
+@pytest.mark.parametrize("type_name", ["f16", "bf16", "q8_0", "q4_K"])
+def test_weights_of_other_types(type_name: str, tmp_path: Path) -> None:
+    """Matrices of every type; activations are rounded as they are for text."""
+    block = 256 if type_name == "q4_K" else 32
+    tower = dataclasses.replace(TOWERS["internvl"], d=256, ff=512, heads=4, layers=2)
+    weights = tower.weights()
+    chosen = [n for n, w in weights.items() if w.ndim == 2 and w.shape[1] % block == 0 and "position" not in n]
+    assert any("attn_qkv" in name for name in chosen) and any("mlp.1" in name for name in chosen)
+    types = dict.fromkeys(chosen, type_name)
+    if block == 32 and type_name in ("f16", "bf16"):
+        types["v.patch_embd.weight"] = type_name
+    held = weights | {name: decoded(weights[name], type_name) for name in types}
+    image = final_picture(tower, 0, 0)
+    expected = reference.internvl(reference.Reference(tower, held), image)
+    bound = {"f16": BOUND, "bf16": 2e-2, "q8_0": 3e-2, "q4_K": 3e-2}[type_name]
+    assert_rows(type_name, projector(tmp_path, tower, weights, types).rows(image).values, expected, bound)

@@ -1,0 +1,338 @@
+"""Random vision towers of projector files, whose rows transformers recorded (scripts/make_vision_golden.py).
+
+Weights are numpy arrays under the names of the file, [.., n_out, n_in].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ikpy.gguf.types import GGUFValueType
+from ikpy.gguf.writer import GGUFWriter
+from ikpy.graph.ir import F32
+
+Weights = dict[str, np.ndarray]
+GOLDENS = Path(__file__).parents[1] / "data" / "vision"
+GOLDEN_ROWS = (0, 3, 11, -1)
+VALUE_TYPES = {
+    bool: GGUFValueType.BOOL,
+    int: GGUFValueType.UINT32,
+    float: GGUFValueType.FLOAT32,
+    str: GGUFValueType.STRING,
+}
+
+
+@dataclass(frozen=True)
+class Tower:
+    """Sizes of a tower; side: of the table of positions; deep: layers whose states become parts of rows; further: keys
+    of its kind."""
+
+    kind: str
+    d: int = 60
+    heads: int = 3
+    ff: int = 76
+    layers: int = 3
+    patch: int = 6
+    merge: int = 2
+    text: int = 64
+    eps: float = 1e-6
+    side: int = 0
+    rms: bool = False
+    gated: bool = False
+    biases: bool = True
+    activation: str = "quick"
+    kv: int = 0
+    """Heads of keys and values, 0: as many as of queries."""
+    windows: int = 0
+    """Every so many layers one sees the whole picture, the others windows of 112 pixels; 0: all do."""
+    deep: tuple[int, ...] = ()
+    mean: tuple[float, ...] = (0.48, 0.46, 0.41)
+    std: tuple[float, ...] = (0.27, 0.26, 0.28)
+    further: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Metadata of the file."""
+        own = {
+            "embedding_length": self.d,
+            "attention.head_count": self.heads,
+            "feed_forward_length": self.ff,
+            "block_count": self.layers,
+            "projection_dim": self.text,
+            "attention.layer_norm_epsilon": self.eps,
+            "image_size": 12 * self.patch,
+            "patch_size": self.patch,
+            "image_mean": list(self.mean),
+            "image_std": list(self.std),
+            **self.further,
+        }
+        if self.kv:
+            own["attention.head_count_kv"] = self.kv
+        if self.windows:
+            own["n_wa_pattern"] = self.windows
+        uses = {"clip.use_gelu": True} if self.activation == "tanh" else {}
+        uses |= {"clip.use_silu": True} if self.activation == "silu" else {}
+        return {
+            "general.architecture": "clip",
+            "clip.has_vision_encoder": True,
+            "clip.projector_type": self.kind,
+            **uses,
+            **{f"clip.vision.{name}": value for name, value in own.items()},
+        }
+
+    def picture(self, rows: int = 10, columns: int = 14, seed: int = 3) -> np.ndarray:
+        """A random picture uint8 of so many patches."""
+        size = rows * self.patch, columns * self.patch, 3
+        return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+    def weights(self, seed: int = 5) -> Weights:
+        """Random float32 weights."""
+        return _Maker(self, seed).weights
+
+    def write(self, path: Path, weights: Weights) -> Path:
+        """The projector file."""
+        with GGUFWriter(path) as out:
+            for key, value in self.keys.items():
+                if isinstance(value, list):
+                    out.add_array(key, VALUE_TYPES[type(value[0])], value)
+                else:
+                    out.add(key, VALUE_TYPES[type(value)], value)
+            for name, w in weights.items():
+                out.add_tensor(name, w.shape[::-1], F32)
+            for name, w in weights.items():
+                out.write(name, w)
+        return path
+
+
+class _Maker:
+    """Draws the weights of a tower one after the other."""
+
+    def __init__(self, tower: Tower, seed: int) -> None:
+        self.tower, self.weights = tower, {}
+        self.random = np.random.default_rng(seed)
+        getattr(self, f"make_{tower.kind.replace('.', '')}")()
+
+    def matrix(self, name: str, *shape: int) -> None:
+        scale = 1 / math.sqrt(np.prod(shape[1:]))
+        self.weights[f"{name}.weight"] = self.random.normal(0, scale, shape).astype(np.float32)
+
+    def linear(self, name: str, *shape: int, bias: bool = True) -> None:
+        self.matrix(name, *shape)
+        if bias:
+            self.weights[f"{name}.bias"] = self.random.normal(0, 0.3, shape[0]).astype(np.float32)
+
+    def norm(self, name: str, n: int, *, bias: bool) -> None:
+        self.weights[f"{name}.weight"] = self.random.uniform(0.5, 1.5, n).astype(np.float32)
+        if bias:
+            self.weights[f"{name}.bias"] = self.random.normal(0, 0.3, n).astype(np.float32)
+
+    def patches(self, *, frames: int, bias: bool) -> None:
+        t = self.tower
+        for name in ("v.patch_embd.weight", "v.patch_embd.weight.1")[:frames]:
+            scale = 1 / math.sqrt(3 * t.patch**2 * frames)
+            self.weights[name] = self.random.normal(0, scale, (t.d, 3, t.patch, t.patch)).astype(np.float32)
+        if bias:
+            self.weights["v.patch_embd.bias"] = self.random.normal(0, 0.3, t.d).astype(np.float32)
+
+    def blocks(self, *, fused: bool) -> None:
+        t = self.tower
+        for il in range(t.layers):
+            p = f"v.blk.{il}"
+            self.norm(f"{p}.ln1", t.d, bias=not t.rms)
+            self.norm(f"{p}.ln2", t.d, bias=not t.rms)
+            if fused:
+                n_heads = t.heads + 2 * (t.kv or t.heads)
+                self.linear(f"{p}.attn_qkv", t.d // t.heads * n_heads, t.d, bias=t.biases)
+            else:
+                for part in "qkv":
+                    self.linear(f"{p}.attn_{part}", t.d, t.d, bias=t.biases)
+            self.linear(f"{p}.attn_out", t.d, t.d, bias=t.biases)
+            if t.gated:
+                self.linear(f"{p}.ffn_gate", t.ff, t.d, bias=t.biases)
+            self.linear(f"{p}.ffn_up", t.ff, t.d, bias=t.biases)
+            self.linear(f"{p}.ffn_down", t.d, t.ff, bias=t.biases)
+
+    def table(self, *shape: int) -> None:
+        self.weights["v.position_embd.weight"] = self.random.normal(0, 0.5, shape).astype(np.float32)
+
+    def make_qwen2vl_merger(self) -> None:
+        t = self.tower
+        merged = t.d * t.merge**2
+        self.patches(frames=2, bias=False)
+        self.blocks(fused=False)
+        self.norm("v.post_ln", t.d, bias=not t.rms)
+        self.linear("mm.0", merged, merged)
+        self.linear("mm.2", t.text, merged)
+
+    make_qwen25vl_merger = make_qwen2vl_merger
+
+    def make_exaone4_5(self) -> None:
+        t = self.tower
+        merged = t.d * t.merge**2
+        self.patches(frames=2, bias=False)
+        self.blocks(fused=True)
+        self.norm("v.post_ln", t.d, bias=False)
+        self.linear("mm.0", merged, merged)
+        self.linear("mm.2", t.text, merged)
+
+    def make_ling3vl(self) -> None:
+        t = self.tower
+        merged = t.d * t.merge**2
+        self.patches(frames=2, bias=True)
+        self.table(t.side**2, t.d)
+        self.blocks(fused=True)
+        self.norm("mm.input_norm", t.d, bias=True)
+        self.linear("mm.0", merged, merged)
+        self.linear("mm.2", t.text, merged)
+
+    def make_dots_ocr(self) -> None:
+        t = self.tower
+        merged = t.d * t.merge**2
+        self.patches(frames=1, bias=True)
+        self.norm("v.pre_ln", t.d, bias=False)
+        self.blocks(fused=True)
+        self.norm("mm.post_norm", t.d, bias=False)
+        self.norm("mm.input_norm", t.d, bias=True)
+        self.linear("mm.0", merged, merged)
+        self.linear("mm.2", t.text, merged)
+
+    def make_minimax_m3(self) -> None:
+        t = self.tower
+        self.patches(frames=2, bias=False)
+        self.norm("v.pre_ln", t.d, bias=True)
+        self.blocks(fused=False)
+        self.linear("mm.1", t.ff, t.d)
+        self.linear("mm.2", t.text, t.ff)
+        self.linear("mm.merger.fc1", t.ff, t.text * t.merge**2)
+        self.linear("mm.merger.fc2", t.text, t.ff)
+
+    def make_qwen3vl_merger(self) -> None:
+        t = self.tower
+        merged = t.d * t.merge**2
+        self.patches(frames=2, bias=True)
+        self.table(t.side**2, t.d)
+        self.blocks(fused=True)
+        self.norm("v.post_ln", t.d, bias=True)
+        self.linear("mm.0", merged, merged)
+        self.linear("mm.2", t.text, merged)
+        for il in t.deep:
+            self.norm(f"v.deepstack.{il}.norm", merged, bias=True)
+            self.linear(f"v.deepstack.{il}.fc1", merged, merged)
+            self.linear(f"v.deepstack.{il}.fc2", t.text, merged)
+
+    def make_pixtral(self) -> None:
+        t = self.tower
+        self.patches(frames=1, bias=False)
+        self.norm("v.pre_ln", t.d, bias=False)
+        self.blocks(fused=False)
+        self.linear("mm.1", t.text, t.d)
+        self.linear("mm.2", t.text, t.text)
+        if t.kind == "pixtral":
+            self.weights["v.token_embd.img_break"] = self.random.normal(0, 1, t.text).astype(np.float32)
+        if t.merge > 1:
+            self.norm("mm.input_norm", t.d, bias=False)
+            self.matrix("mm.patch_merger", t.d, t.d * t.merge**2)
+
+    make_lightonocr = make_pixtral
+
+    def make_kimivl(self) -> None:
+        t = self.tower
+        merged = t.d * t.merge**2
+        self.patches(frames=1, bias=True)
+        self.table(*((t.side, t.side) if t.kind == "kimik25" else (t.side**2,)), t.d)
+        self.blocks(fused=False)
+        self.norm("v.post_ln", t.d, bias=True)
+        self.norm("mm.input_norm", t.d, bias=True)
+        self.linear("mm.1", merged, merged)
+        self.linear("mm.2", t.text, merged)
+
+    make_kimik25 = make_kimivl
+
+    def make_glm4v(self) -> None:
+        t = self.tower
+        self.patches(frames=2, bias=True)
+        if t.side:
+            self.norm("v.norm_embd", t.d, bias=False)
+            self.table(t.side**2, t.d)
+        self.blocks(fused=True)
+        for il in range(0 if t.side else t.layers):
+            for part in "qk":
+                self.norm(f"v.blk.{il}.attn_{part}_norm", t.d // t.heads, bias=False)
+        self.norm("v.post_ln", t.d, bias=False)
+        self.linear("mm.patch_merger", t.text, t.d, t.merge, t.merge)
+        self.matrix("mm.model.fc", t.text, t.text)
+        self.norm("mm.post_norm", t.text, bias=True)
+        for name in ("gate", "up"):
+            self.matrix(f"mm.{name}", t.ff + 3, t.text)
+        self.matrix("mm.down", t.text, t.ff + 3)
+
+    make_glm5v = make_glm4v
+
+
+TOWERS = {
+    "qwen2vl": Tower("qwen2vl_merger", ff=120),
+    "qwen25vl": Tower("qwen2.5vl_merger", patch=14, layers=4, windows=2, rms=True, gated=True, activation="silu"),
+    "qwen3vl": Tower("qwen3vl_merger", activation="tanh", side=7, deep=(0, 2)),
+    "pixtral": Tower("pixtral", merge=1, rms=True, gated=True, biases=False, activation="silu", eps=1e-5),
+    "mistral3": Tower(
+        "pixtral", rms=True, gated=True, biases=False, activation="silu", eps=1e-5, further={"spatial_merge_size": 2}
+    ),
+    "kimivl": Tower("kimivl", activation="tanh", side=7, eps=1e-5, further={"projector.scale_factor": 2}),
+    "kimik25": Tower("kimik25", activation="tanh", side=7, eps=1e-5, further={"projector.scale_factor": 2}),
+    "glm4v": Tower(
+        "glm4v",
+        rms=True,
+        gated=True,
+        biases=False,
+        activation="silu",
+        side=7,
+        eps=1e-5,
+        ff=64,
+        further={"spatial_merge_size": 2},
+    ),
+    "lightonocr": Tower(
+        "lightonocr",
+        rms=True,
+        gated=True,
+        biases=False,
+        activation="silu",
+        eps=1e-5,
+        further={"spatial_merge_size": 2, "image_size": 100},
+    ),
+    "dots_ocr": Tower(
+        "dots_ocr",
+        rms=True,
+        gated=True,
+        biases=False,
+        activation="silu",
+        eps=1e-5,
+        further={"projector.scale_factor": 2, "image_min_pixels": 1152, "image_max_pixels": 144000},
+    ),
+    "minimax_m3": Tower("minimax_m3", activation="erf", eps=1e-5),
+    "exaone4_5": Tower(
+        "exaone4_5",
+        patch=14,
+        layers=4,
+        windows=2,
+        kv=1,
+        rms=True,
+        gated=True,
+        activation="silu",
+        further={"image_min_pixels": 6272, "image_max_pixels": 784000},
+    ),
+    "ling3vl": Tower("ling3vl", activation="tanh", side=7),
+    "glm5v": Tower(
+        "glm5v",
+        rms=True,
+        gated=True,
+        activation="silu",
+        eps=1e-5,
+        ff=64,
+        further={"swiglu_clamp": 0.8, "image_min_pixels": 16 * 144, "image_max_pixels": 8000 * 144},
+    ),
+}

@@ -9,14 +9,7 @@ import numpy as np
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import ATTENTION, EXPERTS, HEAD_NORMS, Keys, Modules, View, expert_half
 from ikpy.convert.families.qwen import Qwen2, Qwen3, Qwen3Moe
-
-
-def section_keys(config: Config, n_rot: int) -> Keys:
-    """Pairs of elements that turn by time, row and column; the fourth part is not used."""
-    sections = config.rope().get("mrope_section")
-    fits = isinstance(sections, list) and len(sections) == 3 and 2 * sum(sections) == n_rot
-    config.require(f"mrope_section {sections} of {n_rot} rotated elements", fits)
-    return {"rope.dimension_sections": [*(sections or []), 0]}
+from ikpy.convert.rope import section_keys
 
 
 class Qwen2VL(Qwen2):
@@ -33,7 +26,8 @@ def interleaved_keys(config: Config, n_rot: int) -> Keys:
     """Sections in turns, and the layers behind which features of pictures are added."""
     config.require("mrope_interleaved false", bool(config.rope().get("mrope_interleaved", True)))
     vision = config.get("vision_config", default={})
-    return section_keys(config, n_rot) | {"n_deepstack_layers": len(vision.get("deepstack_visual_indexes") or [])}
+    n_deep = len(vision.get("deepstack_visual_indexes") or [])
+    return {**section_keys(config, n_rot), "n_deepstack_layers": n_deep}
 
 
 class Qwen3VL(Qwen3):

@@ -10,6 +10,7 @@ from tests.cpu import (
     ling_checkpoints,
     mamba2_checkpoints,
     minimax_m3_checkpoints,
+    picture_text_checkpoints,
     seeded_checkpoints,
     shelf_checkpoints,
     tencent_checkpoints,
@@ -26,4 +27,5 @@ KINDS = (
     *glm5_next_checkpoints.CHECKPOINTS,
     *minimax_m3_checkpoints.CHECKPOINTS,
     *dots3note_checkpoints.CHECKPOINTS,
+    *picture_text_checkpoints.CHECKPOINTS,
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from transformers.models.dots3_note import modeling_dots3_note as dots3note
 from transformers.models.exaone4_5 import modeling_exaone4_5 as exaone45
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm5_next import modeling_glm5_next as glm5
@@ -22,7 +23,8 @@ from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen25
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
-from tests.cpu.vision_towers import GOLDEN_ROWS, GOLDENS, TOWERS, Tower, Weights
+from tests.cpu.tower_kinds import TOWERS
+from tests.cpu.vision_towers import GOLDEN_ROWS, GOLDENS, Tower, Weights
 
 State = dict[str, np.ndarray]
 
@@ -272,6 +274,36 @@ def kimi_rows(tower: Tower, w: Weights) -> torch.Tensor:
     return load(kimi.Kimi_K25MultimodalProjection(whole), renamed(w, names))(merged).reshape(-1, tower.text)
 
 
+def dots3note_rows(tower: Tower, w: Weights) -> torch.Tensor:
+    """dots3 note."""
+    inner, experts = w["v.blk.1.ffn_gate_exps.weight"], "blocks.1.mlp.experts"
+    config = dots3note.Dots3NoteVisionConfig(
+        hidden_size=tower.d,
+        intermediate_size=tower.ff,
+        moe_intermediate_size=inner.shape[1],
+        num_hidden_layers=tower.layers,
+        num_attention_heads=tower.heads,
+        patch_size=tower.patch,
+        rms_norm_eps=tower.eps,
+        pyramid_num_routed=[-1, len(inner), -1],
+        capacity_factor=tower.further["expert_used_count"],
+        adapter_in_dim=tower.d,
+        adapter_out_dim=tower.text,
+    )
+    config._attn_implementation = config._experts_implementation = "eager"
+    names = {"ln1": "norm1", "ln2": "norm2", "attn_qkv": "attn.qkv", "attn_out": "attn.proj"}
+    names |= {f"attn_{part}_norm": f"attn.{part}_norm" for part in "qk"} | {"ffn_gate_inp": "mlp.gate"}
+    names |= {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+    rest = {"v.patch_embd.": "patch_embed.proj.", "v.pre_ln.": "patch_embed.norm.", "mm.post_norm.": "norm."}
+    rest |= {"mm.input_norm.": "merger.ln_q.", "mm.0.": "merger.mlp.0.", "mm.2.": "merger.mlp.2."}
+    state = renamed(w, layers(tower, names, "blocks") | rest)
+    state["blocks.1.mlp.e_score_correction_bias"] = w["v.blk.1.exp_probs_b.weight"]
+    state[f"{experts}.gate_up_proj"] = np.concatenate([inner, w["v.blk.1.ffn_up_exps.weight"]], axis=1)
+    state[f"{experts}.down_proj"] = w["v.blk.1.ffn_down_exps.weight"]
+    flat, grid = patches(tower, 2, 1)
+    return load(dots3note.Dots3NoteVisionModel(config), state)(flat, grid).pooler_output
+
+
 def glm_rows(tower: Tower, w: Weights) -> torch.Tensor:
     """GLM-4.1V and GLM-5.3 Flash."""
     sizes = {"depth": tower.layers, "hidden_size": tower.d, "num_heads": tower.heads, "patch_size": tower.patch}
@@ -308,6 +340,7 @@ MODELS: dict[str, Callable[[Tower, Weights], torch.Tensor]] = {
     "kimik25": kimi_rows,
     "glm4v": glm_rows,
     "glm5v": glm_rows,
+    "dots3note_v": dots3note_rows,
     "lightonocr": pixtral_rows,
     "exaone4_5": exaone,
     "minimax_m3": minimax,

@@ -82,7 +82,7 @@ class Keys:
     def integers(self, name: str, n: int) -> list[int]:
         """Array of n integers `A.name`; empty if the file has none."""
         values = np.asarray(self.gguf.metadata.get(f"{self.arch}.{name}", np.empty(0, np.int64)))
-        if len(values) and (values.dtype.kind not in "iu" or len(values) != n):
+        if values.ndim != 1 or (len(values) and (values.dtype.kind not in "iu" or len(values) != n)):
             raise FileFormatError(f"{self.gguf.path}: key {self.arch}.{name} must hold {n} integers")
         return [int(v) for v in values]
 

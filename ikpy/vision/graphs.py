@@ -18,7 +18,9 @@ from ikpy.graph.planner import plan_arena
 from ikpy.vision.weights import Bounds, Linear, Norm, value_of
 
 MAX_PLANS = 8
-"""Sizes of pictures whose plans are kept."""
+"""Sizes of pictures whose plans are kept at most."""
+MAX_PLAN_BYTES = 1 << 28
+"""Of their patches and constants together, but for those of the last one: tables of positions of large pictures."""
 
 
 class PictureGraph:
@@ -33,6 +35,8 @@ class PictureGraph:
         self.rows = rows
         self.columns = columns
         self.patches = value_of(patches)
+        self.n_bytes = patches.nbytes
+        """Of the patches and all constants."""
 
     @property
     def n_patches(self) -> int:
@@ -41,6 +45,7 @@ class PictureGraph:
 
     def floats(self, array: NDArray[np.floating]) -> Value:
         """A constant float32 array."""
+        self.n_bytes += 4 * array.size
         return value_of(np.asarray(array, np.float32))
 
     def indices(self, array: NDArray[np.integer]) -> Value:
@@ -79,18 +84,26 @@ class PictureGraph:
         return self.graph.unary(x, kind)
 
     def attention(
-        self, q: Value, k: Value, v: Value, *, scale: float, ranges: NDArray[np.integer] | None = None
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        scale: float,
+        ranges: NDArray[np.integer] | None = None,
+        sinks: Value | None = None,
     ) -> Value:
         """softmax(scale * q.k) v as f32 [d * H, T] of q [d, H, T], k and v [d, Hk, T].
 
-        ranges [T, 2]: first token that each sees and the one behind the last; None: all see all.
+        ranges [T, 2]: first token that each sees and the one behind the last; None: all see all. sinks [H]: as those of
+        `Graph.attention`.
         """
         n = k.shape[2]
         if ranges is None:
             ranges = np.tile(np.array([[0, n]]), (q.shape[2], 1))
         open_row = np.zeros(n, np.float16)  # nothing is hidden: one row stands for all
         mask = external(open_row.ctypes.data, open_row, F16, (n,)).view((n, q.shape[2]), (0,))
-        out = self.graph.attention(q, [k], v, (mask, self.indices(ranges)), scale=scale, flash=True)
+        out = self.graph.attention(q, [k], v, (mask, self.indices(ranges)), scale=scale, flash=True, sinks=sinks)
         return out.reshape(out.shape[0] * out.shape[1], out.shape[2])
 
     def side_by_side(self, parts: Sequence[Value]) -> Value:
@@ -148,6 +161,7 @@ class PicturePlan:
         self._result = result if result.is_contiguous else b.graph.copy(result, b.graph.new(*result.shape))
         self._nodes = eliminate_dead(b.graph.nodes, {self._result.buffer})
         self.arena = plan_arena(self._nodes, {self._result.buffer})
+        self.n_bytes = b.n_bytes
         self._compiled: CompiledPlan | None = None
 
     def bind(self, memory: NDArray[np.uint8]) -> None:
@@ -176,6 +190,14 @@ class PicturePlans:
         self._plans: OrderedDict[tuple[int, int], PicturePlan] = OrderedDict()
         self._arena = aligned_bytes(0)
 
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of what the plans hold beside the arena."""
+        return sum(plan.n_bytes for plan in self._plans.values())
+
     def run(self, patches: NDArray[np.float32], rows: int, columns: int) -> NDArray[np.float32]:
         """The result [rows, n] for the patches of a picture [rows * columns, n_elements]."""
         plan = self._plan(rows, columns)
@@ -192,7 +214,7 @@ class PicturePlans:
                 self._arena = aligned_bytes(plan.arena.nbytes)
             plan.bind(self._arena)
             self._plans[size] = plan
-            if len(self._plans) > MAX_PLANS:
+            while len(self._plans) > 1 and (len(self._plans) > MAX_PLANS or self.n_bytes > MAX_PLAN_BYTES):
                 self._plans.popitem(last=False)
         self._plans.move_to_end(size)
         return self._plans[size]

@@ -1,4 +1,4 @@
-"""Kimi-VL (arXiv:2504.07491) and Kimi K2.5: MoonViT."""
+"""Kimi-VL (arXiv:2504.07491), Kimi K2.5 and GLM-5.2 Vision: MoonViT."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from numpy.typing import NDArray
 
 from ikpy.graph.ir import Value
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.grids import Limits, axial_table, resampled
+from ikpy.vision.grids import Ints, Limits, axial_table, resampled
 from ikpy.vision.native_size import MAX_PIXELS, ROPE_BASE, NativeSizeProjector
 from ikpy.vision.params import size
 from ikpy.vision.projector import Source
 from ikpy.vision.weights import ProjectorWeights
+
+GLM_WORDS = "<|begin_of_image|>", "<|end_of_image|>"
 
 
 class KimiVLProjector(NativeSizeProjector):
@@ -48,8 +50,7 @@ class KimiVLProjector(NativeSizeProjector):
         """Epsilon of the norm before the projector."""
         return 1e-5
 
-    def rotation_table(self, rows: int, columns: int) -> NDArray[np.float32]:
-        place = self.order(rows, columns)
+    def rotation_table(self, place: Ints, columns: int) -> NDArray[np.float32]:
         rates = ROPE_BASE**-self.steps
         return axial_table((place % columns, place // columns), (rates, rates))
 
@@ -61,10 +62,15 @@ class KimiVLProjector(NativeSizeProjector):
 
 
 class KimiK25Projector(KimiVLProjector):
-    """As Kimi-VL; the table of positions has three dimensions."""
+    """As Kimi-VL; the table of positions has three dimensions. GLM-5.2 Vision has it too, with words of its own."""
 
     begin = "<|media_begin|>"
     default_tokens = (2, 4096)
+
+    def load_rest(self, source: Source) -> None:
+        super().load_rest(source)
+        if source.has_token(GLM_WORDS[0]):
+            self.begin, self.end = GLM_WORDS
 
     def read_positions(self, weights: ProjectorWeights) -> NDArray[np.float32]:
         name, n = "v.position_embd.weight", self.params.n_embd

@@ -54,14 +54,13 @@ class NativeSizeProjector(Projector):
                 f"{self.path}: pictures of at least {least} and at most {most} tokens: change --image-min-tokens or "
                 "--image-max-tokens"
             )
-        if self.params.head_size % 4:
-            raise FileFormatError(
-                f"{self.path}: heads of {self.params.head_size} elements cannot be rotated by two positions"
-            )
+        self.head_size = self.params.head_size
         self.tower = self.load_tower(source)
+        if self.head_size % 4:
+            raise FileFormatError(f"{self.path}: heads of {self.head_size} elements cannot be rotated by two positions")
         for block in self.tower.blocks:
             sizes = block.q.n_out, block.k.n_out, block.v.n_out
-            if sizes[0] != self.params.n_embd or sizes[1] != sizes[2] or sizes[0] % sizes[1]:
+            if sizes[0] != self.head_size * self.params.n_head or sizes[1] != sizes[2] or sizes[0] % sizes[1]:
                 raise FileFormatError(f"{self.path}: queries, keys and values of {sizes} elements")
         self.load_rest(source)
 
@@ -130,24 +129,27 @@ class NativeSizeProjector(Projector):
         patches, rows, columns = super().patches(image)
         return patches[self.order(rows, columns)], rows, columns
 
-    def rotation_table(self, rows: int, columns: int) -> NDArray[np.float32]:
-        """Table of `Graph.rope` for the patches in their order: half of the pairs turn by the row, half by the column,
-        each with the rates of a head of half the size."""
-        place = self.order(rows, columns)
+    def rotation_table(self, place: Ints, columns: int) -> NDArray[np.float32]:
+        """Table of `Graph.rope` for patches at these places, counted line by line: half of the pairs turn by the row,
+        half by the column, each with the rates of a head of half the size."""
         rates = ROPE_BASE**-self.steps
         return axial_table((place // columns, place % columns), (rates, rates))
 
     @property
     def steps(self) -> NDArray[np.float64]:
         """Exponents of the rates of half of the pairs of a head."""
-        n = self.params.head_size // 4
+        n = self.head_size // 4
         return np.arange(n) / n
 
     # graph
 
     def rotation(self, b: PictureGraph) -> Rotate:
         """Rotates queries and keys by the places of the patches."""
-        table = b.floats(self.rotation_table(b.rows, b.columns))
+        return self.turning(b, self.order(b.rows, b.columns))
+
+    def turning(self, b: PictureGraph, place: Ints) -> Rotate:
+        """Rotates by these places line by line."""
+        table = b.floats(self.rotation_table(place, b.columns))
         return lambda b, heads: b.graph.rope(heads, table, neox=not self.neighbours)
 
     def joined(self, x: Value) -> Value:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ikpy.graph.ir import Value
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.grids import axial_table
+from ikpy.vision.grids import Ints, axial_table
 from ikpy.vision.images import Pixels
 from ikpy.vision.native_size import MAX_TOKENS, ROPE_BASE, NativeSizeProjector
 from ikpy.vision.params import MAX_IMAGE_SIZE, size
@@ -45,8 +45,7 @@ class PixtralProjector(NativeSizeProjector):
     def n_out(self) -> int:
         return self.down.n_out
 
-    def rotation_table(self, rows: int, columns: int) -> NDArray[np.float32]:
-        place = self.order(rows, columns)
+    def rotation_table(self, place: Ints, columns: int) -> NDArray[np.float32]:
         rates = ROPE_BASE**-self.steps, ROPE_BASE ** -(self.steps + 2 / self.params.head_size)
         return axial_table((place // columns, place % columns), rates)
 

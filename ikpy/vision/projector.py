@@ -23,6 +23,7 @@ from ikpy.vision.rows import MediaRows
 from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
+    "dots3note_v": "dots3note.Dots3NoteProjector",
     "dots_ocr": "dots_ocr.DotsOcrProjector",
     "exaone4_5": "qwen2vl.Exaone45Projector",
     "gemma3": "gemma3.Gemma3Projector",
@@ -37,6 +38,7 @@ FAMILIES = {
     "lightonocr": "pixtral.LightOnOcrProjector",
     "ling3vl": "qwen3vl.Ling3Projector",
     "llama4": "llama4.Llama4Projector",
+    "mimovl": "mimovl.MiMoVLProjector",
     "minimax_m3": "minimax_m3.MiniMaxM3Projector",
     "mlp": "llava.LlavaProjector",
     "pixtral": "pixtral.PixtralProjector",
@@ -51,13 +53,15 @@ FAMILIES = {
 @dataclass(frozen=True)
 class Source:
     """What a projector is made of. min_tokens, max_tokens: rows that the user wants of a picture at least and at most,
-    for families whose pictures keep their proportions."""
+    for families whose pictures keep their proportions. has_token: whether the text model knows a special token, which
+    families ask whose projectors serve several vocabularies."""
 
     keys: Keys
     params: VisionParams
     weights: ProjectorWeights
     min_tokens: int | None = None
     max_tokens: int | None = None
+    has_token: Callable[[str], bool] = lambda token: False
 
 
 class Projector(ABC):
@@ -66,8 +70,8 @@ class Projector(ABC):
     begin, end: text around every picture. both_ways: its rows see each other. n_deep: further parts of a row.
     """
 
-    begin: ClassVar[str] = ""
-    end: ClassVar[str] = ""
+    begin: str = ""
+    end: str = ""
     both_ways: ClassVar[bool] = False
 
     def __init__(self, source: Source, n_threads: int) -> None:
@@ -133,17 +137,18 @@ def open_projector(
     log: Callable[[str], None],
     min_tokens: int | None = None,
     max_tokens: int | None = None,
+    has_token: Callable[[str], bool] = lambda token: False,
 ) -> Projector:
     """The projector of a file, for a text model of n_embd.
 
-    min_tokens, max_tokens: as `Source`. Raises FileFormatError, UnsupportedError or UsageError with one line.
+    The other arguments are those of `Source`. Raises FileFormatError, UnsupportedError or UsageError with one line.
     """
     if min_tokens and max_tokens and min_tokens > max_tokens:
         raise UsageError(f"at least {min_tokens} and at most {max_tokens} tokens of a picture: exchange the two")
     gguf = GGUFFile.open(path)
     kind = projector_type(gguf)
     keys = Keys(gguf)
-    source = Source(keys, VisionParams.read(keys), ProjectorWeights(gguf, log), min_tokens, max_tokens)
+    source = Source(keys, VisionParams.read(keys), ProjectorWeights(gguf, log), min_tokens, max_tokens, has_token)
     module, name = FAMILIES[kind].split(".")
     projector: Projector = getattr(import_module(f"ikpy.vision.{module}"), name)(source, n_threads)
     if projector.n_out != n_embd * (1 + projector.n_deep):

@@ -6,14 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.graph.ir import Value
-from ikpy.models.weights import split_rows
-from ikpy.vision.encoder import VisionTransformer
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import Ints, Limits, ranges_of, square_order, window_order
+from ikpy.vision.grouped import GroupedTransformer
 from ikpy.vision.native_size import MAX_PIXELS, NativeSizeProjector
-from ikpy.vision.params import VisionParams, size
+from ikpy.vision.params import size
 from ikpy.vision.projector import Source
-from ikpy.vision.weights import Linear, ProjectorWeights
 
 WINDOW_PIXELS = 112
 """Side of a window of Qwen2.5-VL; files do not say it."""
@@ -96,7 +94,7 @@ class Exaone45Projector(Qwen25VLProjector):
     begin = "<vision>"
     end = "</vision>"
 
-    def load_tower(self, source: Source) -> VisionTransformer:
+    def load_tower(self, source: Source) -> GroupedTransformer:
         n_kv = size(source.keys, "attention.head_count_kv", most=self.params.n_head)
         return GroupedTransformer(source.weights, self.params, n_kv)
 
@@ -105,20 +103,3 @@ class Exaone45Projector(Qwen25VLProjector):
 
     def grid(self, rows: int, columns: int) -> tuple[int, int] | None:
         return None
-
-
-class GroupedTransformer(VisionTransformer):
-    """RMSNorm; queries, keys and values are one matrix, n_kv heads having keys and values."""
-
-    def __init__(self, weights: ProjectorWeights, params: VisionParams, n_kv: int) -> None:
-        self._n_kv = n_kv
-        super().__init__(weights, params, rms=True)
-
-    def _load_qkv(self, weights: ProjectorWeights, prefix: str) -> list[Linear]:
-        n, n_kv = self.params.n_embd, self.params.head_size * self._n_kv
-        fused = weights.linear(f"{prefix}.attn_qkv", n, n + 2 * n_kv)
-        parts = split_rows(fused.weight, n, n_kv, n_kv)
-        if fused.bias is None:
-            return [Linear(part) for part in parts]
-        starts = 0, n, n + n_kv
-        return [Linear(p, fused.bias.slice0(start, p.shape[1])) for p, start in zip(parts, starts, strict=True)]

@@ -50,7 +50,7 @@ ACTIVATIONS = {
 
 def angles(tower: Tower, rows: int, columns: int) -> np.ndarray:
     """Angles [rows, columns, pairs] of the pairs of a head, in the order of the file."""
-    n = tower.d // tower.heads // 2  # pairs
+    n = tower.head_size // 2  # pairs
     if tower.kind == "minimax_m3":
         return _third_angles(n, rows, columns)
     row, column = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
@@ -99,11 +99,21 @@ def windows_of(tower: Tower, rows: int, columns: int) -> np.ndarray:
     return (row * columns + column).reshape(-1)
 
 
-def attention(tower: Tower, w: Weights, p: str, x: np.ndarray, *, windowed: bool) -> np.ndarray:
-    rows, columns, d = x.shape
-    n = d // tower.heads
+def order_of(tower: Tower, rows: int, columns: int, *, by_columns: bool) -> np.ndarray:
+    """Number of every patch [rows * columns] where squares follow each other line by line or column by column."""
+    m = tower.merge
+    row, column = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+    outer = (column // m) * (rows // m) + row // m if by_columns else (row // m) * (columns // m) + column // m
+    return (outer * m * m + (row % m) * m + column % m).reshape(-1)
+
+
+def attention(tower: Tower, w: Weights, p: str, x: np.ndarray, *, windowed: bool, mode: int = -1) -> np.ndarray:
+    """mode: of MiMo-VL, -1 the whole picture, else a stretch around each patch."""
+    (rows, columns), n = x.shape[:2], tower.head_size
     if f"{p}.attn_qkv.weight" in w:
-        q, k, v = np.split(linear(x, w, f"{p}.attn_qkv"), [d, d + n * (tower.kv or tower.heads)], -1)
+        q, k, v = np.split(
+            linear(x, w, f"{p}.attn_qkv"), np.cumsum([n * tower.heads, n * (tower.kv or tower.heads)]), -1
+        )
     else:
         q, k, v = (linear(x, w, f"{p}.attn_{part}") for part in "qkv")
     q, k, v = (part.reshape(rows, columns, -1, n) for part in (q, k, v))
@@ -117,9 +127,15 @@ def attention(tower: Tower, w: Weights, p: str, x: np.ndarray, *, windowed: bool
     if windowed:
         window = windows_of(tower, rows, columns)
         scores = np.where(window[:, None] == window, scores, -np.inf)
-    share = np.exp(scores - scores.max(-1, keepdims=True))
-    share /= share.sum(-1, keepdims=True)
-    return linear(np.einsum("hab,bhn->ahn", share, v).reshape(rows, columns, d), w, f"{p}.attn_out")
+    sinks = np.full((tower.heads, 1, 1), -np.inf)
+    if mode >= 0:
+        place = order_of(tower, rows, columns, by_columns=mode == 1)
+        scores = np.where(np.abs(place[:, None] - place) <= tower.further["window_size"], scores, -np.inf)
+        sinks[:, 0, 0] = w[f"{p}.attn_sinks"]
+    top = np.maximum(scores.max(-1, keepdims=True), sinks)
+    share = np.exp(scores - top)
+    share /= share.sum(-1, keepdims=True) + np.exp(sinks - top)
+    return linear(np.einsum("hab,bhn->ahn", share, v).reshape(rows, columns, -1), w, f"{p}.attn_out")
 
 
 def gated(tower: Tower, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
@@ -127,7 +143,22 @@ def gated(tower: Tower, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     return ACTIVATIONS[tower.activation](np.minimum(gate, limit)) * np.clip(up, -limit, limit)
 
 
+def routed(tower: Tower, w: Weights, p: str, x: np.ndarray) -> np.ndarray:
+    """Experts that sigmoid scores and a bias choose, by their shares of the scores."""
+    scores = 1 / (1 + np.exp(-linear(x, w, f"{p}.ffn_gate_inp")))
+    order = np.argsort(-(scores + w[f"{p}.exp_probs_b.weight"]), axis=-1)
+    taken = np.zeros_like(scores)
+    np.put_along_axis(taken, order[..., : tower.further["expert_used_count"]], 1.0, -1)
+    shares = scores * taken
+    shares /= shares.sum(-1, keepdims=True)
+    gate, up = (np.einsum("rcd,efd->rcef", x, w[f"{p}.ffn_{part}_exps.weight"]) for part in ("gate", "up"))
+    out = np.einsum("rcef,edf->rced", gated(tower, gate, up), w[f"{p}.ffn_down_exps.weight"])
+    return np.einsum("rced,rce->rcd", out, shares)
+
+
 def network(tower: Tower, w: Weights, p: str, x: np.ndarray) -> np.ndarray:
+    if f"{p}.ffn_gate_inp.weight" in w:
+        return routed(tower, w, p, x)
     up, act = linear(x, w, f"{p}.ffn_up"), ACTIVATIONS[tower.activation]
     inner = gated(tower, linear(x, w, f"{p}.ffn_gate"), up) if tower.gated else act(up)
     return linear(inner, w, f"{p}.ffn_down")
@@ -190,7 +221,9 @@ def encoded(tower: Tower, w: Weights, pixels: np.ndarray) -> tuple[np.ndarray, l
     for il in range(tower.layers):
         p = f"v.blk.{il}"
         windowed = tower.windows > 0 and (il + 1) % tower.windows != 0
-        x = x + attention(tower, w, p, norm(x, w, f"{p}.ln1", tower.eps, rms=tower.rms), windowed=windowed)
+        mode = tower.further["wa_pattern_mode"][il] if tower.kind == "mimovl" else -1
+        h = norm(x, w, f"{p}.ln1", tower.eps, rms=tower.rms)
+        x = x + attention(tower, w, p, h, windowed=windowed, mode=mode)
         x = x + network(tower, w, p, norm(x, w, f"{p}.ln2", tower.eps, rms=tower.rms))
         if il in tower.deep:
             deep.append(x)
@@ -204,13 +237,15 @@ def rows(tower: Tower, w: Weights, picture: np.ndarray) -> np.ndarray:
         return _pixtral_rows(tower, w, x)
     if tower.kind == "minimax_m3":
         return _minimax_rows(tower, w, x)
-    last = "mm.post_norm" if tower.kind == "dots_ocr" else "v.post_ln"
+    last = "mm.post_norm" if tower.kind.startswith("dots") else "v.post_ln"
     if f"{last}.weight" in w:
-        x = norm(x, w, last, tower.eps, rms=tower.rms)
+        x = norm(x, w, last, tower.eps, rms=tower.rms and tower.kind != "mimovl")
     if tower.kind.startswith("glm"):
         return _glm_rows(tower, w, x)
     if "mm.input_norm.weight" in w:
-        x = norm(x, w, "mm.input_norm", {"ling3vl": tower.eps, "dots_ocr": 1e-6}.get(tower.kind, 1e-5))
+        x = norm(
+            x, w, "mm.input_norm", {"ling3vl": tower.eps, "dots_ocr": 1e-6, "dots3note_v": 1e-6}.get(tower.kind, 1e-5)
+        )
     if tower.kind.startswith("kimi"):
         return linear(erf_gelu(linear(merged(tower, x), w, "mm.1")), w, "mm.2")
     found = [linear(erf_gelu(linear(merged(tower, x), w, "mm.0")), w, "mm.2")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,21 @@ import pytest
 from ikpy.vision.projector import Projector, open_projector
 from ikpy.vision.rows import MediaRows
 from tests.cpu import reference_tiles as reference
-from tests.cpu.tile_towers import TOWERS, TileTower, Weights, decoded, picture
+from tests.cpu.tile_towers import (
+    GOLDEN_ROWS,
+    GOLDENS,
+    PEER_COLUMNS,
+    TOWERS,
+    TileTower,
+    Weights,
+    decoded,
+    golden_picture,
+    peer_pictures,
+    picture,
+)
 
 BOUND = 2e-5
+PEER_BOUND = 3e-3
 
 
 def projector(
@@ -54,6 +67,63 @@ def test_rows_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
         assert_rows(f"{name} {image.shape}", found.values, expected, BOUND)
         first = first or found
     assert first is not None and np.array_equal(found.values, first.values)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llava", "internvl", "idefics3", "gemma4", "llama4", "lfm2"])
+def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Recorded by scripts/make_tile_golden.py."""
+    tower = TOWERS[name]
+    found = projector(tmp_path, tower).rows(golden_picture(tower)).values
+    with np.load(GOLDENS / f"{name}.npz") as golden:
+        assert len(found) == golden["n"]
+        assert_rows(name, found[list(GOLDEN_ROWS)], golden["rows"], BOUND)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_pieces_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    """Marks, numbers of rows and rows of pictures in many proportions (scripts/make_peer_pictures.py).
+
+    Its tables of activation functions are F16. Of LLaVA's rows it leaves out the first patch, not the class token, and
+    it takes Llama 4's squares column by column: transformers, whose rows are ours, does neither.
+    """
+    tower = TOWERS[name]
+    opened = projector(tmp_path, tower)
+    with np.load(GOLDENS / f"peer_{name}.npz") as golden:
+        expected, rows, peaks = json.loads(str(golden["pieces"])), list(golden["rows"]), list(golden["peaks"])
+    for image, pieces in zip(peer_pictures(tower), expected, strict=True):
+        found = opened.encode(image)
+        assert joined([piece if isinstance(piece, str) else len(piece) for piece in found]) == pieces
+        worst = 0.0
+        for piece in found:
+            if isinstance(piece, str):
+                continue
+            order = peer_order(name, len(piece))
+            theirs, peak = rows.pop(0), float(peaks.pop(0))
+            mine = piece.values[order[[1, -2]], :PEER_COLUMNS]
+            error = np.abs(mine - theirs).max() / peak
+            assert error < PEER_BOUND, f"{name} {image.shape}: {error:.1e}"
+            worst = max(worst, float(error))
+        print(f"{name} {image.shape}: {worst:.1e}")
+    assert not rows
+
+
+def joined(pieces: list[str | int]) -> list[str | int]:
+    """Neighbouring texts as one."""
+    found: list[str | int] = []
+    for piece in pieces:
+        if isinstance(piece, str) and found and isinstance(found[-1], str):
+            found[-1] += piece
+        else:
+            found.append(piece)
+    return found
+
+
+def peer_order(name: str, n: int) -> np.ndarray:
+    """Which of our rows llama.cpp's n rows are."""
+    if name == "llava":
+        return np.append(np.arange(1, n), 0)  # its last row is the class token's
+    side = round(n**0.5)
+    return np.arange(n).reshape(side, side).T.reshape(-1) if name == "llama4" else np.arange(n)
 
 
 @pytest.mark.parametrize("type_name", ["f16", "bf16", "q8_0", "q4_K"])

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ikpy.errors import FileFormatError, IkpyError, UsageError
+from ikpy.vision import graphs
 from ikpy.vision.grids import Limits, axial_table, fitting_size, ranges_of, resampled, square_order, window_order
+from ikpy.vision.kimi import GLM_WORDS
 from ikpy.vision.native_size import NativeSizeProjector
 from ikpy.vision.projector import Projector, open_projector
 from ikpy.vision.resize import padded
 from ikpy.vision.rows import MediaRows
 from tests.cpu import reference_towers as reference
-from tests.cpu.vision_towers import GOLDEN_ROWS, GOLDENS, TOWERS, Tower
+from tests.cpu.tower_kinds import TEXT_AROUND, TOWERS, UNKNOWN_TO_TRANSFORMERS, peer_pictures, peer_tower
+from tests.cpu.vision_towers import GOLDEN_ROWS, GOLDENS, PEER_COLUMNS, Tower
 
-TEXT_AROUND = {
-    "qwen2vl": ("<|vision_start|>", "<|vision_end|>"),
-    "qwen25vl": ("<|vision_start|>", "<|vision_end|>"),
-    "qwen3vl": ("<|vision_start|>", "<|vision_end|>"),
-    "pixtral": ("", "[IMG_END]"),
-    "mistral3": ("", "[IMG_END]"),
-    "kimivl": ("<|media_start|>", "<|media_end|>"),
-    "kimik25": ("<|media_begin|>", "<|media_end|>"),
-    "glm4v": ("<|begin_of_image|>", "<|end_of_image|>"),
-    "glm5v": ("<|begin_of_image|>", "<|end_of_image|>"),
-    "lightonocr": ("<|im_start|>", "<|im_end|>"),
-    "dots_ocr": ("<|img|>", "<|endofimg|>"),
-    "minimax_m3": ("]<]start of image[>[", "]<]end of image[>["),
-    "exaone4_5": ("<vision>", "</vision>"),
-    "ling3vl": ("<|vision_start|>", "<|vision_end|>"),
-}
+PEER_BOUND = 1e-3
 GRIDS = ("qwen2vl", "qwen25vl", "qwen3vl", "glm4v")
 RESIZED = ("lightonocr", "glm5v")
 """Kinds that resize some of the pictures whose sides are whole squares."""
@@ -97,13 +86,44 @@ def test_rows_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
     assert np.array_equal(found.values, first)
 
 
-@pytest.mark.parametrize("path", sorted(GOLDENS.glob("*.npz")), ids=lambda path: path.stem)
-def test_definitions_are_those_of_transformers(path: Path) -> None:
-    tower = TOWERS[path.stem]
+@pytest.mark.parametrize(("type_name", "bound"), [("f16", 1e-5), ("bf16", 3e-2), ("q8_0", 0.1), ("q5_1", 0.1)])
+@pytest.mark.parametrize("name", ["qwen25vl", "qwen3vl", "mistral3", "glm4v", "exaone4_5"])
+def test_matrices_of_other_types(name: str, type_name: str, bound: float, tmp_path: Path) -> None:
+    """Bounds are what kernels round activations to: bfloat16, or 8 bits."""
+    tower = dataclasses.replace(TOWERS[name], d=128, heads=4, ff=96)
+    weights = tower.weights()
+    path = tower.write(tmp_path / "mmproj.gguf", weights, type_name)
+    opened = open_projector(str(path), n_embd=tower.text, n_threads=1, log=print)
+    picture = tower.picture(6, 10)
+    assert_rows(type_name, rows_of(opened.encode(picture)).values, reference.rows(tower, weights, picture), bound)
+
+
+@pytest.mark.parametrize("name", sorted(set(TOWERS) - UNKNOWN_TO_TRANSFORMERS))
+def test_definitions_are_those_of_transformers(name: str) -> None:
+    """Recorded by scripts/make_vision_golden.py."""
+    tower = TOWERS[name]
     found = reference.rows(tower, tower.weights(), tower.picture())
-    with np.load(path) as golden:
+    with np.load(GOLDENS / f"{name}.npz") as golden:
         assert len(found) == golden["n"]
-        assert_rows(path.stem, found[list(GOLDEN_ROWS)], golden["rows"], 1e-5)
+        assert_rows(name, found[list(GOLDEN_ROWS)], golden["rows"], 1e-5)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_pieces_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    """Marks, numbers of rows and rows of pictures in many proportions (scripts/make_peer_towers.py), whose activation
+    functions are tables of F16, and of which GELU in projectors is approximated.
+    """
+    tower = peer_tower(name)
+    opened = projector(tmp_path, tower)
+    with np.load(GOLDENS / f"peer_{name}.npz") as golden:
+        expected, rows, peaks = json.loads(str(golden["pieces"])), golden["rows"], golden["peaks"]
+    for i, (image, pieces) in enumerate(zip(peer_pictures(tower), expected, strict=True)):
+        found = opened.encode(image)
+        assert [piece if isinstance(piece, str) else len(piece) for piece in found] == pieces
+        mine = rows_of(found).values[[1, -2]][:, :PEER_COLUMNS]
+        error = np.abs(mine - rows[i]).max() / float(peaks[i])
+        print(f"{name} {image.shape}: {error:.1e}")
+        assert error < PEER_BOUND
 
 
 def test_what_towers_have_in_common_is_told_apart() -> None:
@@ -204,9 +224,20 @@ def test_every_tensor_is_needed_and_has_its_shape(name: str, tmp_path: Path) -> 
     """One that is missing, or has a row too many, is an error of one line, or is optional."""
     tower = TOWERS[name]
     weights, path = tower.weights(), tmp_path / "mmproj.gguf"
-    optional = ("bias", "_norm.", "norm_embd", ".ln", "_ln", "img_break", "merger.w", "ffn_gate", "v.deepstack")
+    optional = (
+        "bias",
+        "_norm.",
+        "norm_embd",
+        ".ln",
+        "_ln",
+        "img_break",
+        "merger.w",
+        "ffn_gate.",
+        "exp_probs",
+        "v.deepstack",
+    )
     for tensor in weights:
-        if ".blk.1." in tensor or ".blk.2." in tensor or ".blk.3." in tensor:
+        if any(f".blk.{il}." in tensor for il in (1, 2, 3)) and "exps" not in tensor:
             continue
         for changed in (None, np.concatenate([weights[tensor], weights[tensor][:1]])):
             broken = {k: w for k, w in weights.items() if k != tensor} | ({} if changed is None else {tensor: changed})
@@ -221,10 +252,34 @@ def test_every_tensor_is_needed_and_has_its_shape(name: str, tmp_path: Path) -> 
                 assert lacking or table, tensor
 
 
+def test_words_around_pictures_depend_on_the_vocabulary(tmp_path: Path) -> None:
+    """Kimi K2.5 and GLM-5.2 Vision have the same projector."""
+    tower = TOWERS["kimik25"]
+    path = str(tower.write(tmp_path / "mmproj.gguf", tower.weights()))
+    for known, words in (("<|begin_of_image|>", GLM_WORDS), ("<|media_begin|>", TEXT_AROUND["kimik25"])):
+        opened = open_projector(path, n_embd=tower.text, n_threads=1, log=print, has_token=known.__eq__)
+        pieces = opened.encode(tower.picture(4, 6))
+        assert (pieces[0], pieces[-1]) == words
+
+
 def test_narrow_pictures_are_refused(tmp_path: Path) -> None:
     opened = projector(tmp_path, TOWERS["qwen2vl"], max_tokens=10)
     with pytest.raises(UsageError, match="too narrow"):
         opened.encode(np.zeros((1, 30_000_000, 3), np.uint8))
+
+
+def test_plans_of_large_pictures_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as fit in a number of bytes; the last one is, and gives the same rows again."""
+    tower = TOWERS["qwen3vl"]
+    opened = projector(tmp_path, tower)
+    found = rows_of(opened.encode(tower.picture(8, 8))).values
+    one = opened._plans.n_bytes
+    assert one > 64 * (108 + 60) * 4  # patches and positions
+    monkeypatch.setattr(graphs, "MAX_PLAN_BYTES", 2 * one)
+    for n, kept in ((6, 2), (10, 1), (8, 1)):
+        rows = rows_of(opened.encode(tower.picture(n, n))).values
+        assert len(opened._plans) == kept
+    assert np.array_equal(rows, found)
 
 
 # orders and tables

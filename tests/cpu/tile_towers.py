@@ -18,6 +18,8 @@ from ikpy.quants import registry
 
 Weights = dict[str, np.ndarray]
 GOLDENS = Path(__file__).parents[1] / "data" / "vision"
+GOLDEN_ROWS = (0, 1, 2, -1)
+PEER_COLUMNS = 5
 VALUE_TYPES = {
     bool: GGUFValueType.BOOL,
     int: GGUFValueType.UINT32,
@@ -260,7 +262,7 @@ def idefics3(m: Maker) -> None:
 def gemma4(m: Maker) -> None:
     t = m.tower
     m.encoder(0, patch_bias=False, post=False, biases=False, norm_biases=False, gated=True)
-    m.vector("v.position_embd.weight", 2, 90, t.d)
+    m.vector("v.position_embd.weight", 2, 160, t.d)
     for il in range(t.layers):
         for name, n in (("attn_q_norm", t.d // t.heads), ("attn_k_norm", t.d // t.heads)):
             m.norm(f"v.blk.{il}.{name}", n, bias=False)
@@ -368,3 +370,22 @@ TOWERS = {
 def picture(height: int, width: int, seed: int = 3) -> np.ndarray:
     """Random colours uint8 [height, width, 3]."""
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def golden_picture(tower: TileTower) -> np.ndarray:
+    """What transformers' rows are of: a picture in its final size, where that is free 12 x 18 patches."""
+    if tower.kind in ("gemma4v", "lfm2"):
+        return picture(12 * tower.patch, 18 * tower.patch)
+    return picture(tower.side, tower.side)
+
+
+def peer_pictures(tower: TileTower) -> list[np.ndarray]:
+    """What llama.cpp's pieces are of: sizes that need all of a family's ways to resize and to cut."""
+    if tower.kind == "lfm2":
+        sizes = [(90, 61), (700, 900), (1450, 1500)]
+    elif tower.kind == "gemma4v":
+        sizes = [(40, 91), (210, 173), (501, 300)]
+    else:
+        s = tower.side
+        sizes = [(s, s), (s // 2, s - 3), (2 * s + 3, s + 5), (s - 7, 3 * s + 2)]
+    return [picture(*size, seed=i) for i, size in enumerate(sizes)]

@@ -12,13 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from ikpy._native import core
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.graph.ir import F32
+from ikpy.quants import registry
 
 Weights = dict[str, np.ndarray]
 GOLDENS = Path(__file__).parents[1] / "data" / "vision"
 GOLDEN_ROWS = (0, 3, 11, -1)
+PEER_COLUMNS = 32
 VALUE_TYPES = {
     bool: GGUFValueType.BOOL,
     int: GGUFValueType.UINT32,
@@ -46,6 +49,8 @@ class Tower:
     gated: bool = False
     biases: bool = True
     activation: str = "quick"
+    head: int = 0
+    """Elements of a head, 0: as many as make up d."""
     kv: int = 0
     """Heads of keys and values, 0: as many as of queries."""
     windows: int = 0
@@ -54,6 +59,11 @@ class Tower:
     mean: tuple[float, ...] = (0.48, 0.46, 0.41)
     std: tuple[float, ...] = (0.27, 0.26, 0.28)
     further: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def head_size(self) -> int:
+        """Elements of a head."""
+        return self.head or self.d // self.heads
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -94,19 +104,32 @@ class Tower:
         """Random float32 weights."""
         return _Maker(self, seed).weights
 
-    def write(self, path: Path, weights: Weights) -> Path:
-        """The projector file."""
+    def write(self, path: Path, weights: Weights, type_name: str = "f32") -> Path:
+        """The projector file, matrices in a type; the weights become what that type holds."""
+        stored = {name: (F32, w) for name, w in weights.items()}
+        for name in [name for name, w in weights.items() if type_name != "f32" and w.ndim == 2]:
+            stored[name], weights[name] = in_type(weights[name], type_name)
         with GGUFWriter(path) as out:
             for key, value in self.keys.items():
                 if isinstance(value, list):
-                    out.add_array(key, VALUE_TYPES[type(value[0])], value)
+                    kind = GGUFValueType.INT32 if isinstance(value[0], int) else GGUFValueType.FLOAT32
+                    out.add_array(key, kind, value)
                 else:
                     out.add(key, VALUE_TYPES[type(value)], value)
             for name, w in weights.items():
-                out.add_tensor(name, w.shape[::-1], F32)
-            for name, w in weights.items():
-                out.write(name, w)
+                out.add_tensor(name, w.shape[::-1], stored[name][0])
+            for name, (_, data) in stored.items():
+                out.write(name, data)
         return path
+
+
+def in_type(w: np.ndarray, type_name: str) -> tuple[tuple[int, np.ndarray], np.ndarray]:
+    """A matrix stored in a type, (its id, data), and what that holds."""
+    kind = registry.by_name(type_name)
+    if w.shape[1] % kind.block_elements:
+        return (F32, w), w
+    data = core.quantize(w, kind.id, None, 1)
+    return (kind.id, data), core.dequantize(data.reshape(-1), kind.id, w.shape[1], len(w), True).reshape(w.shape)
 
 
 class _Maker:
@@ -147,11 +170,11 @@ class _Maker:
             self.norm(f"{p}.ln2", t.d, bias=not t.rms)
             if fused:
                 n_heads = t.heads + 2 * (t.kv or t.heads)
-                self.linear(f"{p}.attn_qkv", t.d // t.heads * n_heads, t.d, bias=t.biases)
+                self.linear(f"{p}.attn_qkv", t.head_size * n_heads, t.d, bias=t.biases)
             else:
                 for part in "qkv":
                     self.linear(f"{p}.attn_{part}", t.d, t.d, bias=t.biases)
-            self.linear(f"{p}.attn_out", t.d, t.d, bias=t.biases)
+            self.linear(f"{p}.attn_out", t.d, t.head_size * t.heads, bias=t.biases)
             if t.gated:
                 self.linear(f"{p}.ffn_gate", t.ff, t.d, bias=t.biases)
             self.linear(f"{p}.ffn_up", t.ff, t.d, bias=t.biases)
@@ -200,6 +223,32 @@ class _Maker:
         self.norm("mm.input_norm", t.d, bias=True)
         self.linear("mm.0", merged, merged)
         self.linear("mm.2", t.text, merged)
+
+    def make_dots3note_v(self) -> None:
+        t, n = self.tower, 4
+        self.make_dots_ocr()
+        for il in range(t.layers):
+            for part in "qk":
+                self.norm(f"v.blk.{il}.attn_{part}_norm", t.head_size, bias=False)
+        p, inner = "v.blk.1", t.ff // 2
+        for part, shape in (("gate", (inner, t.d)), ("up", (inner, t.d)), ("down", (t.d, inner))):
+            del self.weights[f"{p}.ffn_{part}.weight"]
+            scale = 1 / math.sqrt(shape[1])
+            self.weights[f"{p}.ffn_{part}_exps.weight"] = self.random.normal(0, scale, (n, *shape)).astype(np.float32)
+        self.matrix(f"{p}.ffn_gate_inp", n, t.d)
+        self.weights[f"{p}.exp_probs_b.weight"] = self.random.normal(0, 0.3, n).astype(np.float32)
+
+    def make_mimovl(self) -> None:
+        t = self.tower
+        merged = t.d * t.merge**2
+        self.patches(frames=2, bias=False)
+        self.blocks(fused=True)
+        for il in range(t.layers):
+            if t.further["wa_pattern_mode"][il] >= 0:
+                self.weights[f"v.blk.{il}.attn_sinks"] = self.random.normal(0, 1, t.heads).astype(np.float32)
+        self.norm("v.post_ln", t.d, bias=True)
+        self.matrix("mm.0", merged, merged)
+        self.matrix("mm.2", t.text, merged)
 
     def make_minimax_m3(self) -> None:
         t = self.tower
@@ -272,67 +321,3 @@ class _Maker:
         self.matrix("mm.down", t.text, t.ff + 3)
 
     make_glm5v = make_glm4v
-
-
-TOWERS = {
-    "qwen2vl": Tower("qwen2vl_merger", ff=120),
-    "qwen25vl": Tower("qwen2.5vl_merger", patch=14, layers=4, windows=2, rms=True, gated=True, activation="silu"),
-    "qwen3vl": Tower("qwen3vl_merger", activation="tanh", side=7, deep=(0, 2)),
-    "pixtral": Tower("pixtral", merge=1, rms=True, gated=True, biases=False, activation="silu", eps=1e-5),
-    "mistral3": Tower(
-        "pixtral", rms=True, gated=True, biases=False, activation="silu", eps=1e-5, further={"spatial_merge_size": 2}
-    ),
-    "kimivl": Tower("kimivl", activation="tanh", side=7, eps=1e-5, further={"projector.scale_factor": 2}),
-    "kimik25": Tower("kimik25", activation="tanh", side=7, eps=1e-5, further={"projector.scale_factor": 2}),
-    "glm4v": Tower(
-        "glm4v",
-        rms=True,
-        gated=True,
-        biases=False,
-        activation="silu",
-        side=7,
-        eps=1e-5,
-        ff=64,
-        further={"spatial_merge_size": 2},
-    ),
-    "lightonocr": Tower(
-        "lightonocr",
-        rms=True,
-        gated=True,
-        biases=False,
-        activation="silu",
-        eps=1e-5,
-        further={"spatial_merge_size": 2, "image_size": 100},
-    ),
-    "dots_ocr": Tower(
-        "dots_ocr",
-        rms=True,
-        gated=True,
-        biases=False,
-        activation="silu",
-        eps=1e-5,
-        further={"projector.scale_factor": 2, "image_min_pixels": 1152, "image_max_pixels": 144000},
-    ),
-    "minimax_m3": Tower("minimax_m3", activation="erf", eps=1e-5),
-    "exaone4_5": Tower(
-        "exaone4_5",
-        patch=14,
-        layers=4,
-        windows=2,
-        kv=1,
-        rms=True,
-        gated=True,
-        activation="silu",
-        further={"image_min_pixels": 6272, "image_max_pixels": 784000},
-    ),
-    "ling3vl": Tower("ling3vl", activation="tanh", side=7),
-    "glm5v": Tower(
-        "glm5v",
-        rms=True,
-        gated=True,
-        activation="silu",
-        eps=1e-5,
-        ff=64,
-        further={"swiglu_clamp": 0.8, "image_min_pixels": 16 * 144, "image_max_pixels": 8000 * 144},
-    ),
-}

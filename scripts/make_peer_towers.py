@@ -1,0 +1,50 @@
+"""Records what llama.cpp makes of random pictures with the files of tests/cpu/tower_kinds.py: marks, rows, proportions.
+
+pip install xllamacpp        # its library keeps the C functions of llama.cpp's mtmd.h
+python -m scripts.make_peer_towers
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from scripts.make_peer_pictures import Peer, call, library, spelled, write_text_model
+from tests.cpu.tower_kinds import TEXT_AROUND, TOWERS, peer_pictures, peer_tower
+from tests.cpu.vision_towers import GOLDENS, PEER_COLUMNS, Tower
+
+
+def record(lib: ctypes.CDLL, tower: Tower, marks: tuple[str, ...], path: Path) -> None:
+    """Writes what a tower's pictures become."""
+    width = tower.text * (1 + len(tower.deep))
+    with tempfile.TemporaryDirectory() as folder:
+        model, projector = Path(folder) / "text.gguf", Path(folder) / "mmproj.gguf"
+        tokens = write_text_model(model, width, marks)
+        peer = Peer(lib, model, tower.write(projector, tower.weights()), width)
+        found = [peer.pieces(image) for image in peer_pictures(tower)]
+    texts = [[spelled(tokens, p) if isinstance(p, list) else len(p) for p in pieces] for pieces in found]
+    arrays = [p for pieces in found for p in pieces if isinstance(p, np.ndarray)]
+    rows = np.stack([p[[1, -2]][:, :PEER_COLUMNS] for p in arrays]).astype(np.float16)
+    peaks = np.array([np.abs(p).max() for p in arrays], np.float16)
+    peer_name = f"xllamacpp {version('xllamacpp')}"
+    np.savez_compressed(path, pieces=json.dumps(texts), rows=rows, peaks=peaks, peer=peer_name)
+
+
+def main() -> None:
+    """Writes the files."""
+    lib = library()
+    call(lib, "llama_backend_init", None)
+    GOLDENS.mkdir(exist_ok=True)
+    for name in TOWERS:
+        path = GOLDENS / f"peer_{name}.npz"
+        record(lib, peer_tower(name), tuple(mark for mark in TEXT_AROUND[name] if mark), path)
+        print(f"{name}: {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

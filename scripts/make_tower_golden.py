@@ -50,7 +50,7 @@ def lines(tower: TowerCheckpoint, *, colours_last: bool) -> tuple[torch.Tensor, 
 def inputs(tower: TowerCheckpoint) -> dict[str, torch.Tensor]:
     """What get_image_features of the model takes."""
     kind = tower.config["model_type"]
-    if kind.startswith(("qwen", "glm")):
+    if kind.startswith(("qwen", "glm", "exaone", "minimax")):
         return squares(tower)
     if kind == "smolvlm":
         return {"pixel_values": pixels(tower)[None]}

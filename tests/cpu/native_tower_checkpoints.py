@@ -24,7 +24,7 @@ from tests.cpu.tower_parts import (
 # Qwen VL and GLM-V
 
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
-_QWEN = {"depth": LAYERS, "num_heads": HEADS, "patch_size": PATCH, "spatial_merge_size": 2, "temporal_patch_size": 2}
+QWEN = {"depth": LAYERS, "num_heads": HEADS, "patch_size": PATCH, "spatial_merge_size": 2, "temporal_patch_size": 2}
 
 
 def qwen_shapes(prefix: str, network: dict[str, tuple[int, ...]], *, norm_bias: bool) -> Shapes:
@@ -47,7 +47,7 @@ QWEN2_VL = TowerCheckpoint(
         "Qwen2VL",
         "qwen2_vl",
         {"model_type": "qwen2_vl_text", "rope_scaling": _SECTIONS},
-        {**_QWEN, "embed_dim": N, "hidden_size": TEXT, "mlp_ratio": 2, "model_type": "qwen2_vl_vision"},
+        {**QWEN, "embed_dim": N, "hidden_size": TEXT, "mlp_ratio": 2, "model_type": "qwen2_vl_vision"},
     ),
     lambda: (
         qwen_shapes("visual.", {"mlp.fc1": (2 * N, N), "mlp.fc2": (N, 2 * N)}, norm_bias=True)
@@ -62,7 +62,7 @@ QWEN25_VL = TowerCheckpoint(
         "qwen2_5_vl",
         {"model_type": "qwen2_5_vl_text", "rope_scaling": _SECTIONS},
         {
-            **_QWEN,
+            **QWEN,
             "hidden_size": N,
             "out_hidden_size": TEXT,
             "intermediate_size": FF,
@@ -102,7 +102,7 @@ QWEN3_VL = TowerCheckpoint(
         "qwen3_vl",
         {"model_type": "qwen3_vl_text", "rope_scaling": {**_SECTIONS, "mrope_interleaved": True}},
         {
-            **_QWEN,
+            **QWEN,
             "hidden_size": N,
             "out_hidden_size": TEXT,
             "intermediate_size": FF,
@@ -139,7 +139,7 @@ GLM4V = TowerCheckpoint(
             "rope_scaling": {**_SECTIONS, "mrope_section": [2, 3, 3]},
         },
         {
-            **_QWEN,
+            **QWEN,
             "hidden_size": N,
             "out_hidden_size": TEXT,
             "intermediate_size": FF,

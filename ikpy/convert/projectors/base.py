@@ -30,6 +30,11 @@ _NORMS = frozenset({"ln1", "ln2", "attn_post_norm", "ffn_post_norm"})
 _HEAD_NORMS = frozenset({"attn_q_norm", "attn_k_norm"})
 
 
+def pixel_keys(least: int, most: int) -> Keys:
+    """Between how many pixels a picture is brought."""
+    return {"vision.image_min_pixels": least, "vision.image_max_pixels": most}
+
+
 class Projector:
     """Projectors of one kind. config: values of the whole model, those of its text part first; vision: of the encoder.
     parts: what the names of its tensors begin with, "model." in front not counted. unused: those that are left out.

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from ikpy.convert.families.base import Keys, View
-from ikpy.convert.projectors.base import Projector
+from ikpy.convert.projectors.base import Projector, pixel_keys
 from ikpy.convert.projectors.tensors import Wanted, lines, norm, patches, table, third
 
 _BLOCK = {"ln1": "norm0", "attn_out": "wo", "ln2": "norm1", "ffn_up": "mlp.fc0", "ffn_down": "mlp.fc1"}
@@ -46,6 +46,8 @@ class KimiVL(Projector):
     def check(self) -> None:
         super().check()
         self.check_value(self.vision, "merge_kernel_size", [_MERGE, _MERGE])
+        self.check_value(self.vision, "projector_hidden_act", "gelu")
+        self.check_value(self.vision, "mm_projector_type", "patchmerger")
 
     def keys(self) -> Keys:
         return super().keys() | {"vision.projector.scale_factor": _MERGE}
@@ -104,8 +106,7 @@ class KimiK25(KimiVL):
         area = self.patch_size**2
         return super().keys() | {
             "vision.attention.layer_norm_epsilon": self.vision.number("projector_ln_eps", default=self.eps),
-            "vision.image_min_pixels": self.least_patches * area,
-            "vision.image_max_pixels": n_patches * area,
+            **pixel_keys(self.least_patches * area, n_patches * area),
         }
 
 

@@ -36,7 +36,8 @@ class Llama4(Projector):
 
     def check(self) -> None:
         super().check()
-        self.vision.require("multi_modal_projector_bias true", not self.vision.get("multi_modal_projector_bias"))
+        has_bias = bool(self.vision.get("multi_modal_projector_bias", default=False))
+        self.vision.require("multi_modal_projector_bias true", not has_bias)
         self.check_value(self.vision, "vision_feature_select_strategy", "default")
         self.check_rope(10000)
 

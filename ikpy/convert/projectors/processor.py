@@ -55,6 +55,19 @@ class Processor(Config):
             raise FileFormatError(f"{self.path}: '{name}' is {values!r}, not three numbers")
         return [float(value) for value in values]
 
+    def pixels(self) -> tuple[int, int]:
+        """Least and most pixels of a picture, also where they stand for edges. FileFormatError if there are none."""
+        found = []
+        for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+            size = self.get("size", default={})
+            value = self.get(name, default=size.get(edge) if isinstance(size, dict) else None)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+                raise FileFormatError(f"{self.path}: '{name}' is {value!r}, not a number of pixels")
+            found.append(value)
+        if found[0] > found[1]:
+            raise FileFormatError(f"{self.path}: 'min_pixels' {found[0]} is more than 'max_pixels' {found[1]}")
+        return found[0], found[1]
+
     def edge(self, name: str, *keys: str) -> int | None:
         """A side in pixels of an entry such as {"longest_edge": 512}; None if there is none."""
         value = self.get(name, default=None)

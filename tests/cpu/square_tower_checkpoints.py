@@ -8,6 +8,7 @@ from tests.cpu.tower_parts import (
     MERGED,
     PATCH,
     TEXT,
+    TEXT_CONFIG,
     VISION,
     N,
     Shapes,
@@ -86,13 +87,27 @@ def internvl_shapes() -> Shapes:
     p = "model.vision_tower."
     shapes: Shapes = {f"{p}embeddings.cls_token": (1, 1, N), f"{p}embeddings.position_embeddings": (1, 17, N)}
     shapes |= module(f"{p}embeddings.patch_embeddings.projection", N, 3, PATCH, PATCH)
-    attention = {f"attention.{name}": (N, N) for name in ("q_proj", "k_proj", "v_proj", "projection_layer")}
-    layer = {"layernorm_before": (N,), "layernorm_after": (N,), **attention, "mlp.fc1": (FF, N), "mlp.fc2": (N, FF)}
     for il in range(LAYERS):
-        shapes |= modules(f"{p}encoder.layer.{il}.", layer)
-        shapes |= {f"{p}encoder.layer.{il}.lambda_{i}": (N,) for i in (1, 2)}
+        layer = f"{p}encoder.layer.{il}."
+        shapes |= modules(layer, {"layernorm_before": (N,), "layernorm_after": (N,)})
+        shapes |= {f"{layer}attention.{name}_proj.weight": (N, N) for name in "qkv"}
+        shapes |= {f"{layer}attention.{name}_proj.bias": (N,) for name in "qkv"}
+        shapes |= modules(layer, {"attention.projection_layer": (N, N), "mlp.fc1": (FF, N), "mlp.fc2": (N, FF)})
+        shapes |= {f"{layer}lambda_{i}": (N,) for i in (1, 2)}
     parts = {"layer_norm": (MERGED,), "linear_1": (TEXT, MERGED), "linear_2": (TEXT, TEXT)}
     return shapes | modules("model.multi_modal_projector.", parts)
+
+
+def internvl_chat_shapes() -> Shapes:
+    """The same model in the names of its own repositories."""
+    p = "vision_model."
+    shapes: Shapes = {f"{p}embeddings.class_embedding": (1, 1, N), f"{p}embeddings.position_embedding": (1, 17, N)}
+    shapes |= module(f"{p}embeddings.patch_embedding", N, 3, PATCH, PATCH)
+    layer = {"norm1": (N,), "norm2": (N,), "attn.qkv": (3 * N, N), "attn.proj": (N, N), "mlp.fc1": (FF, N)}
+    for il in range(LAYERS):
+        shapes |= modules(f"{p}encoder.layers.{il}.", {**layer, "mlp.fc2": (N, FF)})
+        shapes |= {f"{p}encoder.layers.{il}.ls{i}": (N,) for i in (1, 2)}
+    return shapes | modules("mlp1.", {"0": (MERGED,), "1": (TEXT, MERGED), "3": (TEXT, TEXT)})
 
 
 INTERNVL = TowerCheckpoint(
@@ -116,6 +131,29 @@ INTERNVL = TowerCheckpoint(
     ),
     internvl_shapes,
     processor={"min_patches": 1, "max_patches": 12},
+)
+INTERNVL_CHAT = TowerCheckpoint(
+    "internvl-chat",
+    {
+        "architectures": ["InternVLChatModel"],
+        "model_type": "internvl_chat",
+        "llm_config": {**TEXT_CONFIG, "model_type": "qwen2"},
+        "vision_config": {
+            **VISION,
+            "qkv_bias": True,
+            "qk_normalization": False,
+            "hidden_act": "gelu",
+            "norm_type": "layer_norm",
+            "model_type": "intern_vit_6b",
+        },
+        "downsample_ratio": 0.5,
+        "select_layer": -1,
+        "ps_version": "v2",
+        "min_dynamic_patch": 1,
+        "max_dynamic_patch": 12,
+    },
+    internvl_chat_shapes,
+    golden_of="internvl",
 )
 LLAMA4_WIDTH = 72
 
@@ -157,4 +195,4 @@ LLAMA4 = TowerCheckpoint(
     ),
     llama4_shapes,
 )
-TOWERS = (GEMMA3, SMOLVLM, LLAVA, INTERNVL, LLAMA4)
+TOWERS = (GEMMA3, SMOLVLM, LLAVA, INTERNVL, INTERNVL_CHAT, LLAMA4)

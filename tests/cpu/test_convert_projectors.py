@@ -289,7 +289,8 @@ def test_values_of_any_kind_end_in_one_line(tower: TowerCheckpoint, tmp_path: Pa
     original = json.loads((folder / "config.json").read_text())
     processor = json.loads((folder / "preprocessor_config.json").read_text())
     places = [(name,) for name in original] + [("vision_config", name) for name in original["vision_config"]]
-    for place in [*places, ("text_config", "hidden_size"), ("text_config", "vocab_size")]:
+    text = next(name for name in original if name in ("text_config", "llm_config"))
+    for place in [*places, (text, "hidden_size"), (text, "vocab_size")]:
         for value in ODD:
             changed = json.loads(json.dumps(original))
             (changed if len(place) == 1 else changed[place[0]])[place[-1]] = value

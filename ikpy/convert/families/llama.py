@@ -44,7 +44,7 @@ class Llama(Family):
     }
 
     def __init__(self, config: Config) -> None:
-        if "text_config" in config.values:
+        if config.has_part:
             config.values = {**self.usual.get(config.model_type, {}), **config.values}
         super().__init__(config)
 

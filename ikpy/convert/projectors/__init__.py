@@ -19,6 +19,7 @@ PROJECTORS = {
     "glm5_next": "glm_v:Glm5v",
     "idefics3": "siglip:Idefics3",
     "internvl": "internvl:InternVL",
+    "internvl_chat": "internvl:InternVLChat",
     "kimi_k25": "kimi:KimiK25",
     "kimi_vl": "kimi:KimiVL",
     "lfm2-vl": "siglip:Lfm2",

@@ -186,7 +186,7 @@ class Projector:
     def module(self, full: str, target: str, source: str) -> Iterator[Wanted]:
         """Tensors of a module of a layer."""
         if target in _NORMS:
-            yield from norm(full, source, self.n, bias=self.norm_bias)
+            yield from norm(full, source, self.n, bias=self.has_norm_bias())
         elif target in _HEAD_NORMS:
             yield from norm(full, source, self.head_dim, bias=False)
         elif target in ("ls1", "ls2"):
@@ -215,6 +215,10 @@ class Projector:
         if target in ("attn_q", "attn_k", "attn_v") and self.is_fused(self.modules[target]):
             return third(("attn_q", "attn_k", "attn_v").index(target))
         return None
+
+    def has_norm_bias(self) -> bool:
+        """Whether norms of layers have one."""
+        return self.norm_bias
 
     def has_bias(self, target: str) -> bool:
         """Whether a matrix of a layer has one."""

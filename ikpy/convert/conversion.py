@@ -14,6 +14,7 @@ from ikpy.convert.families import family
 from ikpy.convert.layer_gaps import check_gaps
 from ikpy.convert.loading import check_loads
 from ikpy.convert.planned_file import FILE_TYPES, PlannedFile, PlannedTensor, half_type
+from ikpy.convert.projectors import has_projector
 from ikpy.convert.rope import scaling_notes
 from ikpy.convert.tensor_map import OutputTensor, map_tensors
 from ikpy.convert.tokenizer import tokenizer_keys
@@ -67,7 +68,9 @@ class Conversion(PlannedFile):
         if mapped.skipped_layers:
             self.notes.append(f"{len(mapped.skipped_layers)} tensors of prediction layers (MTP) are left out")
         if mapped.skipped_parts:
-            self.notes.append(f"{len(mapped.skipped_parts)} tensors of other parts are left out (the text model alone)")
+            hint = "; --mmproj writes the encoder of pictures" if has_projector(self.checkpoint) else ""
+            parts = f"{len(mapped.skipped_parts)} tensors of other parts are left out"
+            self.notes.append(f"{parts} (the text model alone{hint})")
         self.notes += self._integer_notes()
         self.metadata = self._metadata()
         self.path = self.options.outfile or str(self.checkpoint.folder / f"{self.name}-{self.outtype.upper()}.gguf")

@@ -340,7 +340,7 @@ def _listed(tensors: list[str]) -> str:
 
 def pieces(array: np.ndarray, max_elements: int) -> Iterator[np.ndarray]:
     """The rows of an array [..., n] in order, as contiguous arrays [rows, n] of about max_elements."""
-    if array.ndim > 2:
+    if array.ndim > 2 and array.size > max_elements and not array.flags.c_contiguous:  # no copy of all of it
         for matrix in array:
             yield from pieces(matrix, max_elements)
         return

@@ -110,6 +110,7 @@ def test_text_parts(name: str, outer: dict[str, Any], part: str, text: str, pict
 
     made.change_tensors(folder, wrap)
     hold_equal(convert(folder, tmp_path, model_name="model"), plain)
+    assert any("--mmproj writes the encoder of pictures" in note for note in Conversion(folder).notes)
 
 
 @pytest.mark.parametrize(("inside", "outside"), [(False, True), (True, False)])

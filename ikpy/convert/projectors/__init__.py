@@ -40,6 +40,13 @@ PROJECTORS = {
 _BY_ENCODER = {("llava", "pixtral"): "pixtral:Pixtral"}
 
 
+def has_projector(checkpoint: Checkpoint) -> bool:
+    """Whether a model of this type may have a projector that is known."""
+    model_type = checkpoint.config.get("model_type")
+    has_encoder = isinstance(checkpoint.config.get("vision_config"), dict)
+    return has_encoder and isinstance(model_type, str) and model_type in PROJECTORS
+
+
 def projector(checkpoint: Checkpoint) -> Projector:
     """The projector of a checkpoint; UnsupportedError names the known model types."""
     model_type = checkpoint.config.get("model_type", "")

@@ -12,6 +12,7 @@ import pytest
 from ikpy.cli import main
 from ikpy.convert import ConvertOptions, ProjectorConversion
 from ikpy.convert.projectors import PROJECTORS
+from ikpy.convert.weights import e4m3_values
 from ikpy.errors import FileFormatError, IkpyError, UnsupportedError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.vision.projector import Projector, open_projector
@@ -20,7 +21,7 @@ from tests.cpu import square_tower_checkpoints as square
 from tests.cpu.checkpoints import Tensors, amend, bf16, change_tensors, copy
 from tests.cpu.test_convert import types
 from tests.cpu.tower_checkpoints import TOWERS, write
-from tests.cpu.tower_parts import BREAK, GOLDEN_ROWS, LAYERS, TEXT, TowerCheckpoint, V
+from tests.cpu.tower_parts import BREAK, GOLDEN_ROWS, LAYERS, TEXT, N, TowerCheckpoint, V
 
 BY_NAME = {tower.name: tower for tower in TOWERS}
 all_towers = pytest.mark.parametrize("tower", TOWERS, ids=lambda tower: tower.name)
@@ -95,6 +96,24 @@ def test_breaks_of_lines_are_rows_of_the_embedding(tmp_path: Path) -> None:
     conversion = ProjectorConversion(folder)
     rows = conversion.weights.load("language_model.model.embed_tokens.weight").astype(np.uint32) << 16
     np.testing.assert_array_equal(found, rows.view(np.float32)[BREAK])
+
+
+def test_matrices_in_fp8(tmp_path: Path) -> None:
+    """Rows of q, k and v that are stored together, with a scale for each."""
+    folder = write(native.QWEN2_VL, tmp_path / "checkpoint")
+    name, codes = "visual.blocks.1.attn.qkv.weight", np.random.default_rng(1).integers(0, 100, (3 * N, N), np.uint8)
+    scales = np.linspace(0.5, 2, 3 * N, dtype=np.float32)[:, None]
+
+    def pack(tensors: Tensors) -> None:
+        tensors[name] = "F8_E4M3", codes.shape, codes.tobytes()
+        tensors[f"{name}_scale"] = "F32", scales.shape, scales.tobytes()
+
+    change_tensors(folder, pack)
+    file = converted(folder)
+    parts = [file.data(file.tensors[f"v.blk.1.attn_{part}.weight"]).view(np.float32) for part in "qkv"]
+    np.testing.assert_array_equal(np.concatenate(parts).reshape(3 * N, N), e4m3_values()[codes] * scales)
+    change_tensors(folder, lambda tensors: tensors.pop(f"{name}_scale"))
+    refused(folder, "has no scale")
 
 
 def test_names_of_files(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_e4m3_values():
 
 @pytest.mark.parametrize("n", [1, 10, 100, 10_000])
 def test_pieces_are_whole_rows_in_order(n):
-    """Also of views; what lies in order is not taken matrix by matrix, whose number is that of a convolution's filters."""
+    """Also of views; what lies in order is not taken matrix by matrix, of which convolutions have many."""
     array = np.arange(6 * 24 * 8).reshape(6, 24, 8)
     for values in (array, array[:, ::2], array.swapaxes(0, 1), array.reshape(6, 6, 4, 8).transpose(1, 0, 3, 2)):
         found = list(pieces(values, n))

@@ -169,6 +169,15 @@ def test_sections_that_do_not_fit(kind: tiny.Tiny, scaling: dict[str, Any], patt
         Conversion(tiny.write(kind, tmp_path / "checkpoint", **values))
 
 
+def test_glm_4v_without_a_text_config(tmp_path: Path) -> None:
+    """Its first repository has the values outside."""
+    kind = picture_text.GLM4V
+    plain = convert(tiny.write(kind, tmp_path / "plain"), tmp_path, model_name="model")
+    folder = tiny.write(kind, tmp_path / "flat", **{**kind.config["text_config"], "model_type": "glm4v"})
+    made.amend(folder, drop=("text_config",))
+    hold_equal(convert(folder, folder, model_name="model"), plain)
+
+
 def test_keys_of_sections(tmp_path: Path) -> None:
     file = converted(picture_text.QWEN3_VL, tmp_path)
     assert np.asarray(file.get("qwen3vl.rope.dimension_sections")).tolist() == [4, 2, 2, 0]

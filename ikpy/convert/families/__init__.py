@@ -42,6 +42,7 @@ FAMILIES = {
     "glm4": "glm:Glm4",
     "glm4_moe": "glm:Glm4Moe",
     "glm4_moe_lite": "deepseek:DeepSeekV3",
+    "glm4v": "glm:Glm4v",
     "glm4v_moe_text": "glm:Glm4vMoe",
     "glm4v_text": "glm:Glm4v",
     "glm5_next": "glm5_next:Glm5Next",

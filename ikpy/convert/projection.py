@@ -55,9 +55,12 @@ class ProjectorConversion(PlannedFile):
         self._writer().plan()
 
     def _check_options(self) -> None:
-        for name, value in (("--pre", self.options.pre), ("--chat-template-file", self.options.chat_template_file)):
+        options = self.options
+        for name, value in (("--pre", options.pre), ("--chat-template-file", options.chat_template_file)):
             if value:
                 raise UsageError(f"{name} is of no use with --mmproj: a projector file has no text")
+        if options.split_max_bytes or options.split_max_tensors:
+            raise UsageError("a projector file is never split; leave out --split-max-size and --split-max-tensors")
 
     def _path(self) -> str:
         """Names of projector files begin with mmproj-, by which they are found beside a model."""

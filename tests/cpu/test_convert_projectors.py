@@ -242,6 +242,7 @@ def test_options_of_texts(tmp_path: Path) -> None:
     folder = write(square.GEMMA3, tmp_path / "checkpoint")
     refused(folder, "--pre is of no use", UsageError, pre="qwen2")
     refused(folder, "--chat-template-file is of no use", UsageError, chat_template_file="x")
+    refused(folder, "a projector file is never split", UsageError, split_max_tensors=10)
     refused(folder, "unknown output type 'q4_0'", UsageError, outtype="q4_0")
 
 

@@ -19,7 +19,7 @@ import transformers
 from tests.cpu import tower_checkpoints as made
 from tests.cpu.tower_parts import GOLDEN_ROWS, PATCH, TowerCheckpoint
 
-TEXT = ("language_model", "text_model", "lm_head")
+OTHERS = ("language_model", "text_model", "lm_head", "audio_tower")
 
 
 def pixels(tower: TowerCheckpoint) -> torch.Tensor:
@@ -29,12 +29,12 @@ def pixels(tower: TowerCheckpoint) -> torch.Tensor:
     return torch.tensor(values.transpose(2, 0, 1)[None], dtype=torch.float32)
 
 
-def squares(tower: TowerCheckpoint) -> dict[str, torch.Tensor]:
-    """Patches of two frames [n, 3 * 2 * p * p], square by square of 2 x 2 patches."""
+def squares(tower: TowerCheckpoint, frames: int) -> dict[str, torch.Tensor]:
+    """Patches of equal frames [n, 3 * frames * p * p], square by square of 2 x 2 patches."""
     image = pixels(tower)[0].numpy()
     rows, columns = image.shape[1] // PATCH, image.shape[2] // PATCH
     grid = image.reshape(3, rows // 2, 2, PATCH, columns // 2, 2, PATCH).transpose(1, 4, 2, 5, 0, 3, 6)
-    flat = np.repeat(grid.reshape(rows * columns, 3, 1, PATCH * PATCH), 2, axis=2).reshape(rows * columns, -1)
+    flat = np.repeat(grid.reshape(rows * columns, 3, 1, PATCH * PATCH), frames, axis=2).reshape(rows * columns, -1)
     return {"pixel_values": torch.from_numpy(flat.copy()), "image_grid_thw": torch.tensor([[1, rows, columns]])}
 
 
@@ -50,8 +50,8 @@ def lines(tower: TowerCheckpoint, *, colours_last: bool) -> tuple[torch.Tensor, 
 def inputs(tower: TowerCheckpoint) -> dict[str, torch.Tensor]:
     """What get_image_features of the model takes."""
     kind = tower.config["model_type"]
-    if kind.startswith(("qwen", "glm", "exaone", "minimax")):
-        return squares(tower)
+    if kind.startswith(("qwen", "glm", "exaone", "minimax", "dots")):
+        return squares(tower, 1 if kind == "dots3_note" else 2)
     if kind == "smolvlm":
         return {"pixel_values": pixels(tower)[None]}
     if tower.config["vision_config"].get("model_type") == "pixtral":
@@ -89,7 +89,7 @@ def features(tower: TowerCheckpoint) -> np.ndarray:
         model, info = getattr(transformers, name).from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
-    info["missing_keys"] = [name for name in info["missing_keys"] if not any(part in name for part in TEXT)]
+    info["missing_keys"] = [name for name in info["missing_keys"] if not any(part in name for part in OTHERS)]
     if any(info[problem] for problem in ("missing_keys", "mismatched_keys", "unexpected_keys")):
         raise SystemExit(f"{tower.name}: the checkpoint is not what transformers expects: {info}")
     model.eval()

@@ -36,7 +36,7 @@ class ProjectorConversion(PlannedFile):
         self.weights = Weights(self.checkpoint)
         self.notes = self.projector.notes()
         wanted = self._found(list(self.projector.tensors()))
-        outputs = [self._output(tensor, name) for tensor, name in wanted]
+        outputs = [self._output(tensor, names) for tensor, names in wanted]
         self.outtype = self._output_type([output for output in outputs if len(output.shape) > 1])
         self.tensors = [
             PlannedTensor(output, self._tensor_type(tensor, output))
@@ -70,24 +70,15 @@ class ProjectorConversion(PlannedFile):
 
     # tensors
 
-    def _found(self, wanted: list[Wanted]) -> list[tuple[Wanted, str]]:
+    def _found(self, wanted: list[Wanted]) -> list[tuple[Wanted, list[str]]]:
         """Tensors with their names in the checkpoint. FileFormatError for one that is missing or of another shape,
         UnsupportedError for one that has no place."""
         folder, names = self.checkpoint.folder, self._names()
-        found, used = [], set()
+        used: set[str] = set()
         for tensor in wanted:
-            name = names.get(tensor.source)
-            if name is None:
-                raise FileFormatError(
-                    f"{folder}: tensor '{tensor.source}' ({tensor.target}) is missing; the checkpoint is incomplete"
-                )
-            shape = self.weights.shape(name)
-            if shape != tensor.shape:
-                raise FileFormatError(
-                    f"{folder}: tensor '{name}' has shape {list(shape)}, not {list(tensor.shape)} as config.json says"
-                )
-            found.append((tensor, name))
-            used.add(tensor.source)
+            for source in tensor.sources:
+                self._check_source(tensor, source, names.get(source))
+            used.update(tensor.sources)
         left_out = self.projector.left_out()
         unknown = [names[path] for path in names if path not in used and self._is_known_part(path, left_out)]
         if unknown:
@@ -95,7 +86,20 @@ class ProjectorConversion(PlannedFile):
             raise UnsupportedError(
                 f"{folder}: tensor '{unknown[0]}'{more} has no place in a projector of type {self.projector.kind}"
             )
-        return found
+        return [(tensor, [names[source] for source in tensor.sources]) for tensor in wanted]
+
+    def _check_source(self, tensor: Wanted, source: str, name: str | None) -> None:
+        """FileFormatError unless a tensor is there, in its shape."""
+        folder = self.checkpoint.folder
+        if name is None:
+            raise FileFormatError(
+                f"{folder}: tensor '{source}' ({tensor.target}) is missing; the checkpoint is incomplete"
+            )
+        shape = self.weights.shape(name)
+        if shape != tensor.shape:
+            raise FileFormatError(
+                f"{folder}: tensor '{name}' has shape {list(shape)}, not {list(tensor.shape)} as config.json says"
+            )
 
     def _is_known_part(self, path: str, left_out: tuple[str, ...]) -> bool:
         return path.startswith(self.projector.parts) and not (path.startswith(left_out) or _COMPUTED.search(path))
@@ -112,16 +116,22 @@ class ProjectorConversion(PlannedFile):
             names[path] = name
         return names
 
-    def _output(self, tensor: Wanted, name: str) -> OutputTensor:
+    def _output(self, tensor: Wanted, names: list[str]) -> OutputTensor:
+        kinds = {self._kind(name) for name in names}
+        output = OutputTensor(tensor.target, tensor.change, kinds.pop() if len(kinds) == 1 else "f32")
+        output.parts += [Part(name, tensor.view, e if tensor.stack else None) for e, name in enumerate(names)]
+        seen = np.broadcast_to(np.uint8(0), tensor.shape)
+        shape = (tensor.view(seen) if tensor.view else seen).shape
+        output.shape = (tensor.stack, *shape) if tensor.stack else shape
+        return output
+
+    def _kind(self, name: str) -> str:
+        """Of the numbers of a tensor, f32 for those in blocks."""
         kind = self.weights.kind(name)
         if kind == "i32":
             raise self.weights.unknown_type(name)
         self.weights.check_scales(name)
-        output = OutputTensor(tensor.target, tensor.change, "f32" if kind in _PACKED else kind)
-        output.parts.append(Part(name, tensor.view, None))
-        seen = np.broadcast_to(np.uint8(0), tensor.shape)
-        output.shape = (tensor.view(seen) if tensor.view else seen).shape
-        return output
+        return "f32" if kind in _PACKED else kind
 
     def _tensor_type(self, tensor: Wanted, output: OutputTensor) -> str:
         if len(output.shape) < 2 or tensor.exact:

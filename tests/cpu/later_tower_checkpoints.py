@@ -1,4 +1,5 @@
-"""Tiny checkpoints of encoders akin to those of Qwen VL, GLM-V and CLIP: EXAONE 4.5, GLM-5.3 Flash, MiniMax M3."""
+"""Tiny checkpoints of encoders akin to those of Qwen VL, GLM-V and CLIP: EXAONE 4.5, GLM-5.3 Flash, MiniMax M3,
+dots3 note."""
 
 from __future__ import annotations
 
@@ -126,4 +127,54 @@ MINIMAX_M3 = TowerCheckpoint(
     minimax_shapes,
     (84, 112),
 )
-TOWERS = (EXAONE45, GLM5, MINIMAX_M3)
+N_EXPERT, WIDTH, SPARSE = 4, 40, 1
+"""Experts of the layer that has some."""
+
+
+def dots3_shapes() -> Shapes:
+    """A layer has experts."""
+    p = "vision_encoder."
+    shapes = module(f"{p}patch_embed.proj", N, 3, PATCH, PATCH) | module(f"{p}patch_embed.norm", N, bias=False)
+    for il in range(LAYERS):
+        b = f"{p}blocks.{il}."
+        parts = {"norm_1": (N,), "norm_2": (N,), "attn.qkv": (3 * N, N), "attn.proj": (N, N)}
+        shapes |= modules(b, {**parts, **{f"attn.{name}_norm": (N // HEADS,) for name in "qk"}}, bias=False)
+        if il != SPARSE:
+            shapes |= modules(f"{b}mlp.", {"fc1": (FF, N), "fc2": (N, FF), "fc3": (FF, N)}, bias=False)
+            continue
+        shapes |= {f"{b}mlp.gate_weight": (N_EXPERT, N), f"{b}mlp.router_bias": (N_EXPERT,)}
+        for e in range(N_EXPERT):
+            expert = {"fc1": (WIDTH, N), "fc2": (N, WIDTH), "fc3": (WIDTH, N)}
+            shapes |= modules(f"{b}mlp.experts.{e}.", expert, bias=False)
+    shapes |= module(f"{p}post_trunk_norm", N, bias=False) | module(f"{p}adapter.ln_q", N)
+    return shapes | modules(f"{p}adapter.", {"mlp.0": (MERGED, MERGED), "mlp.2": (TEXT, MERGED)})
+
+
+DOTS3 = TowerCheckpoint(
+    "dots3-note",
+    config(
+        "Dots3Note",
+        "dots3_note",
+        {"model_type": "dots3_note_text"},
+        {
+            "embed_dim": N,
+            "num_heads": HEADS,
+            "intermediate_size": FF,
+            "moe_intermediate_size": WIDTH,
+            "num_hidden_layers": LAYERS,
+            "patch_size": PATCH,
+            "pyramid_num_routed": [N_EXPERT if il == SPARSE else -1 for il in range(LAYERS)],
+            "capacity_factor": 2,
+            "adapter_in_dim": N,
+            "adapter_out_dim": TEXT,
+            "adapter_merge_size": 2,
+            "spatial_merge_size": 2,
+            "use_bias": False,
+        },
+        audio_config={"adapter_out_dim": TEXT},
+    ),
+    dots3_shapes,
+    (84, 112),
+    {"min_pixels": 3136, "max_pixels": 11289600},
+)
+TOWERS = (EXAONE45, GLM5, MINIMAX_M3, DOTS3)

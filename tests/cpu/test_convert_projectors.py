@@ -16,6 +16,7 @@ from ikpy.convert.weights import e4m3_values
 from ikpy.errors import FileFormatError, IkpyError, UnsupportedError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.vision.projector import Projector, open_projector
+from tests.cpu import later_tower_checkpoints as later
 from tests.cpu import native_tower_checkpoints as native
 from tests.cpu import square_tower_checkpoints as square
 from tests.cpu.checkpoints import Tensors, amend, bf16, change_tensors, copy
@@ -183,6 +184,12 @@ VALUES = [
     (native.PIXTRAL, {"head_dim": 16}, "head_dim 16"),
     (native.GEMMA4, {"num_key_value_heads": 1}, "num_key_value_heads 1"),
     (native.GEMMA4, {"attention_bias": True}, "attention_bias true"),
+    (later.EXAONE45, {"num_key_value_heads": 3}, "num_key_value_heads 3 of 2 heads"),
+    (later.GLM5, {"swiglu_limit": 0.0}, "swiglu_limit 0"),
+    (later.MINIMAX_M3, {"temporal_patch_size": 1}, "temporal_patch_size 1"),
+    (later.DOTS3, {"pyramid_num_routed": [-1, 4]}, "pyramid_num_routed for other than 3 layers"),
+    (later.DOTS3, {"capacity_factor": 9}, "9 experts used of 4"),
+    (later.DOTS3, {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
     (native.KIMI_VL, {"merge_kernel_size": [1, 2]}, r"merge_kernel_size \[1, 2\]"),
     (native.KIMI_VL, {"init_pos_emb_width": 4}, "a table of 8 x 4 positions"),
 ]
@@ -227,6 +234,9 @@ def test_models_that_no_file_can_say(
         (square.SMOLVLM, {"max_image_size": {"longest_edge": 512}}, "max_image_size 512 instead of 56"),
         (square.SMOLVLM, {"size": {"longest_edge": "large"}}, "not a number of pixels"),
         (native.LFM2, {"resample": 0}, "resample 0"),
+        (later.EXAONE45, {"size": {}}, "'min_pixels' is None, not a number of pixels"),
+        (later.EXAONE45, {"min_pixels": 200000}, "'min_pixels' 200000 is more than 'max_pixels' 100352"),
+        (later.GLM5, {"patch_expand_factor": 2}, "patch_expand_factor 2"),
     ],
     ids=lambda value: str(value)[:30],
 )

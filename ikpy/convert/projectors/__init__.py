@@ -10,6 +10,7 @@ from ikpy.errors import FileFormatError, UnsupportedError
 
 _FOLDER = "ikpy.convert.projectors"
 PROJECTORS = {
+    "dots3_note": "dots3note:Dots3Note",
     "exaone4_5": "qwen_vl:Exaone45",
     "gemma3": "siglip:Gemma3",
     "gemma4": "gemma4:Gemma4",

@@ -16,7 +16,7 @@ class Wanted:
     """A tensor of the file and the tensor of the checkpoint that it is made of.
 
     shape: in the checkpoint, slowest dimension first. floats: f32, or f16 in a file of f16, since an engine convolves
-    or transposes it. exact: always f32.
+    or transposes it. exact: always f32. stack: of so many tensors, whose numbers stand for {e} in the source.
     """
 
     target: str
@@ -26,6 +26,12 @@ class Wanted:
     change: Change | None = None
     floats: bool = False
     exact: bool = False
+    stack: int = 0
+
+    @property
+    def sources(self) -> list[str]:
+        """All tensors of the checkpoint that it is made of."""
+        return [self.source.replace("{e}", str(e)) for e in range(self.stack)] if self.stack else [self.source]
 
 
 def linear(target: str, source: str, n_out: int, n_in: int, *, bias: bool = True, **more: Any) -> Iterator[Wanted]:

@@ -161,7 +161,7 @@ def make_cache(x: np.ndarray, type_id: int) -> tuple[np.ndarray, np.ndarray]:
     return cache, decode_rows(cache, type_id, x.shape[2])
 
 
-def kq_mask(cell_pos, cell_seq, pos, seq, n_kv, *, kind=0, n_swa=0, causal=True, spans=None, n_threads=1):
+def kq_mask(cell_pos, cell_seq, pos, seq, n_kv, *, kind=0, n_swa=0, causal=True, until=None, n_threads=1):
     """Returns mask f16 [T, n_kv rounded up to 64] and ranges i32 [T, 2] of the native op."""
     op = NativeOp("kq_mask")
     mask = np.full((len(pos), (n_kv + 63) // 64 * 64), np.float16(np.nan))
@@ -171,8 +171,8 @@ def kq_mask(cell_pos, cell_seq, pos, seq, n_kv, *, kind=0, n_swa=0, causal=True,
                (np.asarray(pos, np.int32), I32), (np.asarray(seq, np.int32), I32), (ranges, I32)]  # fmt: skip
     for i, (array, type_id) in enumerate(sources):
         op.op["src"][0, i] = op.dense(np.ascontiguousarray(array), type_id)
-    if spans is not None:
-        op.op["src"][0, 7] = op.dense(np.ascontiguousarray(spans, np.int32), I32)
+    if until is not None:
+        op.op["src"][0, 7] = op.dense(np.ascontiguousarray(until, np.int32), I32)
     op.op["ip"][0, :3] = kind, n_swa, int(causal)
     op.run(n_kv, n_threads)
     return mask, ranges

@@ -9,24 +9,33 @@ from __future__ import annotations
 import ctypes
 import json
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
 from scripts.make_peer_pictures import Peer, call, library, spelled, write_text_model
-from tests.cpu.tower_kinds import TEXT_AROUND, TOWERS, peer_pictures, peer_tower
+from tests.cpu.tower_kinds import (
+    STEP3VL,
+    STEP_MARKS,
+    TEXT_AROUND,
+    TOWERS,
+    peer_pictures,
+    peer_tower,
+    step_pictures,
+)
 from tests.cpu.vision_towers import GOLDENS, PEER_COLUMNS, Tower
 
 
-def record(lib: ctypes.CDLL, tower: Tower, marks: tuple[str, ...], path: Path) -> None:
-    """Writes what a tower's pictures become."""
+def record(lib: ctypes.CDLL, tower: Tower, marks: tuple[str, ...], pictures: Sequence[np.ndarray], path: Path) -> None:
+    """Writes what pictures become."""
     width = tower.text * (1 + len(tower.deep))
     with tempfile.TemporaryDirectory() as folder:
         model, projector = Path(folder) / "text.gguf", Path(folder) / "mmproj.gguf"
         tokens = write_text_model(model, width, marks)
         peer = Peer(lib, model, tower.write(projector, tower.weights()), width)
-        found = [peer.pieces(image) for image in peer_pictures(tower)]
+        found = [peer.pieces(image) for image in pictures]
     texts = [[spelled(tokens, p) if isinstance(p, list) else len(p) for p in pieces] for pieces in found]
     arrays = [p for pieces in found for p in pieces if isinstance(p, np.ndarray)]
     rows = np.stack([p[[1, -2]][:, :PEER_COLUMNS] for p in arrays]).astype(np.float16)
@@ -42,8 +51,10 @@ def main() -> None:
     GOLDENS.mkdir(exist_ok=True)
     for name in TOWERS:
         path = GOLDENS / f"peer_{name}.npz"
-        record(lib, peer_tower(name), tuple(mark for mark in TEXT_AROUND[name] if mark), path)
+        tower = peer_tower(name)
+        record(lib, tower, tuple(mark for mark in TEXT_AROUND[name] if mark), peer_pictures(tower), path)
         print(f"{name}: {path.stat().st_size} bytes")
+    record(lib, STEP3VL, STEP_MARKS, step_pictures(), GOLDENS / "peer_step3vl.npz")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,17 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from transformers.models.clip import modeling_clip as clip
+from transformers.models.cohere2_vision import modeling_cohere2_vision as cohere2
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
+from transformers.models.gemma4_unified import modeling_gemma4_unified as unified
 from transformers.models.idefics3 import modeling_idefics3 as idefics3
 from transformers.models.internvl import modeling_internvl as internvl
+from transformers.models.janus import modeling_janus as janus
 from transformers.models.lfm2_vl import modeling_lfm2_vl as lfm2
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.llava import modeling_llava as llava
+from transformers.models.minicpmv4_6 import modeling_minicpmv4_6 as minicpm
 from transformers.models.siglip import modeling_siglip as siglip
 from transformers.models.siglip2 import modeling_siglip2 as siglip2
 
@@ -238,6 +242,72 @@ def lfm2_rows(t: TileTower, w: Weights) -> torch.Tensor:
     return projector(x.reshape(1, rows, columns, -1)).reshape(-1, t.text)
 
 
+def cohere2_rows(t: TileTower, w: Weights) -> torch.Tensor:
+    config = siglip.SiglipVisionConfig(**sizes(t), vision_use_head=False, layer_norm_eps=t.eps)
+    x = load(siglip.SiglipVisionModel(config), siglip_state(t, w))(pixels(t)).last_hidden_state
+    whole = cohere2.Cohere2VisionConfig(
+        vision_config=config.to_dict(),
+        text_config={"model_type": "cohere2", "hidden_size": t.text, "num_attention_heads": 2},
+        alignment_intermediate_size=40,
+    )
+    state = renamed(w, {"mm.1.": "linear_1.", "mm.2.": "linear_2."})
+    return load(cohere2.Cohere2VisionMultiModalProjector(whole), state)(x).reshape(-1, t.text)
+
+
+def janus_rows(t: TileTower, w: Weights) -> torch.Tensor:
+    size = {name: value for name, value in sizes(t).items() if name != "intermediate_size"}
+    config = janus.JanusVisionConfig(**size, mlp_ratio=t.ff / t.d, projection_dim=t.text, layer_norm_eps=t.eps)
+    names = {**SIGLIP, "attn_out": "self_attn.projection_layer"}
+    rest = {"v.patch_embd.": "embeddings.patch_embedding.", "v.position_embd.": "embeddings.position_embedding."}
+    state = renamed(w, layers(t, names, "encoder.layers") | rest | {"v.post_ln.": "post_layernorm."})
+    x = load(janus.JanusVisionModel(config), state)(pixels(t)).last_hidden_state
+    state = renamed(w, {"mm.0.": "fc1.", "mm.1.": "hidden_layers.0."})
+    return load(janus.JanusVisionAlignerMLP(config), state)(x)[0]
+
+
+def gemma4_unified_rows(t: TileTower, w: Weights) -> torch.Tensor:
+    vision = unified.Gemma4UnifiedVisionConfig(
+        patch_size=t.patch,
+        pooling_kernel_size=3,
+        mm_embed_dim=t.d,
+        mm_posemb_size=w["v.position_embd.weight"].shape[1],
+        output_proj_dims=t.d,
+        rms_norm_eps=t.eps,
+    )
+    text = unified.Gemma4UnifiedTextConfig(hidden_size=t.text)
+    names = {"v.patch_embd.": "patch_dense.", "mm.input_projection.": "multimodal_embedder.embedding_projection."}
+    names |= {"v.patch_norm.1.": "patch_ln1.", "v.patch_norm.2.": "patch_ln2.", "v.patch_norm.3.": "pos_norm."}
+    state = renamed(w, names)
+    state["pos_embedding"] = w["v.position_embd.weight"].transpose(1, 0, 2)
+    p, x = 3 * t.patch, pixels(t)[0]
+    rows, columns = x.shape[1] // p, x.shape[2] // p
+    flat = x.reshape(3, rows, p, columns, p).permute(1, 3, 0, 2, 4).reshape(1, rows * columns, -1)
+    places = torch.tensor([[x, y] for y in range(rows) for x in range(columns)])[None]
+    return load(unified.Gemma4UnifiedVisionEmbedder(vision, text), state)(flat, places).pooler_output[0]
+
+
+def minicpmv46_rows(t: TileTower, w: Weights) -> torch.Tensor:
+    config = minicpm.MiniCPMV4_6VisionConfig(
+        **{**sizes(t), "image_size": 70 * t.patch},
+        insert_layer_id=t.further["wa_layer_indexes"][0],
+        layer_norm_eps=t.eps,
+    )
+    rest = {"v.patch_embd.": "embeddings.patch_embedding.", "v.position_embd.": "embeddings.position_embedding."}
+    rest |= {"v.post_ln.": "post_layernorm.", "v.vit_merger.ln1.": "vit_merger.layer_norm1."}
+    rest |= {f"v.vit_merger.attn_{part}.": f"vit_merger.self_attn.{part}_proj." for part in ("q", "k", "v", "out")}
+    rest |= {"v.vit_merger.ds_ln.": "vit_merger.pre_norm.", "v.vit_merger.ds_ffn_up.": "vit_merger.linear_1."}
+    rest |= {"v.vit_merger.ds_ffn_down.": "vit_merger.linear_2."}
+    image = pixels(t)
+    rows, columns = image.shape[2] // t.patch, image.shape[3] // t.patch
+    strip = image.reshape(1, 3, rows, t.patch, columns * t.patch).permute(0, 1, 3, 2, 4).reshape(1, 3, t.patch, -1)
+    tower = load(minicpm.MiniCPMV4_6VisionModel(config), renamed(w, layers(t, SIGLIP, "encoder.layers") | rest))
+    x = tower(strip, target_sizes=torch.tensor([[rows, columns]])).last_hidden_state
+    merger = minicpm.MiniCPMV4_6DownsampleMLP(t.d, t.text)
+    state = renamed(w, {"mm.input_norm.": "pre_norm.", "mm.up.": "linear_1.", "mm.down.": "linear_2."})
+    squares = x.reshape(rows // 4, 2, columns // 4, 2, t.d).permute(0, 2, 1, 3, 4).reshape(-1, 4 * t.d)
+    return load(merger, state)(squares)
+
+
 MODELS: dict[str, Callable[[TileTower, Weights], torch.Tensor]] = {
     "gemma3": gemma3_rows,
     "llava": llava_rows,
@@ -246,6 +316,10 @@ MODELS: dict[str, Callable[[TileTower, Weights], torch.Tensor]] = {
     "gemma4": gemma4_rows,
     "llama4": llama4_rows,
     "lfm2": lfm2_rows,
+    "gemma4_unified": gemma4_unified_rows,
+    "cohere2": cohere2_rows,
+    "janus": janus_rows,
+    "minicpmv46": minicpmv46_rows,
 }
 
 

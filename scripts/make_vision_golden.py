@@ -22,8 +22,9 @@ from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen25
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
+from transformers.models.step3p7 import modeling_step3p7 as step3
 
-from tests.cpu.tower_kinds import TOWERS
+from tests.cpu.tower_kinds import STEP3VL, TOWERS
 from tests.cpu.vision_towers import GOLDEN_ROWS, GOLDENS, Tower, Weights
 
 State = dict[str, np.ndarray]
@@ -331,6 +332,35 @@ def glm_rows(tower: Tower, w: Weights) -> torch.Tensor:
     return load(module(config), state)(*patches(tower, 2, 2)).pooler_output
 
 
+def step_rows(tower: Tower, w: Weights) -> torch.Tensor:
+    """Step 3.7 Flash."""
+    config = step3.Step3p7VisionConfig(
+        hidden_size=tower.d,
+        mlp_ratio=(tower.ff + 0.5) / tower.d,
+        num_hidden_layers=tower.layers,
+        num_attention_heads=tower.heads,
+        patch_size=tower.patch,
+        image_size=tower.side * tower.patch,
+        layer_norm_eps=tower.eps,
+    )
+    config._attn_implementation = "eager"
+    w = dict(w)
+    for name in [name for name in w if "attn_qkv" in name]:
+        q, k, v = np.split(w[name], 3)
+        parts = halves(tower, q, in_turn=False), halves(tower, k, in_turn=False), v
+        w |= {name.replace("qkv", part): rows for part, rows in zip("qkv", parts, strict=True)}
+    names = {"ln1": "layernorm_before", "ln2": "layernorm_after", "attn_out": "self_attn.out_proj"}
+    names |= {f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"} | {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+    rest = {"v.patch_embd.": "embeddings.patch_embedding.", "v.position_embd.": "embeddings.position_embedding."}
+    rest |= {"v.pre_ln.": "pre_layernorm.", "mm.0.": "downsampler1.", "mm.1.": "downsampler2."}
+    state = renamed(w, layers(tower, names, "layers") | rest)
+    for il, i in [(il, i) for il in range(tower.layers) for i in (1, 2)]:
+        state[f"layers.{il}.lambda_{i}"] = w[f"v.blk.{il}.ls{i}.weight"]
+    image = torch.from_numpy(pixels(tower).transpose(2, 0, 1)[None].copy())
+    found = load(step3.Step3p7VisionModel(config), state)(image).last_hidden_state[0]
+    return found @ torch.from_numpy(w["mm.model.fc.weight"].T.copy())
+
+
 MODELS: dict[str, Callable[[Tower, Weights], torch.Tensor]] = {
     "qwen2vl": qwen,
     "qwen25vl": qwen,
@@ -344,6 +374,7 @@ MODELS: dict[str, Callable[[Tower, Weights], torch.Tensor]] = {
     "lightonocr": pixtral_rows,
     "exaone4_5": exaone,
     "minimax_m3": minimax,
+    "step3vl": step_rows,
 }
 
 
@@ -351,7 +382,7 @@ def main() -> None:
     """Writes the golden files."""
     GOLDENS.mkdir(exist_ok=True)
     for name, rows in MODELS.items():
-        tower = TOWERS[name]
+        tower = STEP3VL if name == "step3vl" else TOWERS[name]
         with torch.no_grad():
             found = rows(tower, tower.weights()).numpy()
         path = GOLDENS / f"{name}.npz"

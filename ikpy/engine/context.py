@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import NoReturn
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from ikpy.engine.forks import check_threads
 from ikpy.engine.graphs import MicroBatchGraphs
 from ikpy.engine.inputs import BatchInputs, as_input
 from ikpy.engine.kv_cache import KVCache, KVCacheFullError
-from ikpy.engine.media_batch import MediaBatch
+from ikpy.engine.micro_batches import MicroBatches
 from ikpy.engine.model import Model
 from ikpy.engine.nan_search import first_not_a_number
 from ikpy.engine.padding import padded_outputs, padded_tokens
@@ -46,7 +45,6 @@ __all__ = ["Context", "KVCacheFullError"]
 MAX_PLANS = 32
 # Tokens of the load-time check: enough for the kernels of prompts.
 CHECK_TOKENS = 16
-MAX_POSITION = 1 << 31
 
 
 class Context:
@@ -91,7 +89,6 @@ class Context:
         self.token_states: np.ndarray | None = None
         adapters = self.params.adapters
         n_embd = model.hparams.n_embd if model.arch.reads_states else 0
-        self._media = self.params.media
         keep_slots = self.kv.recurrent.keep_slots if self.kv.recurrent else None
         self._inputs = BatchInputs(
             self.n_ubatch,
@@ -99,11 +96,13 @@ class Context:
             n_adapters=len(adapters),
             n_embd=n_embd,
             keep_slots=keep_slots,
-            media_width=media_width(model, self._media),
+            media_width=media_width(model, self.params.media),
             turns=self.graph_params.rope_sections is not None,
         )
-        self._n_positions = model.arch.max_position or MAX_POSITION
-        limits = model.hparams.n_vocab, self._n_positions
+        batches = MicroBatches(
+            model, self.kv, self.params.media, n_ubatch=self.n_ubatch, sees_all=not self.graph_params.causal
+        )
+        self._micro_batches, limits = batches, (batches.n_vocab, batches.n_positions)
         self._steps = Steps(core.run_plan, self._inputs, self.kv.tables, *limits, self._pad, MAX_PLANS)
         self._graphs = MicroBatchGraphs(model, self.params, self.graph_params, self._inputs, self.kv)
         with paused_collection():
@@ -115,7 +114,8 @@ class Context:
 
     def _make_plans(self) -> None:
         """Finds out what the largest micro-batches need, and takes it."""
-        graphs = {shape: self._graphs.nodes(*shape) for shape in largest_shapes(self.n_ubatch, self._media is not None)}
+        shapes = largest_shapes(self.n_ubatch, self.params.media is not None)
+        graphs = {shape: self._graphs.nodes(*shape) for shape in shapes}
         self.devices = self._use_devices([nodes for nodes, _ in graphs.values()])
         self._plans = Plans(
             self._graphs,
@@ -135,13 +135,13 @@ class Context:
 
     @property
     def compute_bytes(self) -> int:
-        """Bytes of the compute buffer: arena of intermediate values plus work memory of the kernels."""
-        return self._plans.compute_bytes
+        """Bytes of the compute buffer: arena of intermediate values, work memory of the kernels, rows of pictures."""
+        return self._plans.compute_bytes + self._inputs.row_bytes
 
     @property
     def allocated_bytes(self) -> dict[str, int]:
         """Bytes that this context really holds, per kind, to compare with what was planned."""
-        return {"cache": self.kv.allocated_bytes, "compute": self._plans.allocated_bytes}
+        return {"cache": self.kv.allocated_bytes, "compute": self._plans.allocated_bytes + self._inputs.row_bytes}
 
     @property
     def n_graph_nodes(self) -> int:
@@ -214,15 +214,10 @@ class Context:
             return ""
         self.kv.clear()
         try:
-            batch = Batch.single(list(tokens))
-            media = self._pictures(batch)
-            start = 0
-            for piece in self._pieces(batch, media):
-                shape = self._write(piece, self.kv.place(piece), media, start)
-                if found := self._search(shape):
+            for piece in self._micro_batches.of(Batch.single(list(tokens))):
+                if found := self._search(piece.write(self._inputs, self.kv.place(piece.batch))):
                     return found
-                start += len(piece)
-                self.kv.evaluated(piece)
+                self.kv.evaluated(piece.batch)
             return ""
         finally:
             self.kv.clear()
@@ -308,48 +303,27 @@ class Context:
         """`decode` of any batch, whatever has to be made ready first."""
         if self.plan_only:
             raise UsageError("only the header of the model was read: it can be measured, not run")
-        self._check(batch)
+        self._micro_batches.check(batch)
         self._check_states(batch, states)
         if self.kv.shifted:
             self._apply_shifts()
-        media = self._pictures(batch)
-        pieces = self._pieces(batch, media)
+        pieces = self._micro_batches.of(batch)
         taken: list[Taken] = []
         found: list[Results] = []
-        start = 0
         try:
             for piece in pieces:
                 if states is not None:
-                    self._inputs.write_states(states[start:][: len(piece)])
-                taken.append(self.kv.place(piece))
-                shape = self._write(piece, taken[-1], media, start)
+                    self._inputs.write_states(states[piece.part])
+                taken.append(self.kv.place(piece.batch))
+                shape = piece.write(self._inputs, taken[-1])
                 found.append(self._evaluate(shape, copy=copy or len(pieces) > 1))
-                self.kv.evaluated(piece)
-                start += len(piece)
+                self.kv.evaluated(piece.batch)
         except BaseException:
             for cells in taken:
                 self.kv.release(cells)
             raise
         logits, self.embeddings, self.token_states = map(joined, zip(*found, strict=True))
         return self._no_logits if logits is None else logits
-
-    def _pictures(self, batch: Batch) -> MediaBatch | None:
-        """What is known of the rows of pictures in a batch, if it has some."""
-        if self._media is None or batch.first_invalid(self.model.hparams.n_vocab, self._n_positions) < 0:
-            return None
-        return MediaBatch(batch, self._media)
-
-    def _pieces(self, batch: Batch, media: MediaBatch | None) -> list[Batch]:
-        """Micro-batches; raises what `KVCache.pieces` and `MediaBatch.pieces` do."""
-        pieces = self.kv.pieces(batch, self.n_ubatch)
-        return pieces if media is None else media.pieces(pieces, self.n_ubatch)
-
-    def _write(self, piece: Batch, taken: Taken, media: MediaBatch | None, start: int) -> Shape:
-        """Sets the inputs to a micro-batch in the cells it took, which begins at index `start` of the batch."""
-        if media is None or self._media is None:
-            return Shape(len(piece), self._inputs.write(piece, taken))
-        n_outputs = self._inputs.write_media(piece, taken, media, start, self._media)
-        return Shape(len(piece), n_outputs, bool(media.is_row[start : start + len(piece)].any()))
 
     def _evaluate(self, shape: Shape, *, copy: bool) -> Results:
         """Results of the micro-batch whose inputs are set, logits as a view without ``copy``."""
@@ -375,30 +349,6 @@ class Context:
         wanted = (len(batch), self.model.hparams.n_embd) if self.model.arch.reads_states else None
         if (None if states is None else states.shape) != wanted:
             raise UsageError(f"hidden states of shape {wanted} are needed" if wanted else "the model reads no states")
-
-    def _check(self, batch: Batch) -> None:
-        n_ids = self._media.end if self._media else self.model.hparams.n_vocab
-        if batch.first_invalid(n_ids, self._n_positions) >= 0:
-            self._refuse(batch, n_ids)
-        if len(batch) == 0:
-            raise UsageError("an empty batch cannot be decoded")
-        if not self.graph_params.causal and len(batch) > self.n_ubatch:
-            raise UsageError(
-                f"{len(batch)} tokens that see each other must fit one micro-batch of {self.n_ubatch}: "
-                "raise n_ubatch (-ub)"
-            )
-
-    def _refuse(self, batch: Batch, n_ids: int) -> NoReturn:
-        """Says what is wrong with the first token that cannot be evaluated."""
-        n_vocab, n_positions = self.model.hparams.n_vocab, self._n_positions
-        i = batch.first_invalid(n_ids, n_positions)
-        token, position = int(batch.tokens[i]), int(batch.pos[i])
-        if not 0 <= token < n_ids:
-            raise UsageError(f"token {token} at index {i} of the batch is outside the vocabulary of {n_vocab}")
-        if position < 0:
-            raise UsageError(f"position {position} of the batch is below 0")
-        known = f": the model has embeddings for {n_positions} positions" if self.model.arch.max_position else ""
-        raise UsageError(f"position {position} is too large{known}")
 
     def _apply_shifts(self) -> None:
         """Re-rotates cached keys whose positions moved since the last decode."""

@@ -6,13 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ikpy._native.batches import Batch
 from ikpy._native.inputs import InputArrays
-from ikpy._native.tables import Taken
 from ikpy.engine.cells import Cells
-from ikpy.engine.media import MediaStore
 from ikpy.engine.media_batch import MediaBatch
-from ikpy.errors import UsageError
 from ikpy.graph.ir import F32, I32, I64, Value, external
 from ikpy.models.batch import MediaInputs, Window
 
@@ -30,29 +26,23 @@ class MediaArrays:
         self.slots = np.full(n, -1, np.int32)
         self.keep = np.ones(n, np.float32)
         self.places = np.zeros((n, 3), np.int32)
-        self.spans = np.zeros((n, 2), np.int32)
+        self.until = np.zeros(n, np.int32)
 
     @property
     def arrays(self) -> list[np.ndarray]:
         """All but the rows, with an entry for every token."""
-        return [self.slots, self.keep, self.places, self.spans]
+        return [self.slots, self.keep, self.places, self.until]
 
-    def write(self, media: MediaBatch, part: slice, store: MediaStore) -> None:
-        """Sets the tokens of a part of a batch. ResourceError if rows are not kept, UsageError if they do not fit."""
+    def write(self, media: MediaBatch, part: slice) -> None:
+        """Sets the tokens of a part of a batch."""
         is_row, n = media.is_row[part], part.stop - part.start
         self.slots[:n] = np.where(is_row, np.arange(n), -1)
         self.keep[:n] = ~is_row
-        self.places[:n], self.spans[:n] = media.places[part], media.spans[part]
+        self.places[:n], self.until[:n] = media.places[part], media.until[part]
         first, row = media.first[part], media.row[part]
         for start in np.unique(first[is_row]).tolist():
-            values = store.rows(start)
-            if values.shape[1] != self.rows.shape[1]:
-                raise UsageError(
-                    f"rows of a picture have {values.shape[1]} elements and the model reads {self.rows.shape[1]}: "
-                    "the projector belongs to another model"
-                )
             where = np.flatnonzero(is_row & (first == start))
-            self.rows[where] = values[row[where]]
+            self.rows[where] = media.values[start][row[where]]
 
 
 class BatchInputs(InputArrays):
@@ -86,6 +76,11 @@ class BatchInputs(InputArrays):
         found = [*self.arrays, *self.scales, *([] if self._keep_slots is None else [self._keep_slots])]
         return [*found, *self._turned_rows(), *(array.reshape(-1) for array in self._media_arrays())]
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the rows of pictures."""
+        return self.media.rows.nbytes if self.media else 0
+
     def _media_arrays(self) -> list[np.ndarray]:
         return self.media.arrays if self.media else []
 
@@ -93,16 +88,14 @@ class BatchInputs(InputArrays):
         """Rotation positions, if they may differ from the positions."""
         return [self.turned] if len(self.turned) else []
 
-    def write_media(self, batch: Batch, taken: Taken, media: MediaBatch, start: int, store: MediaStore) -> int:
-        """`write` of the part of a batch with pictures that begins at index `start`."""
-        part = slice(start, start + len(batch))
-        n_outputs = self.write(batch, taken)
-        self.arrays[0, : len(batch)][media.is_row[part]] = 0
+    def write_media(self, media: MediaBatch, part: slice, *, has_rows: bool) -> None:
+        """Sets what differs with pictures from what `write` has set, for a part of a batch."""
+        n = part.stop - part.start
+        self.arrays[0, :n][media.is_row[part]] = 0
         if len(self.turned):
-            self.turned[: len(batch)] = media.places[part, 0]
-        if self.media and media.is_row[part].any():
-            self.media.write(media, part, store)
-        return n_outputs
+            self.turned[:n] = media.places[part, 0]
+        if self.media and has_rows:
+            self.media.write(media, part)
 
     def pad(self, sizes: tuple[int, int], padded: tuple[int, int]) -> None:
         """Repeats the last of the tokens and outputs that were written, up to other numbers of them."""
@@ -131,13 +124,13 @@ class BatchInputs(InputArrays):
     def media_values(self, n_tokens: int) -> MediaInputs:
         """Rows of pictures among so many tokens, and what belongs to the tokens."""
         assert self.media
-        rows, keep, places, spans = self.media.rows, self.media.keep, self.media.places, self.media.spans
+        rows, keep, places = self.media.rows, self.media.keep, self.media.places
         return MediaInputs(
             rows=external(rows.ctypes.data, rows, F32, rows.shape[::-1], "media_rows", "host"),
             slots=as_input(self.media.slots, n_tokens, "media_slots"),
             keep=external(keep.ctypes.data, keep, F32, (1, n_tokens), "media_keep", "input"),
             places=external(places.ctypes.data, places, I32, (3, n_tokens), "places", "input"),
-            spans=external(spans.ctypes.data, spans, I32, (2, n_tokens), "spans", "input"),
+            until=as_input(self.media.until, n_tokens, "until"),
         )
 
     def cell_values(self, n_tokens: int) -> dict[Window, tuple[Value, Value, Value]]:

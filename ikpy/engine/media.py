@@ -48,6 +48,10 @@ class MediaStore:
 
     n_vocab: ids below are tokens. max_bytes: rows kept at most, but for those of the picture added last; those that
     were used longest ago go first. Ids are never given to another picture.
+
+    A text is a list of ids as any other: equal beginnings can be shared, and positions are indices. A part of one is
+    `Batch.add(tokens[a:b], a, seq_id, turn=store.turn(tokens[:a]))`, where a and b are places at which `cut` allows to
+    cut it. Positions of cached tokens cannot be moved in a text with pictures.
     """
 
     def __init__(self, n_vocab: int, max_bytes: int) -> None:
@@ -130,10 +134,15 @@ class MediaStore:
         return int(turn[ids == start + n - 1].sum())
 
     def cut(self, tokens: Sequence[int], n: int) -> int:
-        """The most of the first n tokens behind which a text may be cut: not between rows that see each other."""
-        if 0 < n < len(tokens) and self.is_media(tokens[n]) and tokens[n] == tokens[n - 1] + 1:
-            table = self.table()
-            start, _, _, both_ways, _ = table[np.searchsorted(table[:, 0], tokens[n], "right") - 1].tolist()
-            if both_ways:
-                return n - min(n, tokens[n] - start)
-        return n
+        """About n of these tokens, behind which the text may be cut: not between rows that see each other.
+
+        At most n, or all of a picture that the tokens begin with.
+        """
+        if not 0 < n < len(tokens) or not self.is_media(tokens[n]) or tokens[n] != tokens[n - 1] + 1:
+            return min(n, len(tokens))
+        table = self.table()
+        start, n_rows, _, both_ways, _ = table[np.searchsorted(table[:, 0], tokens[n], "right") - 1].tolist()
+        if not both_ways:
+            return n
+        before = n - min(n, tokens[n] - start)
+        return before or n + start + n_rows - tokens[n]

@@ -16,17 +16,25 @@ class MediaBatch:
     """The tokens of a batch, some of which are rows of pictures.
 
     is_row: bool [n]; first, row: int64 [n], the first id of a row's picture and its number in it. places: int32 [n, 3],
-    rotation positions in time, height and width. spans: int32 [n, 2], first and last position that a token sees in any
-    case. joined: bool [n], whether a token sees the one before it and is seen by it.
+    rotation positions in time, height and width. until: int32 [n], the last position that a token sees. joined: bool
+    [n], whether a token sees the one before it and is seen by it. values: of the pictures by their first ids float32
+    [rows, width]. sees_each_other: whether any rows do so in the model. Raises ResourceError if rows are not kept,
+    UsageError for another width.
     """
 
-    def __init__(self, batch: Batch, store: MediaStore) -> None:
+    def __init__(self, batch: Batch, store: MediaStore, width: int, *, sees_each_other: bool) -> None:
         tokens, pos, masks, turns = batch.tokens, batch.pos, batch.masks, batch.turns
         self._batch = batch
         self.is_row = is_row = tokens >= store.n_vocab
         table = store.table()
         of_token = table[np.where(is_row, np.searchsorted(table[:, 0], tokens, "right") - 1, 0)]
         self.first, self._n_rows, columns, both_ways, added = of_token.T
+        self.values = {start: store.rows(start) for start in np.unique(self.first[is_row]).tolist()}
+        if wrong := [values.shape[1] for values in self.values.values() if values.shape[1] != width]:
+            raise UsageError(
+                f"rows of a picture have {wrong[0]} elements and the model reads {width}: its projector belongs to "
+                "another model"
+            )
         self.row = row = np.where(is_row, tokens - self.first, 0)
         is_last = is_row & (row == self._n_rows - 1)
         follows = np.zeros(len(tokens), bool)
@@ -37,10 +45,8 @@ class MediaBatch:
         start = np.where(in_grid, place - row, place)
         inside = np.stack([np.zeros_like(row), row // width, row % width], axis=1)
         self.places = (start[:, None] + np.where(in_grid[:, None], inside, 0)).astype(np.int32)
-        self._both_ways = is_row & (both_ways > 0)
-        first_seen = np.where(self._both_ways, pos - row, pos)
-        last_seen = np.where(self._both_ways, first_seen + self._n_rows - 1, pos)
-        self.spans = np.stack([first_seen, last_seen], axis=1).astype(np.int32)
+        self._both_ways = is_row & (both_ways > 0) & sees_each_other
+        self.until = np.where(self._both_ways, pos - row + self._n_rows - 1, pos).astype(np.int32)
         self.joined = follows & self._both_ways & (row > 0)
         self.joined[1:] &= tokens[1:] == tokens[:-1] + 1
 

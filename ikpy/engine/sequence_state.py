@@ -36,7 +36,10 @@ MAGIC = b"ikpyslot"
 
 
 def save_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, tokens: list[int]) -> int:
-    """Writes the sequence, replacing the file as a whole; returns the bytes written. Raises OSError."""
+    """Writes the sequence, replacing the file as a whole; returns the bytes written.
+
+    Raises OSError, and UsageError for a text with pictures.
+    """
     return write_state(Path(path), MAGIC, VERSION, context, seq_id, tokens)
 
 

@@ -203,7 +203,12 @@ def put_state(context: Context, seq_id: int, state: SequenceState) -> None:
 
 
 def write_state(path: Path, magic: bytes, version: int, context: Context, seq_id: int, tokens: list[int]) -> int:
-    """Writes a sequence, replacing the file as a whole; returns the bytes written. Raises OSError."""
+    """Writes a sequence, replacing the file as a whole; returns the bytes written.
+
+    Raises OSError, and UsageError for a text with pictures: their ids are those of this process.
+    """
+    if context.params.media is not None and context.params.media.has_media(tokens):
+        raise UsageError("a text with pictures cannot be saved to a file")
     state = take_state(context, seq_id, tokens)
     cells = [[*window, pos.tolist(), state.shifts[window].tolist()] for window, pos in state.pos.items()]
     used = used_adapters(context, seq_id)
@@ -286,7 +291,7 @@ def read_cells(context: Context, header: dict[str, Any], data: bytes, start: int
 
 
 def save_session(path: str | os.PathLike[str], context: Context, tokens: list[int]) -> None:
-    """Writes ``tokens`` and the cache that holds them (of sequence 0)."""
+    """Writes ``tokens`` and the cache that holds them (of sequence 0). UsageError for a text with pictures."""
     try:
         write_state(Path(path), MAGIC, VERSION, context, 0, tokens)
     except OSError as error:

@@ -150,8 +150,10 @@ def media_width(model: Model, media: MediaStore | None) -> int:
     hp, arch = model.hparams, model.arch
     if media is None:
         return 0
-    if not arch.takes_rows or arch.reads_states:
+    if arch.is_encoder or arch.reads_states:
         raise UsageError(f"{hp.arch} models read tokens only, no pictures")
+    if arch.reads_grids and arch.rope_sections is None:
+        raise UsageError(f"the file does not say how pictures are rotated ({hp.arch}.rope.dimension_sections)")
     if media.n_vocab != hp.n_vocab:
         raise UsageError(f"ids of pictures begin at {media.n_vocab} and the model has {hp.n_vocab} tokens")
     return hp.n_embd * (1 + arch.n_deep)

@@ -99,21 +99,21 @@ class Graph(HyperConnectionOps, ProductOps):
         causal: bool,
         own: bool,
         further: tuple[Value, Value] | None = None,
-        spans: Value | None = None,
+        until: Value | None = None,
     ) -> tuple[Value, Value]:
         """Mask f16 [cells, T] and visible ranges i32 [2, T]. window: none, sliding, chunked, every (as none),
         symmetric (n_swa // 2 positions to both sides).
 
         own: the cells are those of this window alone and all of them are looked at, not the first n_kv. further:
-        positions and sequences of more cells behind all of these, to which no window applies. spans: i32 [2, T], first
-        and last of the positions around its own that a token sees whatever their order and window are.
+        positions and sequences of more cells behind all of these, to which no window applies. until: i32 [T],
+        the last position that each token sees, its own or one behind it.
         """
         n_tokens = pos.shape[0]
         n_cells = cell_pos.shape[0] + (further[0].shape[0] if further else 0)
         mask = self.new(n_cells, n_tokens, type_id=F16)
         ranges = self.new(2, n_tokens, type_id=I32)
         kind = {"none": 0, "sliding": 1, "chunked": 2, "every": 0, "symmetric": 3}[window]
-        src = [cell_pos, cell_seq, pos, seq, ranges, *(further or (None, None)), spans]
+        src = [cell_pos, cell_seq, pos, seq, ranges, *(further or (None, None)), until]
         ip = [kind, min(n_swa, MAX_I32), int(causal), int(own)]
         self._emit("kq_mask", mask, src, ip=ip, writes=[ranges])
         return mask, ranges

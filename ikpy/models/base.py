@@ -36,10 +36,10 @@ class Architecture:
     may_lack_heads: ClassVar[bool] = False
     # Files may have factors of LongRoPE.
     has_long_rope: ClassVar[bool] = False
+    # Rows of pictures are rotated by their places in a grid.
+    reads_grids: ClassVar[bool] = False
     # Heads may have no part that other models rotate.
     may_lack_rope: ClassVar[bool] = False
-    # Rows of pictures can stand in place of tokens.
-    takes_rows: ClassVar[bool] = False
 
     def __init__(self, keys: Keys, weights: WeightSource, log: Log) -> None:
         self.derived: list[Buffer] = []
@@ -220,7 +220,6 @@ class Decoder(Architecture):
     """The usual frame: embedding, layers, final norm, output matrix."""
 
     # "none" and a missing "optional" output.weight mean that the token embedding is used again.
-    takes_rows = True
     output_weight: ClassVar[Presence] = "optional"
     output_norm_name: ClassVar[str] = "output_norm"
 

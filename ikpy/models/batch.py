@@ -81,14 +81,14 @@ class MediaInputs(NamedTuple):
 
     rows: f32 [n_embd * (1 + n_deep), n] in host memory; slots: i32 [T], which of them stands for a token, -1: none;
     keep: f32 [1, T], 0 for these tokens and 1 for others. places: i32 [3, T], rotation positions in time, height and
-    width; spans: i32 [2, T], of the positions that each token sees in any case.
+    width; until: i32 [T], the last position that each token sees.
     """
 
     rows: Value
     slots: Value
     keep: Value
     places: Value
-    spans: Value
+    until: Value
 
 
 @dataclass
@@ -156,7 +156,7 @@ class BatchGraph:
                     causal=self.params.causal,
                     own=own or stretch != FULL,
                     further=self.cells[stretch][1:] if stretch != FULL else None,
-                    spans=self.media.spans if self.media and window not in self.params.one_way else None,
+                    until=self.media.until if self.media and window not in self.params.one_way else None,
                 )
         return self._masks[key]
 

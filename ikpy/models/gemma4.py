@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
-from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
+from ikpy.models.batch import FULL, BatchGraph, CacheSpec, GraphParams, Window
 from ikpy.models.blocks import DenseFFN, Experts, attend_cached, moe_ffn, split_heads, store_heads
 from ikpy.models.feed_forward import take_dense, take_experts
 from ikpy.models.gemma import Gemma
@@ -92,6 +92,10 @@ class Gemma4(Gemma):
 
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         return super().cache_specs(layer, params) if self.cache_layers[layer] == layer else []
+
+    def rows_see_each_other(self, window: Window) -> bool:
+        # Full layers never look ahead, and models that have inputs for every layer do not at all.
+        return window != FULL and not self.n_layer_input
 
     def divisible_heads(self, layer: int) -> int:
         return super().divisible_heads(layer) if self.cache_layers.count(layer) == 1 else 0

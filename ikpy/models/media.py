@@ -14,6 +14,7 @@ class ReadsPictures(Architecture):
     and the rotation is the plain one.
     """
 
+    reads_grids = True
     # Sections take turns pair by pair instead of lying one behind the other.
     interleaves_sections = False
 

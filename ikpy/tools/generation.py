@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ikpy.engine.media import MediaStore
     from ikpy.engine.sampler_parts import KnownMaxima
     from ikpy.engine.speculative import Speculator
 
@@ -72,7 +73,7 @@ class GrowingSequence:
     """Sequence ``seq_id`` of a context and the tokens its cache holds.
 
     ``n_keep`` first tokens survive a context shift; ``shift`` allows shifts. ``speculator`` makes guesses; it sees all
-    tokens.
+    tokens. ``media``: of a context that reads pictures.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class GrowingSequence:
         shift: bool = True,
         seq_id: int = 0,
         speculator: Speculator | None = None,
+        media: MediaStore | None = None,
     ) -> None:
         self.context = context
         self.speculator = speculator
@@ -92,12 +94,16 @@ class GrowingSequence:
         self.tokens: list[int] = []
         self.on_shift: Callable[[int], None] | None = None
         self._is_spoiled = False
+        self._media = media
+        self._turn = 0  # rotation position minus position of the next token
 
     @property
     def obstacle(self) -> str:
         """Why old tokens are not dropped when the context is full; empty if they are."""
         if not self.shift:
             return "context shift is off"
+        if self._media is not None and self._media.has_media(self.tokens):
+            return "a text with pictures is not shifted"
         return "" if self.context.kv.can_shift else "this model's cache cannot be shifted"
 
     def rewind(self, tokens: Sequence[int]) -> int:
@@ -115,8 +121,12 @@ class GrowingSequence:
                 break
             common += 1
         # Even if nothing is to go: an interrupted call may have left cells that no token stands for.
-        common = self.context.kv.rewind(self.seq_id, min(common, max(0, len(tokens) - 1)))
+        common = min(common, max(0, len(tokens) - 1))
+        if self._media is not None and common:
+            common = min(common, self._media.cut(tokens, common))
+        common = self.context.kv.rewind(self.seq_id, common)
         del self.tokens[common:]
+        self._turn = self._media.turn(self.tokens) if self._media is not None else 0
         return common
 
     def feed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -136,12 +146,17 @@ class GrowingSequence:
 
     def _feed(self, tokens: Sequence[int], *, last: bool) -> NDArray[np.float32]:
         """Logits float32 [1, n_vocab] of the last of the tokens, none unless `last`."""
-        for start in range(0, len(tokens), self.context.n_batch):
-            piece = list(tokens[start : start + self.context.n_batch])
+        left = list(tokens)
+        while left:
+            n = self.context.n_batch if self._media is None else self._media.cut(left, self.context.n_batch)
+            piece, left = left[:n], left[n:]
             self._make_room(len(piece))
-            wanted = "last" if last and start + len(piece) == len(tokens) else "none"
-            logits = self.context.decode(Batch.single(piece, len(self.tokens), self.seq_id, wanted), copy=False)
+            wanted = "last" if last and not left else "none"
+            batch = Batch.single(piece, len(self.tokens), self.seq_id, wanted, self._turn)
+            logits = self.context.decode(batch, copy=False)
             self.tokens += piece
+            if self._media is not None:
+                self._turn += self._media.turn(piece)
             self._show_states(len(piece))
         return logits
 
@@ -213,9 +228,9 @@ class GrowingSequence:
     def _feed_draft(self, token: int, draft: list[int]) -> NDArray[np.float32]:
         """Evaluates the token and guesses behind it; logits float32 [1 + n guesses, n_vocab]."""
         self._make_room(1 + len(draft))
-        batch = Batch.one(token, len(self.tokens), self.seq_id)
+        batch = Batch.one(token, len(self.tokens), self.seq_id, self._turn)
         if draft:
-            batch.add(draft, len(self.tokens) + 1, self.seq_id, "all")
+            batch.add(draft, len(self.tokens) + 1, self.seq_id, "all", self._turn)
         logits = self.context.decode(batch, copy=False)
         self.tokens.append(token)
         return logits

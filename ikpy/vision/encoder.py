@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.blocks import split_heads
 from ikpy.models.weights import split_rows
@@ -27,12 +28,12 @@ Rotate = Callable[[PictureGraph, Value], Value]
 class EncoderLayer:
     """Weights of a layer; norms and scales that are None are left out."""
 
-    ln1: Norm | None
+    ln1: Norm
     q: Linear
     k: Linear
     v: Linear
     out: Linear
-    ln2: Norm | None
+    ln2: Norm
     up: Linear
     gate: Linear | None
     down: Linear
@@ -57,6 +58,7 @@ class VisionTransformer:
     ) -> None:
         self.params = params
         self.rms = rms
+        self.head_size = self.read_head_size(weights)
         n = params.n_embd
         self.pre_norm = weights.norm_if("v.pre_ln", n)
         self.post_norm = weights.norm_if("v.post_ln", n)
@@ -64,17 +66,26 @@ class VisionTransformer:
             self._load_layer(weights, f"v.blk.{il}") for il in range(params.n_layer if n_layer is None else n_layer)
         ]
 
+    def read_head_size(self, weights: ProjectorWeights) -> int:
+        """Elements of a head."""
+        return self.params.head_size
+
     def _load_layer(self, weights: ProjectorWeights, prefix: str) -> EncoderLayer:
-        n, head = self.params.n_embd, self.params.head_size
+        n, head = self.params.n_embd, self.head_size
         q, k, v = self._load_qkv(weights, prefix)
+        if k.n_out != v.n_out or k.n_out % head or q.n_out % k.n_out:
+            raise FileFormatError(
+                f"{weights.gguf.path}: {prefix} has queries, keys and values of {q.n_out}, {k.n_out} and {v.n_out} "
+                f"elements, heads have {head}"
+            )
         up, down = self._load_ffn(weights, prefix)
         return EncoderLayer(
-            ln1=weights.norm_if(f"{prefix}.ln1", n),
+            ln1=weights.norm(f"{prefix}.ln1", n),
             q=q,
             k=k,
             v=v,
             out=weights.linear(f"{prefix}.attn_out", q.n_out, n),
-            ln2=weights.norm_if(f"{prefix}.ln2", n),
+            ln2=weights.norm(f"{prefix}.ln2", n),
             up=up,
             gate=weights.linear_if(f"{prefix}.ffn_gate", n, up.n_out),
             down=down,
@@ -166,14 +177,14 @@ class VisionTransformer:
         q, k = (
             self._heads(b, part, norm, x, rotate) for part, norm in ((layer.q, layer.q_norm), (layer.k, layer.k_norm))
         )
-        v = self.values(b, split_heads(b.linear(layer.v, x), self.params.head_size))
+        v = self.values(b, split_heads(b.linear(layer.v, x), self.head_size))
         out = b.attention(q, k, v, scale=self.score_scale, ranges=ranges)
         return b.linear(layer.out, out)
 
     @property
     def score_scale(self) -> float:
         """Factor of the products of queries and keys."""
-        return self.params.head_size**-0.5
+        return self.head_size**-0.5
 
     def values(self, b: PictureGraph, v: Value) -> Value:
         """What becomes of the value heads [d, Hk, T] before attention."""
@@ -181,7 +192,7 @@ class VisionTransformer:
 
     def _heads(self, b: PictureGraph, part: Linear, norm: Norm | None, x: Value, rotate: Rotate | None) -> Value:
         rows = b.linear(part, x)
-        head = self.params.head_size
+        head = self.head_size
         if norm is not None and norm.weight.shape[0] != head:
             rows = self.norm(b, norm, rows)
         heads = split_heads(rows, head)

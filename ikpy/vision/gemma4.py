@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,10 +15,14 @@ from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import Limits, fitting_size
 from ikpy.vision.images import Pixels
 from ikpy.vision.params import size
+from ikpy.vision.patches import cut, normalized
 from ikpy.vision.projector import Projector, Source
 from ikpy.vision.resize import padded
+from ikpy.vision.weights import Linear, ProjectorWeights
 
 ROPE_BASE = 100.0
+NORM_EPS = 1e-5
+"""Of the norms of large patches; the file has that of the last one."""
 TOKENS = 70, 1120
 """Rows of a picture at least and at most, where the user says nothing else."""
 
@@ -32,33 +38,60 @@ class Gemma4Transformer(VisionTransformer):
         return b.graph.rms_norm(v, None, self.params.eps)
 
 
-class Gemma4Projector(Projector):
-    """Pictures keep their proportions; their rows see each other."""
+class Gemma4Pictures(Projector):
+    """Pictures keep their proportions and have tables of positions by column and by row; their rows see each other."""
 
     begin = "<|image>"
     end = "<image|>"
     both_ways = True
 
     def load(self, source: Source) -> None:
-        weights, n = source.weights, self.params.n_embd
         self.factor = size(source.keys, "projector.scale_factor", default=3)
-        area = (self.params.patch_size * self.factor) ** 2
+        self.step = self.params.patch_size * self.factor
         least, most = source.min_tokens or TOKENS[0], source.max_tokens or TOKENS[1]
         if least > most:
             raise UsageError(
-                f"at least {least} and at most {most} rows of a picture: give both --image-min-tokens and -max"
+                f"at least {least} and at most {most} tokens of a picture: give both --image-min-tokens and "
+                "--image-max-tokens"
             )
-        self.limits = Limits(least * area, most * area)
+        self.limits = Limits(least * self.step**2, most * self.step**2)
+        self.positions = source.weights.array("v.position_embd.weight")
+        if self.positions.ndim != 3 or self.positions.shape[::2] != (2, self.params.n_embd):
+            raise FileFormatError(
+                f"{self.path}: tensor 'v.position_embd.weight' holds no two tables of {self.params.n_embd}"
+            )
+        self.load_rest(source.weights)
+
+    @abstractmethod
+    def load_rest(self, weights: ProjectorWeights) -> None:
+        """Takes all but the positions."""
+
+    @property
+    def side(self) -> int:
+        """Pixels of a side of what has a position."""
+        return self.params.patch_size
+
+    def tiles(self, image: Pixels) -> list[str | Pixels]:
+        height, width = image.shape[:2]
+        target = fitting_size(height, width, self.step, self.limits)
+        if max(target) // self.side > self.positions.shape[1]:
+            raise UsageError(f"a picture of {width} x {height} pixels is too narrow for the model")
+        return [padded(image, target, "bicubic")]
+
+    def with_positions(self, b: PictureGraph, x: Value) -> Value:
+        """x [D, n] plus the positions of patches by column and by row."""
+        down, across = places(b.rows, b.columns)
+        return b.graph.add(x, b.floats(self.positions[0][across] + self.positions[1][down]))
+
+
+class Gemma4Projector(Gemma4Pictures):
+    """An encoder, and means of squares of patches."""
+
+    def load_rest(self, weights: ProjectorWeights) -> None:
+        n = self.params.n_embd
         if self.params.head_size % 4:
-            raise FileFormatError(
-                f"{source.keys.gguf.path}: heads of {self.params.head_size} elements have no halves to rotate"
-            )
+            raise FileFormatError(f"{self.path}: heads of {self.params.head_size} elements have no halves to rotate")
         self.filters = weights.filters("v.patch_embd.weight", self.params.patch_size, n)
-        self.positions = weights.array("v.position_embd.weight", weights.shape("v.position_embd.weight"))
-        if self.positions.ndim != 3 or self.positions.shape[::2] != (2, n):
-            raise FileFormatError(
-                f"{source.keys.gguf.path}: tensor 'v.position_embd.weight' holds no two tables of {n}"
-            )
         self.tower = Gemma4Transformer(weights, self.params, rms=True)
         self.spread = [weights.vector(f"v.std_{name}", n) for name in ("bias", "scale")]
         self.projection = weights.linear("mm.input_projection", n)
@@ -67,22 +100,14 @@ class Gemma4Projector(Projector):
     def n_out(self) -> int:
         return self.projection.n_out
 
-    def tiles(self, image: Pixels) -> list[str | Pixels]:
-        height, width = image.shape[:2]
-        step = self.params.patch_size * self.factor
-        target = fitting_size(height, width, step, self.limits)
-        if max(target) // self.params.patch_size > self.positions.shape[1]:
-            raise UsageError(f"a picture of {width} x {height} pixels is too narrow for the model")
-        return [padded(image, target, "bicubic")]
-
     def patches(self, image: Pixels) -> tuple[NDArray[np.float32], int, int]:
         patches, rows, columns = super().patches(image)
         return patches * np.float32(2) - np.float32(1), rows, columns
 
     def build(self, b: PictureGraph) -> Value:
         g, params = b.graph, self.params
+        x = self.with_positions(b, g.mul_mat(self.filters, b.patches))
         down, across = places(b.rows, b.columns)
-        x = g.add(g.mul_mat(self.filters, b.patches), b.floats(self.positions[0][across] + self.positions[1][down]))
         rotation = AxialRotation(b, params.head_size, across, down, ROPE_BASE)
         x = self.tower.layers(b, x, rotate=lambda b, heads: rotation(b, heads, neox=True))
         x = g.scale(b.mean_pooled(x, self.factor), float(np.sqrt(np.float32(params.n_embd))))
@@ -90,3 +115,37 @@ class Gemma4Projector(Projector):
         if bias is not None and scale is not None:
             x = g.mul(g.add(x, g.scale(bias, -1.0)), scale)
         return b.linear(self.projection, g.rms_norm(x, None, params.eps))
+
+
+class Gemma4UnifiedProjector(Gemma4Pictures):
+    """Gemma 4 without an encoder: large patches, normed before and behind their matrix and with their positions."""
+
+    def load_rest(self, weights: ProjectorWeights) -> None:
+        n = self.params.n_embd
+        name = "v.patch_embd.weight"
+        self.embedding = Linear(weights.filters(name, self.step, n), weights.vector("v.patch_embd.bias", n))
+        sizes = (self.n_patch_elements, n, n)
+        self.norms = [weights.norm(f"v.patch_norm.{i + 1}", size) for i, size in enumerate(sizes)]
+        self.projection = weights.linear("mm.input_projection", n)
+
+    @property
+    def side(self) -> int:
+        return self.step
+
+    @property
+    def n_out(self) -> int:
+        return self.projection.n_out
+
+    @property
+    def n_patch_elements(self) -> int:
+        return 3 * self.step**2
+
+    def patches(self, image: Pixels) -> tuple[NDArray[np.float32], int, int]:
+        rows, columns = image.shape[0] // self.step, image.shape[1] // self.step
+        return cut(normalized(image, self.params), self.step), rows, columns
+
+    def build(self, b: PictureGraph) -> Value:
+        x = b.linear(self.embedding, b.layer_norm(self.norms[0], b.patches, NORM_EPS))
+        x = self.with_positions(b, b.layer_norm(self.norms[1], x, NORM_EPS))
+        x = b.layer_norm(self.norms[2], x, NORM_EPS)
+        return b.linear(self.projection, b.graph.rms_norm(x, None, self.params.eps))

@@ -136,14 +136,20 @@ def _middle_shares(n: int, side: int) -> NDArray[np.float64]:
     return shares
 
 
-_SHARES = {"corners": _corner_shares, "bicubic": _middle_shares}
+def _linear_shares(n: int, side: int) -> NDArray[np.float64]:
+    """Shares [n, side] of the places of a line at the middles of n parts, linear, edges repeated."""
+    middle = ((np.arange(n) + 0.5) * side / n - 0.5).clip(0, side - 1)
+    return np.maximum(0, 1 - np.abs(middle[:, None] - np.arange(side)))
+
+
+_SHARES = {"corners": _corner_shares, "bicubic": _middle_shares, "linear": _linear_shares}
 
 
 def resampled(table: NDArray[np.float32], rows: int, columns: int, method: str) -> NDArray[np.float32]:
     """A table of positions [side, side, D] for a grid, [rows * columns, D].
 
-    method: "corners", linear with the corners of the table at those of the grid, or "bicubic", as the interpolation of
-    images. A grid of the table's size takes it as it is.
+    method: "corners", linear with the corners of the table at those of the grid, "linear" or "bicubic", as the
+    interpolation of images. A grid of the table's size takes it as it is.
     """
     height, width, size = table.shape
     if (height, width) != (rows, columns):

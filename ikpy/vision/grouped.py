@@ -10,19 +10,21 @@ from ikpy.vision.weights import Linear, ProjectorWeights
 
 
 class GroupedTransformer(VisionTransformer):
-    """RMSNorm; queries, keys and values are one matrix, n_kv heads having keys and values.
+    """RMSNorm; queries, keys and values are one matrix, whose rows say how large heads are.
 
-    head_size: as many elements as the rows of that matrix make.
+    n_kv: heads that have keys and values.
     """
 
     def __init__(self, weights: ProjectorWeights, params: VisionParams, n_kv: int) -> None:
         self._n_kv = n_kv
+        super().__init__(weights, params, rms=True)
+
+    def read_head_size(self, weights: ProjectorWeights) -> int:
         name = "v.blk.0.attn_qkv.weight"
-        rows, heads = weights.shape(name)[-1], params.n_head + 2 * n_kv
+        rows, heads = weights.shape(name)[-1], self.params.n_head + 2 * self._n_kv
         if rows % heads:
             raise FileFormatError(f"{weights.gguf.path}: {name} has {rows} rows, no multiple of {heads} heads")
-        self.head_size = rows // heads
-        super().__init__(weights, params, rms=True)
+        return rows // heads
 
     def _load_qkv(self, weights: ProjectorWeights, prefix: str) -> list[Linear]:
         sizes = [self.head_size * n for n in (self.params.n_head, self._n_kv, self._n_kv)]

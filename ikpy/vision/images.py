@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from numpy.typing import NDArray
 
 from ikpy.errors import FileFormatError, ResourceError, UsageError
 
-MAX_PIXELS = 1 << 27
-"""Largest picture that is decoded, 128 megapixels: 384 MiB, far beyond what any encoder looks at."""
+MAX_PIXELS = 89_000_000
+"""Pixels of the largest picture that is decoded, far more than any encoder looks at; Pillow, too, takes larger ones for
+attacks."""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM")
 
 Pixels = NDArray[np.uint8]
@@ -29,7 +31,10 @@ def decode_image(data: bytes, name: str = "image") -> Pixels:
     if not data:
         raise UsageError(f"{name} is empty: give a picture ({', '.join(FORMATS)})")
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as file:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # refused below
+            file = Image.open(io.BytesIO(data), formats=FORMATS)
+        with file:
             width, height = file.size
             if width * height > MAX_PIXELS:
                 raise ResourceError(f"{name} has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
@@ -47,10 +52,8 @@ def decode_image(data: bytes, name: str = "image") -> Pixels:
 def _rgb(image: Any) -> Pixels:
     """Pixels of a decoded picture; of 16 bits the upper 8 count."""
     if image.mode.startswith("I"):
-        grey = np.asarray(image).astype(np.int64)
-        if image.mode != "I" or grey.max(initial=0) > 255:
-            grey >>= 8
-        return np.repeat(grey.clip(0, 255).astype(np.uint8)[..., None], 3, axis=2)
+        grey = (np.asarray(image) >> 8).astype(np.uint8)
+        return np.repeat(grey[..., None], 3, axis=2)
     if image.mode in {"RGBA", "LA"}:
         image = image.convert("RGBA")
         return np.ascontiguousarray(np.asarray(image)[..., :3])

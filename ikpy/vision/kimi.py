@@ -74,7 +74,7 @@ class KimiK25Projector(KimiVLProjector):
 
     def read_positions(self, weights: ProjectorWeights) -> NDArray[np.float32]:
         name, n = "v.position_embd.weight", self.params.n_embd
-        shape = (*weights.shape(name), 1)
+        shape = (*weights.shape(name), 1, 1)
         return weights.array(name, (n, shape[1], shape[2])).reshape(shape[2], shape[1], n)
 
     def read_limits(self, source: Source) -> Limits:

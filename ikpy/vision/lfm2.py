@@ -9,7 +9,7 @@ from ikpy.vision.encoder import VisionTransformer
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import Limits, fitting_size
 from ikpy.vision.images import Pixels
-from ikpy.vision.params import size
+from ikpy.vision.params import resize_method, size
 from ikpy.vision.projector import Projector, Source
 from ikpy.vision.resize import padded, stretched
 from ikpy.vision.stretched_positions import StretchedEmbedding
@@ -36,7 +36,7 @@ class Lfm2Projector(Projector):
         self.step = self.params.patch_size * self.factor
         least, most = source.min_tokens or TOKENS[0], source.max_tokens or TOKENS[1]
         self.limits = Limits(least * self.step**2, most * self.step**2)
-        self.method = source.keys.string("vision.image_resize_algo", "bilinear")
+        self.method = resize_method(source.keys, "bilinear")
         self.embedding = StretchedEmbedding(weights, self.params)
         self.tower = VisionTransformer(weights, self.params)
         self.norm = weights.norm_if("mm.input_norm", n * self.factor**2)

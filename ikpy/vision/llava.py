@@ -12,7 +12,7 @@ from ikpy.vision.embedding import FixedEmbedding
 from ikpy.vision.encoder import VisionTransformer
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.images import Pixels
-from ikpy.vision.params import MAX_SIZE
+from ikpy.vision.params import MAX_SIZE, integers
 from ikpy.vision.projector import Projector, Source
 from ikpy.vision.resize import Size, padded
 from ikpy.vision.tiling import tiled
@@ -24,10 +24,9 @@ GREY = (122, 116, 104)
 
 def feature_layers(keys: Keys, n_layer: int) -> list[int]:
     """Layers before which the states are read, from clip.vision.feature_layer; by default the last one."""
-    key = "clip.vision.feature_layer"
-    layers = sorted({int(layer) for layer in keys.gguf.metadata.get(key, ())}) or [n_layer - 1]
+    layers = sorted(set(integers(keys, "feature_layer"))) or [n_layer - 1]
     if not all(0 <= layer <= n_layer for layer in layers):
-        raise FileFormatError(f"{keys.gguf.path}: {key} names layers outside 0 to {n_layer}")
+        raise FileFormatError(f"{keys.gguf.path}: clip.vision.feature_layer names layers outside 0 to {n_layer}")
     return layers
 
 
@@ -36,7 +35,7 @@ def pinpoints(keys: Keys) -> list[Size]:
 
     FileFormatError for sizes that no tiles fit.
     """
-    numbers = [int(n) for n in keys.gguf.metadata.get("clip.vision.image_grid_pinpoints", ())]
+    numbers = integers(keys, "image_grid_pinpoints")
     side = keys.u32("vision.image_size")
     if len(numbers) % 2 or not all(0 < n <= MAX_SIZE and n % side == 0 for n in numbers):
         raise FileFormatError(f"{keys.gguf.path}: clip.vision.image_grid_pinpoints holds no sizes of tiles of {side}")

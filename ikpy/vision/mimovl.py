@@ -62,7 +62,6 @@ class MiMoVLProjector(QwenProjector):
             raise FileFormatError(f"{self.path}: clip.{name} {self.modes} says not what each layer sees")
         self.window = size(keys, "window_size", least=0)
         tower = SinkTransformer(source.weights, self.params, size(keys, "attention.head_count_kv"))
-        self.head_size = tower.head_size
         for il, (mode, block) in enumerate(zip(self.modes, tower.blocks, strict=True)):
             if mode != FULL and block.sinks is None:  # type: ignore[attr-defined]
                 raise FileFormatError(f"{self.path}: tensor 'v.blk.{il}.attn_sinks' not found")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,45 +33,72 @@ OLD_VERSION = 2
 VERSIONS = (2, 3, 4, 5, 6, 100045)
 
 
-class MiniCPMVProjector(Projector):
-    """All of the picture, then its tiles row by row."""
+class MiniCPMVPictures(Projector):
+    """All of the picture, then its tiles row by row, in sizes that are multiples of `step` pixels."""
+
+    factor = 1
+    marks_tiles_as_pictures = False
 
     def load(self, source: Source) -> None:
         weights, n = source.weights, self.params.n_embd
-        self.version = model_version(source.keys)
+        self.load_rest(source)
         self.filters = weights.filters("v.patch_embd.weight", self.params.patch_size, n)
         self.bias = weights.vector("v.patch_embd.bias", n)
         self.positions = weights.array("v.position_embd.weight", (n, POSITIONS**2))
         self.tower = VisionTransformer(weights, self.params)
-        self.resampler = Resampler(weights, self.params)
+
+    @abstractmethod
+    def load_rest(self, source: Source) -> None:
+        """Takes the keys of the family and what follows the encoder."""
+
+    @property
+    def step(self) -> int:
+        """Pixels that sides of pictures are multiples of."""
+        return self.params.patch_size * self.factor
+
+    def whole(self, image: Pixels) -> Pixels | None:
+        """A picture that has no tiles in its final size; None: it has some."""
+        side = self.params.image_size
+        return stretched(image, (side, side), "bicubic") if max(image.shape[:2]) <= side else None
+
+    def tiles(self, image: Pixels) -> list[str | Pixels]:
+        side, size = self.params.image_size, (image.shape[0], image.shape[1])
+        alone = self.whole(image)
+        if alone is not None:
+            return ["<image>", alone, "</image>"]
+        whole = stretched(image, like_a_square(size, side, self.step, enlarge=False), "bicubic")
+        grid = best_grid(size, side)
+        refined = padded(image, refined_size(size, grid, side, self.step), "bicubic")
+        marks = ("<image>", "</image>") if self.marks_tiles_as_pictures else ("<slice>", "</slice>")
+        pieces: list[str | Pixels] = ["<image>", whole, "</image>"]
+        pieces += ["<slice>"] if self.marks_tiles_as_pictures else []
+        for y, row in enumerate(rows_of_tiles(refined, (refined.shape[0] // grid[0], refined.shape[1] // grid[1]))):
+            pieces += ["\n"] if y else []
+            for tile in row:
+                pieces += [marks[0], tile, marks[1]]
+        return [*pieces, "</slice>"] if self.marks_tiles_as_pictures else pieces
+
+    def embedded(self, b: PictureGraph) -> Value:
+        """Patches with their positions, f32 [D, n]."""
+        down, across = places(b.rows, b.columns)
+        down, across = down * POSITIONS // b.rows, across * POSITIONS // b.columns
+        x = b.graph.mul_mat(self.filters, b.patches, self.bias)
+        return b.graph.add(x, b.floats(self.positions[down * POSITIONS + across]))
+
+
+class MiniCPMVProjector(MiniCPMVPictures):
+    """Up to MiniCPM-V 4.5: a resampler."""
+
+    def load_rest(self, source: Source) -> None:
+        self.marks_tiles_as_pictures = model_version(source.keys) == OLD_VERSION
+        self.resampler = Resampler(source.weights, self.params)
 
     @property
     def n_out(self) -> int:
         return self.resampler.n_out
 
-    def tiles(self, image: Pixels) -> list[str | Pixels]:
-        side, patch = self.params.image_size, self.params.patch_size
-        size = image.shape[0], image.shape[1]
-        if max(size) <= side:
-            return ["<image>", stretched(image, (side, side), "bicubic"), "</image>"]
-        whole = stretched(image, like_a_square(size, side, patch, enlarge=False), "bicubic")
-        grid = best_grid(size, side)
-        refined = padded(image, refined_size(size, grid, side, patch), "bicubic")
-        marks = ("<image>", "</image>") if self.version == OLD_VERSION else ("<slice>", "</slice>")
-        pieces: list[str | Pixels] = ["<image>", whole, "</image>"]
-        pieces += ["<slice>"] if self.version == OLD_VERSION else []
-        for y, row in enumerate(rows_of_tiles(refined, (refined.shape[0] // grid[0], refined.shape[1] // grid[1]))):
-            pieces += ["\n"] if y else []
-            for tile in row:
-                pieces += [marks[0], tile, marks[1]]
-        return [*pieces, "</slice>"] if self.version == OLD_VERSION else pieces
-
     def build(self, b: PictureGraph) -> Value:
-        down, across = places(b.rows, b.columns)
-        down, across = down * POSITIONS // b.rows, across * POSITIONS // b.columns
-        x = b.graph.mul_mat(self.filters, b.patches, self.bias)
-        x = b.graph.add(x, b.floats(self.positions[down * POSITIONS + across]))
-        return self.resampler.build(b, self.tower.layers(b, x))
+        return self.resampler.build(b, self.tower.layers(b, self.embedded(b)))
 
 
 class Resampler:

@@ -54,14 +54,11 @@ class NativeSizeProjector(Projector):
                 f"{self.path}: pictures of at least {least} and at most {most} tokens: change --image-min-tokens or "
                 "--image-max-tokens"
             )
-        self.head_size = self.params.head_size
         self.tower = self.load_tower(source)
-        if self.head_size % 4:
-            raise FileFormatError(f"{self.path}: heads of {self.head_size} elements cannot be rotated by two positions")
-        for block in self.tower.blocks:
-            sizes = block.q.n_out, block.k.n_out, block.v.n_out
-            if sizes[0] != self.head_size * self.params.n_head or sizes[1] != sizes[2] or sizes[0] % sizes[1]:
-                raise FileFormatError(f"{self.path}: queries, keys and values of {sizes} elements")
+        if self.tower.head_size % 4:
+            raise FileFormatError(
+                f"{self.path}: heads of {self.tower.head_size} elements cannot be rotated by two positions"
+            )
         self.load_rest(source)
 
     def load_tower(self, source: Source) -> VisionTransformer:
@@ -138,7 +135,7 @@ class NativeSizeProjector(Projector):
     @property
     def steps(self) -> NDArray[np.float64]:
         """Exponents of the rates of half of the pairs of a head."""
-        n = self.head_size // 4
+        n = self.tower.head_size // 4
         return np.arange(n) / n
 
     # graph

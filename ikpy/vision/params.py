@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ikpy.errors import FileFormatError
+from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.models.keys import MAX_LAYERS, Keys
 
+RESIZE_METHODS = ("bilinear", "bicubic", "lanczos")
 MAX_SIZE = 1 << 16
 MAX_IMAGE_SIZE = 1 << 13
 
@@ -56,7 +57,7 @@ class VisionParams:
         params = cls(
             n_embd=size(keys, "embedding_length"),
             n_ff=size(keys, "feed_forward_length", default=0, least=0),
-            n_head=size(keys, "attention.head_count"),
+            n_head=size(keys, "attention.head_count", least=0),
             n_layer=size(keys, "block_count", least=0, most=MAX_LAYERS),
             projection_dim=size(keys, "projection_dim", default=0, least=0),
             eps=keys.f32("vision.attention.layer_norm_epsilon"),
@@ -66,7 +67,7 @@ class VisionParams:
             std=_colours(keys, "image_std"),
             activation=_activation(keys),
         )
-        if params.n_embd % params.n_head:
+        if params.n_layer and (not params.n_head or params.n_embd % params.n_head):
             raise FileFormatError(
                 f"{keys.gguf.path}: clip.vision.embedding_length {params.n_embd} is no multiple of "
                 f"attention.head_count {params.n_head}"
@@ -82,6 +83,25 @@ def size(keys: Keys, name: str, *, default: int | None = None, least: int = 1, m
     if not least <= value <= most:
         raise FileFormatError(f"{keys.gguf.path}: clip.vision.{name} is {value}, not {least} to {most}")
     return int(value)
+
+
+def integers(keys: Keys, name: str) -> list[int]:
+    """The integers of an array clip.vision.`name`, none if it is absent."""
+    key = f"clip.vision.{name}"
+    values = np.asarray(keys.gguf.metadata.get(key, np.empty(0, np.int32)))
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise FileFormatError(f"{keys.gguf.path}: key {key} must hold integers")
+    return [int(n) for n in values]
+
+
+def resize_method(keys: Keys, default: str) -> str:
+    """clip.vision.image_resize_algo, a method of `resize.stretched`."""
+    method = str(keys.string("vision.image_resize_algo", default))
+    if method not in RESIZE_METHODS:
+        raise UnsupportedError(
+            f"{keys.gguf.path}: clip.vision.image_resize_algo '{method}' is not known; {', '.join(RESIZE_METHODS)} are"
+        )
+    return method
 
 
 def _colours(keys: Keys, name: str) -> NDArray[np.float32]:

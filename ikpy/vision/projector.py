@@ -23,15 +23,18 @@ from ikpy.vision.rows import MediaRows
 from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
+    "cohere2v": "cohere2.Cohere2Projector",
     "dots3note_v": "dots3note.Dots3NoteProjector",
     "dots_ocr": "dots_ocr.DotsOcrProjector",
     "exaone4_5": "qwen2vl.Exaone45Projector",
     "gemma3": "gemma3.Gemma3Projector",
+    "gemma4uv": "gemma4.Gemma4UnifiedProjector",
     "gemma4v": "gemma4.Gemma4Projector",
     "glm4v": "glm4v.Glm4vProjector",
     "glm5v": "glm4v.Glm5vProjector",
     "idefics3": "idefics3.Idefics3Projector",
     "internvl": "internvl.InternVLProjector",
+    "janus_pro": "siglip_mlp.JanusProjector",
     "kimik25": "kimi.KimiK25Projector",
     "kimivl": "kimi.KimiVLProjector",
     "lfm2": "lfm2.Lfm2Projector",
@@ -39,13 +42,17 @@ FAMILIES = {
     "ling3vl": "qwen3vl.Ling3Projector",
     "llama4": "llama4.Llama4Projector",
     "mimovl": "mimovl.MiMoVLProjector",
+    "minicpmv4_6": "minicpmv46.MiniCPMV46Projector",
     "minimax_m3": "minimax_m3.MiniMaxM3Projector",
     "mlp": "llava.LlavaProjector",
+    "nemotron_v2_vl": "nemotron.NemotronProjector",
+    "phi4": "siglip_mlp.Phi4Projector",
     "pixtral": "pixtral.PixtralProjector",
     "qwen2.5vl_merger": "qwen2vl.Qwen25VLProjector",
     "qwen2vl_merger": "qwen2vl.Qwen2VLProjector",
     "qwen3vl_merger": "qwen3vl.Qwen3VLProjector",
     "resampler": "minicpmv.MiniCPMVProjector",
+    "step3vl": "step3vl.Step3VLProjector",
 }
 """Class of every projector type, in the modules of this package."""
 
@@ -76,10 +83,11 @@ class Projector(ABC):
 
     def __init__(self, source: Source, n_threads: int) -> None:
         self.name = str(source.keys.gguf.get("general.name", ""))
+        self.path = source.keys.gguf.path
         self.n_deep = 0
         self.params = source.params
-        self._plans = PicturePlans(self.build, self.n_patch_elements, n_threads)
         self.load(source)
+        self._plans = PicturePlans(self.build, self.n_patch_elements, n_threads)
 
     @abstractmethod
     def load(self, source: Source) -> None:
@@ -117,6 +125,8 @@ class Projector(ABC):
         """The rows of a picture in its final size."""
         patches, rows, columns = self.patches(image)
         values = self._plans.run(patches, rows, columns)
+        if not np.isfinite(values).all():
+            raise FileFormatError(f"{self.path}: the rows of a picture are no numbers: the file is damaged")
         return MediaRows(values, self.grid(rows, columns), self.both_ways)
 
     def encode(self, image: Pixels) -> list[str | MediaRows]:
@@ -163,10 +173,12 @@ def projector_type(gguf: GGUFFile) -> str:
     arch = gguf.get("general.architecture", "")
     if arch != "clip":
         raise UsageError(f"{gguf.path} is no projector file: its architecture is '{arch}', not 'clip'")
-    if not gguf.get("clip.has_vision_encoder", False):
+    has_vision = gguf.get("clip.has_vision_encoder", False)
+    if np.ndim(has_vision) or not has_vision:
         raise UnsupportedError(f"{gguf.path} holds no encoder of pictures; only pictures are supported, no audio")
-    kind = gguf.get("clip.projector_type") or gguf.get("clip.vision.projector_type")
-    if not isinstance(kind, str):
+    kinds = (gguf.get(f"clip.{name}projector_type", "") for name in ("", "vision."))
+    kind = next((kind for kind in kinds if isinstance(kind, str) and kind), None)
+    if kind is None:
         raise FileFormatError(f"{gguf.path}: key clip.projector_type not found")
     if kind not in FAMILIES:
         raise UnsupportedError(f"{gguf.path}: unknown projector type '{kind}'; known are {', '.join(sorted(FAMILIES))}")

@@ -29,8 +29,12 @@ class StretchedEmbedding:
 
     def build(self, b: PictureGraph) -> Value:
         """f32 [D, n]."""
-        positions = antialiased(self.table, b.rows, b.columns)
-        return b.graph.add(b.graph.mul_mat(self.filters, b.patches, self.bias), b.floats(positions))
+        x = b.graph.mul_mat(self.filters, b.patches, self.bias)
+        return b.graph.add(x, b.floats(self.positions(b.rows, b.columns)))
+
+    def positions(self, rows: int, columns: int) -> NDArray[np.float32]:
+        """The table for a grid, [rows * columns, D]."""
+        return antialiased(self.table, rows, columns)
 
 
 def antialiased(table: NDArray[np.float32], rows: int, columns: int) -> NDArray[np.float32]:

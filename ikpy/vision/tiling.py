@@ -71,3 +71,11 @@ def _grids(least: int, most: int) -> list[tuple[int, int]]:
     counts = range(1, most + 1)
     found = [(rows, columns) for columns in counts for rows in counts if least <= rows * columns <= most]
     return sorted(found, key=lambda grid: grid[0] * grid[1])
+
+
+def least_enlarged(size: Size, side: int, most: int) -> tuple[int, int]:
+    """Rows and columns of the grid of at most so many tiles that a picture is least enlarged for, or least reduced."""
+    grids = _grids(1, most)
+    scales = [min(columns * side / size[1], rows * side / size[0]) for rows, columns in grids]
+    large = [i for i, scale in enumerate(scales) if scale >= 1]
+    return grids[min(large, key=lambda i: scales[i]) if large else max(range(len(grids)), key=lambda i: scales[i])]

@@ -51,12 +51,12 @@ def ids_of(store: MediaStore, text: Text) -> list[int]:
 
 class Placed:
     """Of every token of a text: token, or 0; row of a picture, or 0; whether it is one; its three places; the last
-    position that it sees, and the first that it sees whatever its window is.
+    position that it sees.
     """
 
     def __init__(self, text: Text, width: int) -> None:
         self.tokens: list[int] = []
-        rows, is_row, places, last, first = [], [], [], [], []
+        rows, is_row, places, last = [], [], [], []
         place = 0
         for item in text:
             start = len(self.tokens)
@@ -66,7 +66,6 @@ class Placed:
                 is_row.append(False)
                 places.append((place, place, place))
                 last.append(start)
-                first.append(start)
                 place += 1
                 continue
             for i, row in enumerate(item.values):
@@ -79,18 +78,14 @@ class Placed:
                 else:
                     places.append((place + i,) * 3)
                 last.append(start + len(item) - 1 if item.both_ways else start + i)
-                first.append(start if item.both_ways else start + i)
             place += max(item.grid) if item.grid else len(item)
         self.rows, self.is_row = np.array(rows), np.array(is_row)
-        self.places, self.last, self.first = np.array(places), np.array(last), np.array(first)
+        self.places, self.last = np.array(places), np.array(last)
 
     def visible(self, window: int = 0) -> np.ndarray:
         """Bool [T, T]: which tokens (columns) each token sees."""
         i, j = np.arange(len(self.tokens))[:, None], np.arange(len(self.tokens))[None, :]
-        seen = j <= i
-        if window:
-            seen &= i - j < window
-        return seen | ((self.first[:, None] <= j) & (j <= self.last[:, None]))
+        return (j <= self.last[:, None]) & ((i - j < window) | (window == 0))
 
 
 def section_angles(n: int, base: float, places: np.ndarray, arch: str) -> np.ndarray:
@@ -267,7 +262,7 @@ def text_for(m: RandomModel) -> list[int | MediaRows]:
     n_deep = int(m.keys.get("n_deepstack_layers", 0))
     grids = [(3, 5), (4, 2)] if "qwen" in m.arch or m.arch in IN_ORDER else [None, None]
     first, second = (
-        picture(i, n, grid, n_deep=n_deep, both_ways=m.arch == "gemma3")
+        picture(i, n, grid, n_deep=n_deep, both_ways=m.arch.startswith("gemma"))
         for i, (n, grid) in enumerate(zip((15, 8), grids, strict=True))
     )
     return [*words(1, 6), first, *words(2, 2), second, *words(3, 17)]

@@ -75,15 +75,21 @@ class Reference:
             x = self.linear(f"{p}.attn_{part}", h)
         return x.reshape(len(h), t.heads, -1)
 
-    def layers(self, x: np.ndarray, act: Callable[[np.ndarray], np.ndarray], turn: object = None) -> list[np.ndarray]:
-        """The states before every layer and behind the last one."""
+    def layers(
+        self,
+        x: np.ndarray,
+        act: Callable[[np.ndarray], np.ndarray],
+        turn: Callable[[np.ndarray], np.ndarray] | None = None,
+        layers: range | None = None,
+    ) -> list[np.ndarray]:
+        """The states before every one of the layers and behind the last one."""
         found = [x]
-        for il in range(self.t.layers):
+        for il in layers or range(self.t.layers):
             p = f"v.blk.{il}"
             h = self.norm(f"{p}.ln1", x)
             q, k, v = (self.heads(il, part, h) for part in "qkv")
             if turn is not None:
-                q, k = turn(q), turn(k)  # type: ignore[operator]
+                q, k = turn(q), turn(k)
             out = self.linear(f"{p}.attn_out", self.attention(q, k, v, (self.t.d // self.t.heads) ** -0.5))
             x = x + out * self.w.get(f"{p}.ls1.weight", 1)
             out = self.linear(f"{p}.ffn_down", act(self.linear(f"{p}.ffn_up", self.norm(f"{p}.ln2", x))))
@@ -235,6 +241,74 @@ def minicpmv(r: Reference, image: np.ndarray) -> np.ndarray:
     return r.linear("resampler.proj", x)
 
 
+def gemma4_unified(r: Reference, image: np.ndarray) -> np.ndarray:
+    p = 3 * r.t.patch
+    rows, columns = image.shape[0] // p, image.shape[1] // p
+    x = np.stack(
+        [
+            (image[y * p : (y + 1) * p, x * p : (x + 1) * p] / 255).transpose(2, 0, 1).reshape(-1)
+            for y in range(rows)
+            for x in range(columns)
+        ]
+    )
+    x = r.norm("v.patch_norm.2", r.linear("v.patch_embd", r.norm("v.patch_norm.1", x, 1e-5)), 1e-5)
+    down, across = np.divmod(np.arange(rows * columns), columns)
+    table = r.w["v.position_embd.weight"]
+    x = r.norm("v.patch_norm.3", x + table[0][across] + table[1][down], 1e-5)
+    return r.linear("mm.input_projection", rms(x, r.t.eps))
+
+
+def cohere2(r: Reference, image: np.ndarray) -> np.ndarray:
+    x, gate = np.split(r.linear("mm.1", r.merged(siglip(r, image), r.t.grid)), 2, -1)
+    return r.linear("mm.2", x * gate / (1 + np.exp(-gate)))
+
+
+def phi4(r: Reference, image: np.ndarray) -> np.ndarray:
+    rows, columns = image.shape[0] // r.t.patch, image.shape[1] // r.t.patch
+    table = r.w["v.position_embd.weight"].reshape(r.t.grid, r.t.grid, -1)
+    x = r.layers(r.patches(image) + stretched(table, rows, columns), tanh_gelu)[-1]
+    return r.linear("mm.2", gelu(r.linear("mm.0", r.norm("v.post_ln", x))))
+
+
+def janus(r: Reference, image: np.ndarray) -> np.ndarray:
+    x = r.norm("v.post_ln", r.layers(r.patches(image) + r.w["v.position_embd.weight"], gelu)[-1])
+    return r.linear("mm.1", gelu(r.linear("mm.0", x)))
+
+
+def nemotron(r: Reference, image: np.ndarray) -> np.ndarray:
+    registers = r.w["v.class_embd"]
+    x = np.concatenate([registers, r.patches(image) + r.w["v.position_embd.weight"]])
+    x = r.merged(r.layers(x, gelu)[-1][len(registers) :], r.t.grid)
+    hidden = r.linear("mm.model.mlp.1", rms(x, 1e-6) * r.w["mm.model.mlp.0.weight"])
+    return r.linear("mm.model.mlp.3", np.maximum(hidden, 0) ** 2)
+
+
+def minicpmv46(r: Reference, image: np.ndarray) -> np.ndarray:
+    t = r.t
+    rows, columns = image.shape[0] // t.patch, image.shape[1] // t.patch
+    down, across = np.divmod(np.arange(rows * columns), columns)
+    places = [int(70 * y / rows) * 70 + int(70 * x / columns) for y, x in zip(down, across, strict=True)]
+    x = r.patches(image) + r.w["v.position_embd.weight"][places]
+    if t.further["projector.scale_factor"] == 4:
+        before, after = t.further["wa_layer_indexes"][0] + 1, t.layers
+        x = r.layers(x, tanh_gelu)[before]
+        squares = r.squares(x, columns, 2).reshape(-1, 4, t.d)
+        merged = np.empty((len(squares), t.d))
+        for i, square in enumerate(squares):
+            h = r.norm("v.vit_merger.ln1", square)
+            q, k, v = (r.linear(f"v.vit_merger.attn_{part}", h).reshape(4, t.heads, -1) for part in "qkv")
+            out = r.attention(q, k, v, (t.d // t.heads) ** -0.5)
+            seen = square + r.linear("v.vit_merger.attn_out", out)
+            hidden = r.norm("v.vit_merger.ds_ln", seen.reshape(-1))
+            hidden = tanh_gelu(r.linear("v.vit_merger.ds_ffn_up", hidden))
+            merged[i] = r.linear("v.vit_merger.ds_ffn_down", hidden) + seen.mean(0)
+        x, columns = r.layers(merged, tanh_gelu, layers=range(before, after))[-1], columns // 2
+    else:
+        x = r.layers(x, tanh_gelu)[-1]
+    x = r.norm("mm.input_norm", r.merged(r.norm("v.post_ln", x), columns))
+    return r.linear("mm.down", gelu(r.linear("mm.up", x)))
+
+
 ROWS: dict[str, Callable[[Reference, np.ndarray], np.ndarray]] = {
     "gemma3": gemma3,
     "llava": llava,
@@ -248,4 +322,11 @@ ROWS: dict[str, Callable[[Reference, np.ndarray], np.ndarray]] = {
     "lfm2": lfm2,
     "minicpmv": minicpmv,
     "minicpmv2": minicpmv,
+    "gemma4_unified": gemma4_unified,
+    "cohere2": cohere2,
+    "phi4": phi4,
+    "janus": janus,
+    "nemotron": nemotron,
+    "minicpmv46": minicpmv46,
+    "minicpmv46_large": minicpmv46,
 }

@@ -54,7 +54,7 @@ def angles(tower: Tower, rows: int, columns: int) -> np.ndarray:
     if tower.kind == "minimax_m3":
         return _third_angles(n, rows, columns)
     row, column = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
-    first, second = (column, row) if tower.kind.startswith("kimi") else (row, column)
+    first, second = (column, row) if tower.kind.startswith(("kimi", "step")) else (row, column)
     steps = np.arange(n // 2)
     if tower.kind in ("pixtral", "lightonocr"):  # the rates of all pairs, dealt out in turn
         rates = 10000.0 ** (-2 * steps / n), 10000.0 ** (-(2 * steps + 1) / n)
@@ -84,7 +84,7 @@ def rotated(tower: Tower, x: np.ndarray, angle: np.ndarray) -> np.ndarray:
             part = (a + 1j * b) * z[..., third * i : third * (i + 1)]
             turned[..., 2 * third * i : 2 * third * (i + 1)] = np.concatenate([part.real, part.imag], -1)
         return turned
-    if tower.kind in ("pixtral", "lightonocr", "kimivl", "kimik25"):
+    if tower.kind in ("pixtral", "lightonocr", "kimivl", "kimik25", "step3vl"):
         turned = (x[..., ::2] + 1j * x[..., 1::2]) * z
         return np.stack([turned.real, turned.imag], -1).reshape(x.shape)
     half = x.shape[-1] // 2
@@ -198,9 +198,23 @@ def cubic_weights(n: int, side: int) -> np.ndarray:
     return found
 
 
+def linear_weights(n: int, side: int) -> np.ndarray:
+    """Linear interpolation at the middles of n cells; places outside are those at the edge."""
+    found = np.zeros((n, side))
+    for i in range(n):
+        at = (i + 0.5) * side / n - 0.5
+        low = math.floor(at)
+        for place, share in ((low, 1 - (at - low)), (low + 1, at - low)):
+            found[i, min(max(place, 0), side - 1)] += share
+    return found
+
+
+INTERPOLATIONS = {"qwen3vl_merger": corner_weights, "ling3vl": corner_weights, "step3vl": linear_weights}
+
+
 def positions(tower: Tower, w: Weights, rows: int, columns: int) -> np.ndarray:
     table = w["v.position_embd.weight"].reshape(tower.side, tower.side, tower.d).astype(np.float64)
-    weights = corner_weights if tower.kind in ("qwen3vl_merger", "ling3vl") else cubic_weights
+    weights = INTERPOLATIONS.get(tower.kind, cubic_weights)
     return np.einsum("ry,cx,yxd->rcd", weights(rows, tower.side), weights(columns, tower.side), table)
 
 
@@ -223,8 +237,8 @@ def encoded(tower: Tower, w: Weights, pixels: np.ndarray) -> tuple[np.ndarray, l
         windowed = tower.windows > 0 and (il + 1) % tower.windows != 0
         mode = tower.further["wa_pattern_mode"][il] if tower.kind == "mimovl" else -1
         h = norm(x, w, f"{p}.ln1", tower.eps, rms=tower.rms)
-        x = x + attention(tower, w, p, h, windowed=windowed, mode=mode)
-        x = x + network(tower, w, p, norm(x, w, f"{p}.ln2", tower.eps, rms=tower.rms))
+        x = x + attention(tower, w, p, h, windowed=windowed, mode=mode) * w.get(f"{p}.ls1.weight", 1)
+        x = x + network(tower, w, p, norm(x, w, f"{p}.ln2", tower.eps, rms=tower.rms)) * w.get(f"{p}.ls2.weight", 1)
         if il in tower.deep:
             deep.append(x)
     return x, deep
@@ -237,6 +251,8 @@ def rows(tower: Tower, w: Weights, picture: np.ndarray) -> np.ndarray:
         return _pixtral_rows(tower, w, x)
     if tower.kind == "minimax_m3":
         return _minimax_rows(tower, w, x)
+    if tower.kind == "step3vl":
+        return linear(halved(halved(x, w, "mm.0"), w, "mm.1"), w, "mm.model.fc").reshape(-1, tower.text)
     last = "mm.post_norm" if tower.kind.startswith("dots") else "v.post_ln"
     if f"{last}.weight" in w:
         x = norm(x, w, last, tower.eps, rms=tower.rms and tower.kind != "mimovl")
@@ -254,6 +270,16 @@ def rows(tower: Tower, w: Weights, picture: np.ndarray) -> np.ndarray:
         normed = norm(merged(tower, states), w, f"{p}.norm", tower.eps)
         found.append(linear(erf_gelu(linear(normed, w, f"{p}.fc1")), w, f"{p}.fc2"))
     return np.concatenate(found, -1)
+
+
+def halved(x: np.ndarray, w: Weights, name: str) -> np.ndarray:
+    """Every second row and column of a convolution of 3 x 3 over x [rows, columns, D] with zeros around it."""
+    filters, (rows, columns, _) = w[f"{name}.weight"].astype(np.float64), x.shape
+    framed = np.pad(x, ((1, 1), (1, 1), (0, 0)))
+    parts = [
+        [framed[i : i + rows : 2, j : j + columns : 2] @ filters[:, :, i, j].T for j in range(3)] for i in range(3)
+    ]
+    return np.sum(parts, axis=(0, 1)) + w[f"{name}.bias"]
 
 
 def _minimax_rows(tower: Tower, w: Weights, x: np.ndarray) -> np.ndarray:

@@ -14,10 +14,10 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.errors import FileFormatError
 from tests.cpu import reference_models as ref
+from tests.cpu.media_models import Placed, Text, attend
 from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
 
 TOKENS = np.random.default_rng(5).integers(0, N_VOCAB, 40)
-POS = np.arange(len(TOKENS), dtype=np.float64)
 D, HEADS, INPUT, EXPERTS, WIDTH, WINDOW, EPS = 64, 4, 16, 4, 24, 9, 1e-6
 IS_WINDOW = [1, 1, 0, 1, 0, 1, 0]
 KV_HEADS = [2, 2, 1, 2, 1, 2, 1]
@@ -59,18 +59,19 @@ KEYS = {
 }
 
 
-def gemma4() -> RandomModel:
+def gemma4(*, has_inputs: bool = True) -> RandomModel:
     """Two head sizes, shared caches, keys as values in full layers, inputs of layers, experts; all at once."""
-    m = RandomModel("gemma4", 3, **KEYS)
+    m = RandomModel("gemma4", 3, **KEYS | {"embedding_length_per_layer_input": INPUT if has_inputs else 0})
     m.matrix("token_embd", N_VOCAB, D)
     m.norm("output_norm", D)
     m.weights["rope_freqs"] = np.array([1.0] * 4 + [1e30] * 12, np.float32)
-    m.matrix("per_layer_token_embd", N_VOCAB, INPUT * N)
-    m.matrix("per_layer_model_proj", INPUT * N, D)
-    m.norm("per_layer_proj_norm", INPUT)
+    if has_inputs:
+        m.matrix("per_layer_token_embd", N_VOCAB, INPUT * N)
+        m.matrix("per_layer_model_proj", INPUT * N, D)
+        m.norm("per_layer_proj_norm", INPUT)
     for il in range(N):
         p, head = f"blk.{il}", WINDOW_HEAD if IS_WINDOW[il] else FULL_HEAD
-        for name in NORMS:
+        for name in NORMS[: None if has_inputs else -1]:
             m.norm(f"{p}.{name}", D)
         m.attention(p, D, HEADS, KV_HEADS[il], head)
         if not IS_WINDOW[il]:
@@ -83,8 +84,9 @@ def gemma4() -> RandomModel:
         m.matrix(f"{p}.ffn_gate_up_exps", EXPERTS, 2 * WIDTH, D)
         m.matrix(f"{p}.ffn_down_exps", EXPERTS, D, WIDTH)
         m.norm(f"{p}.ffn_down_exps.scale", EXPERTS)
-        m.matrix(f"{p}.inp_gate", INPUT, D)
-        m.matrix(f"{p}.proj", D, INPUT)
+        if has_inputs:
+            m.matrix(f"{p}.inp_gate", INPUT, D)
+            m.matrix(f"{p}.proj", D, INPUT)
         m.norm(f"{p}.layer_output_scale", 1)
     return m
 
@@ -103,20 +105,28 @@ def experts(w: ref.Weights, p: str, x: np.ndarray) -> np.ndarray:
     return ref.rms_norm(out, w[f"{p}.post_ffw_norm_2"], EPS)
 
 
-def truth(m: RandomModel) -> np.ndarray:
-    """Logits of TOKENS in float64."""
+def truth(m: RandomModel, text: Text | None = None) -> np.ndarray:
+    """Logits of TOKENS, or of a text with pictures, in float64."""
+    placed = Placed(TOKENS.tolist() if text is None else text, D)
     e = Evaluation(m)
-    w, norm, n_tokens = e.w, ref.rms_norm, len(TOKENS)
-    x = w["token_embd"][TOKENS] * math.sqrt(D)
-    own = w["per_layer_token_embd"][TOKENS].reshape(n_tokens, N, INPUT) * math.sqrt(INPUT)
-    projected = (x @ w["per_layer_model_proj"].T / math.sqrt(D)).reshape(n_tokens, N, INPUT)
-    inputs = (own + norm(projected, w["per_layer_proj_norm"], EPS)) / math.sqrt(2)
+    w, norm, n_tokens = e.w, ref.rms_norm, len(placed.tokens)
+    pos = np.arange(n_tokens, dtype=np.float64)
+    x = np.where(placed.is_row[:, None], placed.rows, w["token_embd"][placed.tokens] * math.sqrt(D))
+    has_inputs = "per_layer_token_embd" in w
+    if has_inputs:
+        # Of pictures those of the padding token 0.
+        own = w["per_layer_token_embd"][placed.tokens].reshape(n_tokens, N, INPUT) * math.sqrt(INPUT)
+        projected = (x @ w["per_layer_model_proj"].T / math.sqrt(D)).reshape(n_tokens, N, INPUT)
+        inputs = (own + norm(projected, w["per_layer_proj_norm"], EPS)) / math.sqrt(2)
     cached = {}
+    # Rows of a picture see each other through windows only, and not in models with inputs of layers.
+    causal = np.tril(np.ones((n_tokens, n_tokens), bool))
+    masks = {0: causal, 1: placed.visible(WINDOW) & (causal | (not has_inputs))}
     for il in range(N):
         p, is_window = f"blk.{il}", IS_WINDOW[il]
         head = WINDOW_HEAD if is_window else FULL_HEAD
-        plain = ref.plain_angles(WINDOW_HEAD, 1e4, POS)
-        angles = plain if is_window else ref.plain_angles(FULL_HEAD, 1e6, POS, w["rope_freqs"])
+        plain = ref.plain_angles(WINDOW_HEAD, 1e4, pos)
+        angles = plain if is_window else ref.plain_angles(FULL_HEAD, 1e6, pos, w["rope_freqs"])
         h = norm(x, w[f"{p}.attn_norm"], EPS)
         q = norm((h @ w[f"{p}.attn_q"].T).reshape(n_tokens, -1, head), w[f"{p}.attn_q_norm"], EPS)
         if il < N - N_SHARED:
@@ -124,14 +134,15 @@ def truth(m: RandomModel) -> np.ndarray:
             v = (h @ w[f"{p}.attn_v"].T).reshape(n_tokens, -1, head) if is_window else k
             k = ref.rotate(norm(k, w[f"{p}.attn_k_norm"], EPS), angles, neox=True)
             cached[is_window] = k, norm(v, 1.0, EPS)
-        visible = (lambda i, j: i - j < WINDOW) if is_window else None
-        attended = ref.attend(ref.rotate(q, angles, neox=True), *cached[is_window], 1.0, visible=visible)
+        attended = attend(ref.rotate(q, angles, neox=True), *cached[is_window], 1.0, masks[is_window])
         x = x + norm(e.output(il, attended), w[f"{p}.post_attention_norm"], EPS)
         dense = e.ffn(il, norm(x, w[f"{p}.ffn_norm"], EPS), ref.gelu)
         both = norm(dense, w[f"{p}.post_ffw_norm_1"], EPS) + experts(w, p, x)
         x = x + norm(both, w[f"{p}.post_ffw_norm"], EPS)
-        gated = ref.gelu(x @ w[f"{p}.inp_gate"].T) * inputs[:, il]
-        x = (x + norm(gated @ w[f"{p}.proj"].T, w[f"{p}.post_norm"], EPS)) * w[f"{p}.layer_output_scale"]
+        if has_inputs:
+            gated = ref.gelu(x @ w[f"{p}.inp_gate"].T) * inputs[:, il]
+            x = x + norm(gated @ w[f"{p}.proj"].T, w[f"{p}.post_norm"], EPS)
+        x = x * w[f"{p}.layer_output_scale"]
     return 30.0 * np.tanh(norm(x, w["output_norm"], EPS) @ w["token_embd"].T / 30.0)
 
 

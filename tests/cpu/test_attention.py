@@ -347,17 +347,16 @@ def test_mask(kind, causal, n_threads, in_pictures):
     pos = rng.integers(0, 400, n_tokens)
     pos[0] = 0
     seq = rng.integers(0, 64, n_tokens)
-    # Around the token, sometimes of it alone.
-    spans = np.stack([np.maximum(0, pos - rng.integers(0, 99, n_tokens)), pos + rng.integers(0, 99, n_tokens)], axis=1)
-    spans[::5] = pos[::5, None]
+    until = pos + rng.integers(0, 99, n_tokens)
+    until[::5] = pos[::5]
     options = {"kind": kind, "n_swa": 50, "causal": causal}
     mask, ranges = ref.kq_mask(
-        cell_pos, cell_seq, pos, seq, n_kv, **options, spans=spans if in_pictures else None, n_threads=n_threads
+        cell_pos, cell_seq, pos, seq, n_kv, **options, until=until if in_pictures else None, n_threads=n_threads
     )
     see = ref.visible_cells(cell_pos, cell_seq.view(np.uint64), pos, seq, **options)[:, :n_kv]
     if in_pictures:
         carries = ref.visible_cells(cell_pos, cell_seq.view(np.uint64), pos, seq, causal=False)[:, :n_kv]
-        see |= carries & (spans[:, :1] <= cell_pos[:n_kv]) & (cell_pos[:n_kv] <= spans[:, 1:])
+        see |= carries & (pos[:, None] < cell_pos[:n_kv]) & (cell_pos[:n_kv] <= until[:, None])
     assert np.array_equal(mask[:, :n_kv] == 0, see)
     assert np.isneginf(mask[:, :n_kv][~see]).all()
     for t in range(n_tokens):

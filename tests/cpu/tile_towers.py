@@ -26,7 +26,12 @@ VALUE_TYPES = {
     float: GGUFValueType.FLOAT32,
     str: GGUFValueType.STRING,
 }
-SIGNED = ("clip.minicpmv_version", "clip.vision.feature_layer", "clip.vision.image_grid_pinpoints")
+SIGNED = (
+    "clip.minicpmv_version",
+    "clip.vision.feature_layer",
+    "clip.vision.wa_layer_indexes",
+    "clip.vision.image_grid_pinpoints",
+)
 """Integers with a sign, as files have them."""
 
 
@@ -312,6 +317,59 @@ def minicpmv(m: Maker) -> None:
     m.matrix("resampler.proj.weight", t.text, t.text)
 
 
+def gemma4_unified(m: Maker) -> None:
+    t = m.tower
+    n = 3 * (3 * t.patch) ** 2
+    m.linear("v.patch_embd", t.d, n)
+    m.vector("v.position_embd.weight", 2, 90, t.d)
+    for i, size in enumerate((n, t.d, t.d)):
+        m.norm(f"v.patch_norm.{i + 1}", size)
+    m.matrix("mm.input_projection.weight", t.text, t.d)
+
+
+def cohere2(m: Maker) -> None:
+    t = m.tower
+    m.encoder(t.grid**2)
+    m.linear("mm.1", 40, 4 * t.d)
+    m.linear("mm.2", t.text, 20)
+
+
+def phi4(m: Maker) -> None:
+    m.encoder(m.tower.grid**2)
+    m.linear("mm.0", 40, m.tower.d)
+    m.linear("mm.2", m.tower.text, 40)
+
+
+def janus(m: Maker) -> None:
+    m.encoder(m.tower.grid**2)
+    m.linear("mm.0", m.tower.text, m.tower.d)
+    m.linear("mm.1", m.tower.text, m.tower.text)
+
+
+def nemotron(m: Maker) -> None:
+    t = m.tower
+    m.encoder(t.grid**2, post=False)
+    m.vector("v.class_embd", 3, t.d)
+    m.norm("mm.model.mlp.0", 4 * t.d, bias=False)
+    m.matrix("mm.model.mlp.1.weight", 40, 4 * t.d)
+    m.matrix("mm.model.mlp.3.weight", t.text, 40)
+
+
+def minicpmv46(m: Maker) -> None:
+    t = m.tower
+    m.encoder(70 * 70)
+    if t.further["projector.scale_factor"] == 4:
+        m.norm("v.vit_merger.ln1", t.d)
+        for part in ("q", "k", "v", "out"):
+            m.linear(f"v.vit_merger.attn_{part}", t.d, t.d)
+        m.norm("v.vit_merger.ds_ln", 4 * t.d)
+        m.linear("v.vit_merger.ds_ffn_up", 4 * t.ff, 4 * t.d)
+        m.linear("v.vit_merger.ds_ffn_down", t.d, 4 * t.ff)
+    m.norm("mm.input_norm", 4 * t.d)
+    m.linear("mm.up", 4 * t.d, 4 * t.d)
+    m.linear("mm.down", t.text, 4 * t.d)
+
+
 MERGED = {"projector.scale_factor": 2}
 AROUND = "<fake_token_around_image>"
 ROWS = [f"<row_{y}_col_{x}>" for y in range(1, 5) for x in range(1, 5)]
@@ -364,6 +422,34 @@ TOWERS = {
         text=128,
         outer={"clip.minicpmv_version": 2, "clip.minicpmv_query_num": 9},
     ),
+    "gemma4_unified": TileTower(
+        "gemma4uv",
+        gemma4_unified,
+        ("<|image>", "<image|>"),
+        layers=0,
+        patch=2,
+        side=48,
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        further={"projector.scale_factor": 3},
+    ),
+    "cohere2": TileTower(
+        "cohere2v",
+        cohere2,
+        ("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"),
+        further={**MERGED, "preproc_max_tiles": 5},
+    ),
+    "phi4": TileTower("phi4", phi4, further={"image_min_pixels": 28 * 28, "image_max_pixels": 98 * 98}),
+    "janus": TileTower("janus_pro", janus),
+    "nemotron": TileTower("nemotron_v2_vl", nemotron, further=MERGED),
+    "minicpmv46": TileTower(
+        "minicpmv4_6",
+        minicpmv46,
+        SLICES,
+        side=56,
+        further={"projector.scale_factor": 4, "wa_layer_indexes": [1]},
+    ),
+    "minicpmv46_large": TileTower("minicpmv4_6", minicpmv46, SLICES, side=56, further=MERGED),
 }
 
 
@@ -373,9 +459,9 @@ def picture(height: int, width: int, seed: int = 3) -> np.ndarray:
 
 
 def golden_picture(tower: TileTower) -> np.ndarray:
-    """What transformers' rows are of: a picture in its final size, where that is free 12 x 18 patches."""
-    if tower.kind in ("gemma4v", "lfm2"):
-        return picture(12 * tower.patch, 18 * tower.patch)
+    """What transformers' rows are of: a picture in its final size, where that is free 12 x 18 or 20 patches."""
+    if tower.kind in ("gemma4v", "gemma4uv", "lfm2", "minicpmv4_6"):
+        return picture(12 * tower.patch, (20 if tower.kind == "minicpmv4_6" else 18) * tower.patch)
     return picture(tower.side, tower.side)
 
 
@@ -383,7 +469,7 @@ def peer_pictures(tower: TileTower) -> list[np.ndarray]:
     """What llama.cpp's pieces are of: sizes that need all of a family's ways to resize and to cut."""
     if tower.kind == "lfm2":
         sizes = [(90, 61), (700, 900), (1450, 1500)]
-    elif tower.kind == "gemma4v":
+    elif tower.kind.startswith("gemma4"):
         sizes = [(40, 91), (210, 173), (501, 300)]
     else:
         s = tower.side

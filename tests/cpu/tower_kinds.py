@@ -123,6 +123,33 @@ TOWERS = {
 }
 
 
+STEP3VL = Tower("step3vl", patch=42, side=16, eps=1e-5, further={"image_size": 672})
+"""Sees the whole of a picture as 672 pixels, windows as 504."""
+STEP_MARKS = "<patch_start>", "<patch_end>", "<patch_newline>", "<im_start>", "<im_end>"
+STEP_SIZES = (
+    (672, 672),  # as it is
+    (504, 1008),  # two windows as they are
+    (300, 400),  # enlarged
+    (100, 201),  # narrow
+    (20, 130),  # thin: a square, black below
+    (130, 20),
+    (400, 700),  # windows that are black below
+    (1100, 1690),  # two rows of three windows
+    (3100, 300),  # narrow and too long
+)
+
+
+def step_pictures() -> list[np.ndarray]:
+    """Pictures with all kinds of windows: random, and smooth where they are large."""
+    random, found = np.random.default_rng(8), []
+    for height, width in STEP_SIZES:
+        y, x = np.mgrid[:height, :width]
+        waves = [128 + 60 * np.sin(x / a + y / b) for a, b in ((40, 90), (70, -50), (-100, 35))]
+        noise = random.normal(0, 20, (height, width, 3)) if height * width < 10**6 else 0
+        found.append(np.clip(np.stack(waves, -1) + noise, 0, 255).astype(np.uint8))
+    return found
+
+
 def peer_tower(name: str) -> Tower:
     """The tower that llama.cpp's rows are of. It interpolates the positions of Kimi-VL linearly, unlike the published
     code, so that its pictures are those that need no interpolation.

@@ -15,7 +15,7 @@ import numpy as np
 from ikpy._native import core
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
-from ikpy.graph.ir import F32
+from ikpy.graph.ir import F16, F32
 from ikpy.quants import registry
 
 Weights = dict[str, np.ndarray]
@@ -106,7 +106,7 @@ class Tower:
 
     def write(self, path: Path, weights: Weights, type_name: str = "f32") -> Path:
         """The projector file, matrices in a type; the weights become what that type holds."""
-        stored = {name: (F32, w) for name, w in weights.items()}
+        stored = {name: (F16 if w.dtype == np.float16 else F32, w) for name, w in weights.items()}
         for name in [name for name, w in weights.items() if type_name != "f32" and w.ndim == 2]:
             stored[name], weights[name] = in_type(weights[name], type_name)
         with GGUFWriter(path) as out:
@@ -321,3 +321,16 @@ class _Maker:
         self.matrix("mm.down", t.text, t.ff + 3)
 
     make_glm5v = make_glm4v
+
+    def make_step3vl(self) -> None:
+        t = self.tower
+        self.patches(frames=1, bias=False)
+        self.table(t.side**2, t.d)
+        self.norm("v.pre_ln", t.d, bias=True)
+        self.blocks(fused=True)
+        for il in range(t.layers):
+            for part in ("ls1", "ls2"):
+                self.norm(f"v.blk.{il}.{part}", t.d, bias=False)
+        self.linear("mm.0", 2 * t.d, t.d, 3, 3)
+        self.linear("mm.1", 4 * t.d, 2 * t.d, 3, 3)
+        self.matrix("mm.model.fc", t.text, 4 * t.d)

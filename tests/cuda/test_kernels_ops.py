@@ -204,8 +204,8 @@ def test_mask(rng: np.random.Generator, window: str, causal: bool, own: bool, in
     cell_pos[rng.integers(0, n, 10)] = -1
     cells = [p.array(cell_pos), p.array(rng.integers(0, 4, n).astype(np.int64))]
     pos, seq = (p.array(np.array(v, np.int32)) for v in ([0, 40, 90, 95, 5], [0, 1, 0, 1, 7]))
-    spans = p.array(np.array([[0, 0], [0, 44], [88, 93], [95, 95], [3, 9]], np.int32)) if in_pictures else None
-    mask, ranges = p.graph.kq_mask(*cells, pos, seq, window=window, n_swa=32, causal=causal, own=own, spans=spans)
+    until = p.array(np.array([0, 44, 93, 95, 9], np.int32)) if in_pictures else None
+    mask, ranges = p.graph.kq_mask(*cells, pos, seq, window=window, n_swa=32, causal=causal, own=own, until=until)
     expected = p.run([mask, ranges], on_cuda=False, n_kv=64)
     actual = p.run([mask, ranges], on_cuda=True, n_kv=64)
     seen = n if own else 64

@@ -15,8 +15,8 @@ struct Visible {
     uint64_t sequence;
 };
 
-// span: the first and last of further positions that are visible, or null.
-Visible visible_to(const Op& op, int32_t pos, int32_t seq, const int32_t* span) {
+// until: the last position that is visible behind the token's own.
+Visible visible_to(const Op& op, int32_t pos, int32_t seq, int32_t until) {
     Visible v{0, INT32_MAX, 0};
     if (seq >= 0 && seq < 64) v.sequence = uint64_t(1) << seq;
     if (op.ip[2]) v.highest = pos;
@@ -27,7 +27,7 @@ Visible visible_to(const Op& op, int32_t pos, int32_t seq, const int32_t* span) 
         v.lowest = std::max(0, pos - n_swa / 2);
         v.highest = int32_t(std::min<int64_t>(v.highest, int64_t(pos) + n_swa / 2));
     }
-    if (span) v.lowest = std::min(v.lowest, span[0]), v.highest = std::max(v.highest, span[1]);
+    v.highest = std::max(v.highest, until);
     return v;
 }
 
@@ -86,7 +86,7 @@ struct Chunk {
 // Tokens of a thread, and what they share.
 struct Tokens {
     const Tensor &mask, &ranges;
-    const int32_t *pos, *seq, *spans;
+    const int32_t *pos, *seq, *until;
     int64_t begin, end;
 };
 
@@ -98,8 +98,8 @@ void mask_all(const Op& op, const Tokens& tokens, const Tensor& cell_pos, const 
     for (int64_t c = 0; c < n; c += kChunk) {
         const Chunk chunk(pos + c, seq + c, first + c, std::min(kChunk, n - c));
         for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-            const int32_t* const span = tokens.spans ? tokens.spans + 2 * t : nullptr;
-            Visible v = visible_to(op, tokens.pos[t], tokens.seq[t], span);
+            const int32_t pos = tokens.pos[t];
+            Visible v = visible_to(op, pos, tokens.seq[t], tokens.until ? tokens.until[t] : pos);
             if (!windowed) v.lowest = 0;  // a window to both sides has no further cells
             chunk.mask_token(v, row<uint16_t>(tokens.mask, t), row<int32_t>(tokens.ranges, t));
         }
@@ -109,8 +109,8 @@ void mask_all(const Op& op, const Tokens& tokens, const Tensor& cell_pos, const 
 }  // namespace
 
 // ip: window kind, window size, causal, whether all cells count (a window's own cells) or the first n_kv.
-// src 5, 6: further cells behind these, to which no window applies. src 7: [2, T], positions that are visible in
-// any case.
+// src 5, 6: further cells behind these, to which no window applies. src 7: i32 [T], the last position
+// that each token sees, its own or one behind it.
 void op_kq_mask(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime& runtime) {
     Tokens tokens{tensors[op.dst],
                   tensors[op.src[4]],

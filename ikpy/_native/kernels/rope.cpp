@@ -8,8 +8,8 @@ namespace ikpy {
 
 namespace {
 
-// Which of a token's three positions turns pair i: none of several (0), sections one behind the other (1), or height
-// and width every third pair each (2), as far as their sections go. -1: none does, a position of 0.
+// Which of a token's three positions turns pair i: none of several (0), sections one behind the other (1), or
+// height and width every third pair each (2), as far as their sections go. -1: none does, a position of 0.
 int part_of_pair(const int32_t* ip, int64_t i) {
     const int64_t time = ip[2], height = ip[3], width = ip[4];
     if (ip[1] == 1) {
@@ -22,9 +22,9 @@ int part_of_pair(const int32_t* ip, int64_t i) {
 
 }  // namespace
 
-// src0 = positions i32 [T], or [3, T] with sections, src1 = frequency factors f32 [n/2] (optional), dst = f32 [n, T] of (cos, sin)
-// pairs. fp: base, freq_scale, ext_factor, attn_factor, low corner, high corner; ip: 1 for negative sines, the
-// kind of sections and their four lengths in pairs.
+// src0 = positions i32 [T], or [3, T] with sections, src1 = frequency factors f32 [n/2] (optional), dst = f32
+// [n, T] of (cos, sin) pairs. fp: base, freq_scale, ext_factor, attn_factor, low corner, high corner; ip: 1
+// for negative sines, the kind of sections and their four lengths in pairs.
 void op_rope_table(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     const Tensor& dst = ts[op.dst];
     const int32_t* pos = reinterpret_cast<const int32_t*>(ts[op.src[0]].data);

@@ -1,0 +1,86 @@
+"""Ids of pictures' rows: who gets which, what is kept, where texts may be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ikpy.engine.media import MediaStore
+from ikpy.errors import ResourceError
+from ikpy.vision.rows import MediaRows
+
+N_VOCAB, WIDTH = 100, 4
+
+
+def rows(n: int, grid: tuple[int, int] | None = None, *, both_ways: bool = False) -> Callable[[], MediaRows]:
+    """An encoder of one picture."""
+    return lambda: MediaRows(np.full((n, WIDTH), n, np.float32), grid, both_ways)
+
+
+def test_a_picture_has_its_ids_for_ever() -> None:
+    """Rows that had to go are made again; those of kept ones are not."""
+    made: list[str] = []
+
+    def make(name: str, n: int) -> Callable[[], MediaRows]:
+        def encode() -> MediaRows:
+            made.append(name)
+            return rows(n)()
+
+        return encode
+
+    store = MediaStore(N_VOCAB, 10 * WIDTH * 4)
+    first = store.add(b"a", make("a", 4))
+    assert first == [100, 101, 102, 103] and store.end == 104
+    assert store.add(b"b", make("b", 5)) == [104, 105, 106, 107, 108]
+    assert store.add(b"a", make("a", 4)) == first and made == ["a", "b"]
+    assert store.add(b"c", make("c", 6)) == [109, 110, 111, 112, 113, 114]
+    assert store.n_bytes == 10 * WIDTH * 4, "the picture used longest ago went"
+    with pytest.raises(ResourceError, match="rows of a picture are no longer kept"):
+        store.rows(104)
+    assert store.add(b"a", make("a", 4)) == first and made == ["a", "b", "c"]
+    assert store.add(b"b", make("b", 5)) == [104, 105, 106, 107, 108] and made[3:] == ["b"]
+    assert store.add(b"d", make("d", 30))[0] == 115 and store.rows(115).shape == (30, WIDTH), "the last one is kept"
+    assert store.n_bytes == 30 * WIDTH * 4
+
+
+def test_failures_leave_no_ids() -> None:
+    store = MediaStore(N_VOCAB, 1 << 20)
+
+    def broken() -> MediaRows:
+        raise ResourceError("cannot decode")
+
+    for make, error in ((broken, ResourceError), (rows(0), ValueError)):
+        with pytest.raises(error):
+            store.add(b"a", make)
+    assert store.add(b"a", rows(3)) == [100, 101, 102]
+    store._rows.clear()
+    with pytest.raises(ValueError, match="rows of another shape under one key"):
+        store.add(b"a", rows(4))
+
+
+def test_positions_behind_pictures() -> None:
+    """A picture counts when all of it is there, with the larger side of its grid."""
+    store = MediaStore(N_VOCAB, 1 << 20)
+    wide, plain, high = (
+        store.add(key, make)
+        for key, make in ((b"wide", rows(12, (2, 6))), (b"plain", rows(5)), (b"high", rows(3, (3, 1))))
+    )
+    text = [1, 2, *wide, 3, *plain, *high, *wide, 4]
+    expected = [0] * 14 + [-6] * (len(text) - 14 - 1) + [-12, -12]
+    assert [store.turn(text[:n]) for n in range(len(text) + 1)] == expected
+    assert store.turn([]) == store.turn([1, 2, 3]) == 0
+    assert [store.is_media(token) for token in (0, 99, 100, store.end - 1, store.end)] == [0, 0, 1, 1, 0]
+    assert not store.has_media([]) and not store.has_media([99]) and store.has_media([5, 100])
+
+
+def test_cuts() -> None:
+    """Not between rows that see each other; all of a picture where even its first rows are too many."""
+    store = MediaStore(N_VOCAB, 1 << 20)
+    seen, plain = store.add(b"seen", rows(6, both_ways=True)), store.add(b"plain", rows(4))
+    text = [1, 2, *seen, *seen, 3, *plain, 4]
+    cuts = [store.cut(text, n) for n in range(len(text) + 3)]
+    assert cuts == [0, 1, 2, *[2] * 5, 8, *[8] * 5, 14, 15, 16, 17, 18, 19, 20, 20, 20]
+    assert [store.cut(text[2:], n) for n in (1, 5, 6, 7)] == [6, 6, 6, 6]
+    assert [store.cut(text[4:], n) for n in (1, 3, 4)] == [4, 4, 4], "the rest of one"

@@ -21,7 +21,8 @@ import xllamacpp
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.graph.ir import F32
-from tests.cpu.tile_towers import GOLDENS, PEER_COLUMNS, TOWERS, TileTower, peer_pictures
+from tests.cpu.tile_towers import GOLDENS, PEER_COLUMNS, TOWERS, peer_pictures
+from tests.cpu.tile_weights import TileTower
 
 POINTER = ctypes.c_void_p
 MARKER = b"<__media__>"

@@ -25,7 +25,8 @@ from transformers.models.minicpmv4_6 import modeling_minicpmv4_6 as minicpm
 from transformers.models.siglip import modeling_siglip as siglip
 from transformers.models.siglip2 import modeling_siglip2 as siglip2
 
-from tests.cpu.tile_towers import GOLDEN_ROWS, GOLDENS, TOWERS, TileTower, Weights, golden_picture
+from tests.cpu.tile_towers import GOLDEN_ROWS, GOLDENS, TOWERS, golden_picture
+from tests.cpu.tile_weights import TileTower, Weights
 
 State = dict[str, np.ndarray]
 

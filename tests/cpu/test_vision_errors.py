@@ -13,7 +13,8 @@ import ikpy
 from ikpy.errors import FileFormatError, IkpyError, UnsupportedError, UsageError
 from ikpy.vision.projector import open_projector
 from tests.cpu.damage import damage_bytes, damage_gguf
-from tests.cpu.tile_towers import TOWERS, TileTower, Weights, picture
+from tests.cpu.tile_towers import TOWERS, picture
+from tests.cpu.tile_weights import TileTower, Weights
 
 GEMMA3 = TOWERS["gemma3"]
 

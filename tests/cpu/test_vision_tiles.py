@@ -17,13 +17,11 @@ from tests.cpu.tile_towers import (
     GOLDENS,
     PEER_COLUMNS,
     TOWERS,
-    TileTower,
-    Weights,
-    decoded,
     golden_picture,
     peer_pictures,
     picture,
 )
+from tests.cpu.tile_weights import TileTower, Weights, decoded
 
 BOUND = 2e-5
 PEER_BOUND = 3e-3

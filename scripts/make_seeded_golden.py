@@ -17,7 +17,9 @@ import transformers
 from tests.cpu import seeded_checkpoints as made
 from tests.cpu.seeded_kinds import KINDS
 
-IMAGES = ("model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
+IMAGES = tuple(
+    f"model.{part}." for part in ("visual", "vision_tower", "vision_model", "multi_modal_projector", "connector")
+)
 ROWS = (0, 3, 30, 69)
 N_COLUMNS = 96
 

@@ -30,8 +30,20 @@ def convert(
         str, typer.Argument(help="Folder with config.json, *.safetensors and the tokenizer.", metavar="FOLDER")
     ],
     *,
+    mmproj: Annotated[
+        bool,
+        typer.Option(
+            "--mmproj",
+            help="Write the projector file of a model that takes pictures, for --mmproj of other commands, instead of "
+            "the text model.",
+        ),
+    ] = False,
     outfile: Annotated[
-        str | None, typer.Option("--outfile", help="File to write. [default: NAME-TYPE.gguf in the folder]")
+        str | None,
+        typer.Option(
+            "--outfile",
+            help="File to write, mmproj- in front of its name with --mmproj. [default: NAME-TYPE.gguf in the folder]",
+        ),
     ] = None,
     outtype: Annotated[
         str,
@@ -63,7 +75,7 @@ def convert(
     _verbose: Annotated[bool, typer.Option("--verbose", help="A traceback with errors.")] = False,
 ) -> None:
     """Make a GGUF file from a Hugging Face checkpoint (safetensors)."""
-    from ikpy.convert import Conversion, ConvertOptions
+    from ikpy.convert import Conversion, ConvertOptions, ProjectorConversion
     from ikpy.tools.sizes import parse_size
 
     options = ConvertOptions(
@@ -75,8 +87,8 @@ def convert(
         split_max_tensors=split_max_tensors,
         split_max_bytes=None if split_max_size is None else parse_size(split_max_size),
     )
-    conversion = Conversion(folder, options)
-    print_line(f"{conversion.family.arch}: {conversion.name}, {len(conversion.tensors)} tensors, {conversion.outtype}")
+    conversion = (ProjectorConversion if mmproj else Conversion)(folder, options)
+    print_line(f"{conversion.arch}: {conversion.name}, {len(conversion.tensors)} tensors, {conversion.outtype}")
     for note in conversion.notes:
         print_line(f"note: {note}")
     if dry_run:

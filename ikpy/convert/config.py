@@ -14,13 +14,20 @@ MAX_COUNT = 1 << 16
 
 
 class Config:
-    """Values of the language model: those of `text_config` over the outer ones. FileFormatError if it is none."""
+    """Values of the language model: those of `text_config` (InternVL: `llm_config`) over the outer ones.
+
+    FileFormatError if it is none.
+    """
 
     def __init__(self, values: dict[str, Any], path: Path) -> None:
-        inner = values.get("text_config") or {}
+        name = "text_config" if values.get("text_config") else "llm_config"
+        inner = values.get(name) or {}
         if not isinstance(inner, dict):
-            raise FileFormatError(f"{path}: 'text_config' is not an object")
+            raise FileFormatError(f"{path}: '{name}' is not an object")
         self.values = {**values, **inner}
+        if len({part["tie_word_embeddings"] for part in (values, inner) if "tie_word_embeddings" in part}) > 1:
+            self.values["tie_word_embeddings"] = None  # the tensors tell
+        self.has_part = bool(inner)
         self.path = path
         self.model_type = str(self.values.get("model_type", ""))
 

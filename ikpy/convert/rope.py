@@ -63,6 +63,22 @@ def scaling_notes(config: Config) -> list[str]:
     return ["the YaRN ramp is rounded to whole dimensions when the file is run, the model's is not"]
 
 
+def section_keys(config: Config, n_rot: int) -> dict[str, list[int]]:
+    """Pairs of elements that turn by time, row and column; the fourth part is not used."""
+    sections = config.rope().get("mrope_section")
+    fits = isinstance(sections, list) and len(sections) == 3 and 2 * sum(sections) == n_rot
+    config.require(f"mrope_section {sections} of {n_rot} rotated elements", fits)
+    return {"rope.dimension_sections": [*(sections or []), 0]}
+
+
+def dynamic_notes(config: Config) -> list[str]:
+    """What is left out of dynamic scaling, which sets in beyond the context."""
+    if config.rope()["rope_type"] != "dynamic":
+        return []
+    length = config.integer("max_position_embeddings")
+    return [f"beyond {length} tokens the model scales RoPE by the length of the text, which no file can say"]
+
+
 def llama3_factors(rope: dict[str, Any], n_rot: int) -> np.ndarray:
     """Divisors of the frequencies, f32 [n_rot/2]: 1 for short waves, `factor` for long ones, between them a ramp.
 

@@ -14,11 +14,11 @@ from ikpy.convert.weights import MXFP4_BLOCK, MXFP4_BYTES, Weights
 from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
 
-_TEXT_PART = re.compile(r"^(model\.)?language_model\.(model\.)?")
+_TEXT_PART = re.compile(r"^(model\.)?(language|text)_model\.(model\.)?")
 # Images, sound, and tables that are computed anyway.
 _OTHER_PARTS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection"
-    r"|mm_projector|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
+    r"|mm_projector|connector|mlp1|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
     r"|rotary(_pos)?_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
@@ -378,7 +378,7 @@ def _listed(tensors: list[str]) -> str:
 
 def pieces(array: np.ndarray, max_elements: int) -> Iterator[np.ndarray]:
     """The rows of an array [..., n] in order, as contiguous arrays [rows, n] of about max_elements."""
-    if array.ndim > 2:
+    if array.ndim > 2 and array.size > max_elements and not array.flags.c_contiguous:  # no copy of all of it
         for matrix in array:
             yield from pieces(matrix, max_elements)
         return

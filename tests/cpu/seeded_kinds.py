@@ -12,6 +12,7 @@ from tests.cpu import (
     mamba2_checkpoints,
     minimax_m3_checkpoints,
     older_moe_checkpoints,
+    picture_text_checkpoints,
     plain_checkpoints,
     qwen4_exp_checkpoints,
     seeded_checkpoints,
@@ -34,4 +35,5 @@ KINDS = (
     *plain_checkpoints.CHECKPOINTS,
     *older_moe_checkpoints.CHECKPOINTS,
     *qwen4_exp_checkpoints.CHECKPOINTS,
+    *picture_text_checkpoints.CHECKPOINTS,
 )

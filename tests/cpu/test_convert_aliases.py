@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from ikpy.convert import Conversion, ConvertOptions
+from ikpy.convert.config import Config
+from ikpy.convert.families import family
 from ikpy.errors import IkpyError
 from ikpy.gguf.reader import GGUFFile
 from tests.cpu import checkpoints as made
+from tests.cpu import picture_text_checkpoints as picture_text
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.checkpoints import convert
 from tests.cpu.ling_checkpoints import SARVAM_MLA, SARVAM_MOE
@@ -79,6 +82,116 @@ def test_text_of_exaone_4_5(tmp_path: Path) -> None:
 
         made.change_tensors(folder, wrap)
         hold_equal(convert(folder, tmp_path / model_type, model_name="exaone"), plain)
+
+
+# Text parts of models that take pictures
+
+
+@pytest.mark.parametrize(
+    ("name", "outer", "part", "text", "picture"),
+    [
+        ("llama", {"model_type": "llava"}, "text_config", "language_model.model.", "vision_tower.x.weight"),
+        ("mistral", {"model_type": "mistral3"}, "text_config", "model.language_model.", "model.vision_tower.x.weight"),
+        ("llama", {"model_type": "idefics3"}, "text_config", "model.text_model.", "model.connector.proj.weight"),
+        ("qwen2", {"model_type": "internvl_chat"}, "llm_config", "language_model.model.", "mlp1.0.weight"),
+    ],
+)
+def test_text_parts(name: str, outer: dict[str, Any], part: str, text: str, picture: str, tmp_path: Path) -> None:
+    """Are the language models that they would be alone."""
+    plain = convert(made.CHECKPOINTS / name, tmp_path, model_name="model")
+    folder = made.copy(name, tmp_path)
+    inner = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**outer, part: inner, "vision_config": {"hidden_size": 32}}))
+
+    def wrap(tensors: made.Tensors) -> None:
+        for old in [name for name in tensors if name.startswith("model.")]:
+            tensors[old.replace("model.", text, 1)] = tensors.pop(old)
+        tensors[picture] = made.bf16(np.ones((4, 4), np.float32))
+
+    made.change_tensors(folder, wrap)
+    hold_equal(convert(folder, tmp_path, model_name="model"), plain)
+    assert any("--mmproj writes the encoder of pictures" in note for note in Conversion(folder).notes)
+
+
+@pytest.mark.parametrize(("inside", "outside"), [(False, True), (True, False)])
+@pytest.mark.parametrize("has_output", [True, False])
+def test_a_whole_model_that_says_otherwise_of_its_output(
+    inside: bool, outside: bool, has_output: bool, tmp_path: Path
+) -> None:
+    """Whether there is an output matrix tells then."""
+    folder = made.copy("llama", tmp_path)
+    inner = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": inside}
+    config = {"model_type": "llava", "tie_word_embeddings": outside, "text_config": inner}
+    (folder / "config.json").write_text(json.dumps(config))
+    if not has_output:
+        made.change_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    assert ("output.weight" in convert(folder, tmp_path).tensors) == has_output
+
+
+@pytest.mark.parametrize(("model_type", "width", "n_kv"), [("llama", 11008, 32), ("mistral", 14336, 8)])
+def test_what_text_parts_leave_out(model_type: str, width: int, n_kv: int, tmp_path: Path) -> None:
+    """LLaVA 1.5 and Pixtral leave out values that transformers has by itself; models of text alone must not."""
+    text = {"model_type": model_type, "vocab_size": 384, "max_position_embeddings": 4096}
+    config = Config({"model_type": "llava", "text_config": text}, tmp_path / "config.json")
+    keys = family(config).keys()
+    assert (keys["block_count"], keys["embedding_length"], keys["attention.head_count"]) == (32, 4096, 32)
+    assert (keys["feed_forward_length"], keys["attention.head_count_kv"], keys["context_length"]) == (width, n_kv, 4096)
+    with pytest.raises(IkpyError, match="'num_attention_heads' is missing"):
+        family(Config(text, tmp_path / "config.json"))
+
+
+def test_dynamic_scaling_of_internvl(tmp_path: Path) -> None:
+    """Sets in beyond the context: left out, which is said."""
+    folder = made.copy("qwen2", tmp_path)
+    made.amend(folder, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    plain = convert(folder, tmp_path, model_name="model")
+    made.amend(folder, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e6})
+    conversion = Conversion(folder)
+    assert any("scales RoPE by the length of the text" in note for note in conversion.notes)
+    hold_equal(convert(folder, tmp_path, model_name="model"), plain)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scaling", "pattern"),
+    [
+        (picture_text.QWEN2_VL, {"mrope_section": [2, 3, 4]}, r"mrope_section \[2, 3, 4\] of 16 rotated elements"),
+        (picture_text.QWEN3_VL, {"mrope_section": None}, "mrope_section None"),
+        (picture_text.QWEN3_VL, {"mrope_interleaved": False}, "mrope_interleaved false"),
+        (picture_text.GLM4V, {"mrope_section": [1, 1, 1]}, r"mrope_section \[1, 1, 1\] of 8 rotated elements"),
+    ],
+)
+def test_sections_that_do_not_fit(kind: tiny.Tiny, scaling: dict[str, Any], pattern: str, tmp_path: Path) -> None:
+    config = kind.config
+    inner = config.get("text_config", config)
+    changed = {**inner, "rope_scaling": {**inner["rope_scaling"], **scaling}}
+    values = {"text_config": changed} if "text_config" in config else changed
+    with pytest.raises(IkpyError, match=pattern):
+        Conversion(tiny.write(kind, tmp_path / "checkpoint", **values))
+
+
+def test_glm_4v_without_a_text_config(tmp_path: Path) -> None:
+    """Its first repository has the values outside."""
+    kind = picture_text.GLM4V
+    plain = convert(tiny.write(kind, tmp_path / "plain"), tmp_path, model_name="model")
+    folder = tiny.write(kind, tmp_path / "flat", **{**kind.config["text_config"], "model_type": "glm4v"})
+    made.amend(folder, drop=("text_config",))
+    hold_equal(convert(folder, folder, model_name="model"), plain)
+
+
+def test_keys_of_sections(tmp_path: Path) -> None:
+    file = converted(picture_text.QWEN3_VL, tmp_path)
+    assert np.asarray(file.get("qwen3vl.rope.dimension_sections")).tolist() == [4, 2, 2, 0]
+    assert file.get("qwen3vl.n_deepstack_layers") == len(picture_text.DEEP)
+
+
+def test_experts_that_transformers_has_saved(tmp_path: Path) -> None:
+    """Their last two dimensions are swapped."""
+    kind = picture_text.QWEN3_VL_MOE
+    plain = convert(tiny.write(kind, tmp_path / "plain"), tmp_path, outtype="f32", model_name="model")
+    folder = tiny.write(kind, tmp_path / "saved")
+    values = {n: v.swapaxes(1, 2) for n, v in tiny.weights(kind).items() if ".experts." in n}
+    made.change_tensors(folder, lambda tensors: tensors.update({n: made.bf16(v) for n, v in values.items()}))
+    hold_equal(convert(folder, folder, outtype="f32", model_name="model"), plain)
 
 
 # Sarvam

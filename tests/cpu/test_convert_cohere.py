@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ikpy.convert import Conversion, conversion
+from ikpy.convert import Conversion, encoding, planned_file
 from ikpy.errors import IkpyError
 from ikpy.models.size_class import size_class
 from ikpy.quants import dequantize
@@ -173,11 +173,12 @@ def test_columns_of_other_types_and_pieces(tmp_path: Path, monkeypatch: pytest.M
     """Lengths are those of whole columns, whatever is read at once."""
     matrix = np.random.default_rng(3).normal(size=(50, 24)).astype(np.float32)
     matrix[:, 5] = 0
-    whole = conversion.column_lengths(matrix, "f32")
-    monkeypatch.setattr(conversion, "_PIECE_ELEMENTS", 7 * 24)
-    np.testing.assert_allclose(conversion.column_lengths(matrix, "f32"), whole, rtol=1e-6)
+    whole = encoding.column_lengths(matrix, "f32")
+    for module in (encoding, planned_file):
+        monkeypatch.setattr(module, "PIECE_ELEMENTS", 7 * 24)
+    np.testing.assert_allclose(encoding.column_lengths(matrix, "f32"), whole, rtol=1e-6)
     np.testing.assert_allclose(np.delete(whole, 5), np.delete(np.linalg.norm(matrix, axis=0), 5), rtol=1e-6)
-    assert not conversion.unit_columns(whole)(matrix)[:, 5].any()
+    assert not encoding.unit_columns(whole)(matrix)[:, 5].any()
     file = converted(made.BAILING_MOE, tmp_path, "q8_0")
     output = file.tensors["output.weight"]
     values = dequantize(file.data(output), output.type_id, output.shape)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ikpy.convert import Conversion, ConvertOptions
+from ikpy.convert.tensor_map import pieces
 from ikpy.convert.weights import e4m3_values, scale_blocks
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
@@ -23,6 +24,17 @@ def test_e4m3_values():
     values = e4m3_values()
     assert values[0x7E] == 448 and values[0xFE] == -448 and values[1] == 2.0**-9 and values[0x38] == 1
     assert np.isnan(values[[0x7F, 0xFF]]).all() and np.isfinite(np.delete(values, [0x7F, 0xFF])).all()
+
+
+@pytest.mark.parametrize("n", [1, 10, 100, 10_000])
+def test_pieces_are_whole_rows_in_order(n):
+    """Also of views; what lies in order is not taken matrix by matrix, of which convolutions have many."""
+    array = np.arange(6 * 24 * 8).reshape(6, 24, 8)
+    for values in (array, array[:, ::2], array.swapaxes(0, 1), array.reshape(6, 6, 4, 8).transpose(1, 0, 3, 2)):
+        found = list(pieces(values, n))
+        assert all(piece.flags.c_contiguous and piece.shape[1] == values.shape[-1] for piece in found)
+        np.testing.assert_array_equal(np.concatenate(found).reshape(values.shape), values)
+    assert len(list(pieces(array.reshape(-1, 2, 2), n))) == -(-array.size // max(2, n))
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (128, 256), (130, 300), (3, 6, 9)])

@@ -9,6 +9,7 @@ import numpy as np
 
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import ATTENTION, ATTENTION_AND_DENSE, DENSE, Family, Keys, Modules, View, rope_pairs
+from ikpy.convert.rope import dynamic_notes
 
 WIDTH_UNIT = 256
 """Widths of networks are multiples of it."""
@@ -57,10 +58,7 @@ class Deci(Family):
         return super().view(target, source)
 
     def notes(self) -> list[str]:
-        if self.config.rope()["rope_type"] != "dynamic":
-            return []
-        length = self.config.integer("max_position_embeddings")
-        return [f"beyond {length} tokens the model scales RoPE by the length of the text, which no file can say"]
+        return dynamic_notes(self.config)
 
 
 class DeciByBlocks(Deci):

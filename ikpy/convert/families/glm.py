@@ -1,9 +1,11 @@
-"""GLM-4 9B and its forerunners (chatglm), GLM-4 (glm4), GLM-4.5/4.6 and Solar Open (glm4moe)."""
+"""GLM-4 9B and its forerunners (chatglm), GLM-4 (glm4), GLM-4.5/4.6 and Solar Open (glm4moe); text parts of their V."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import ClassVar
+
+import numpy as np
 
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import (
@@ -17,9 +19,11 @@ from ikpy.convert.families.base import (
     Family,
     Keys,
     Modules,
+    View,
     group_note,
     routing_keys,
 )
+from ikpy.convert.rope import section_keys
 
 
 class Glm(Family):
@@ -98,6 +102,28 @@ class Glm4(Family):
     }
 
 
+def halves_of_part(head_dim: int, n_rot: int) -> View:
+    """Rows of q or k: the rotated elements of every head, which come first, from adjacent pairs to halves."""
+
+    def view(rows: np.ndarray) -> np.ndarray:
+        heads = rows.reshape(-1, head_dim, *rows.shape[1:])
+        order = [*range(0, n_rot, 2), *range(1, n_rot, 2), *range(n_rot, head_dim)]
+        return heads[:, order].reshape(rows.shape)
+
+    return view
+
+
+class Glm4v(Glm4):
+    """Rotation in sections, for which files have halves of the rotated part."""
+
+    def keys(self) -> Keys:
+        return super().keys() | section_keys(self.config, self.n_rot)
+
+    def view(self, target: str, source: str) -> View | None:
+        is_rotated = target in ("attn_q", "attn_k")
+        return halves_of_part(self.config.head_dim, self.n_rot) if is_rotated else super().view(target, source)
+
+
 class Glm4Moe(Family):
     """Leading dense layers, sigmoid routing with a selection bias."""
 
@@ -153,3 +179,10 @@ class SolarOpen(Glm4Moe):
         super().check()
         n_dense = self.config.integer("first_k_dense_replace", default=0)
         self.config.require(f"first_k_dense_replace {n_dense}", n_dense == 0)
+
+
+class Glm4vMoe(Glm4Moe):
+    """Rotation in sections."""
+
+    def keys(self) -> Keys:
+        return super().keys() | section_keys(self.config, self.n_rot)

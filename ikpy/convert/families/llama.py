@@ -21,6 +21,8 @@ from ikpy.convert.families.base import (
 )
 from ikpy.convert.rope import yarn_corners, yarn_magnitude
 
+_USUAL = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "rms_norm_eps": 1e-6}
+
 
 class Llama(Family):
     """LLaMA 1 to 3, Mistral and look-alikes."""
@@ -30,6 +32,22 @@ class Llama(Family):
     rotates_pairs = True
     has_windows = True  # told by a note
     rope_scalings = ("llama3",)
+    # Of transformers' configuration classes: models with images leave them out of their text_config.
+    usual: ClassVar[Mapping[str, Mapping[str, int | float]]] = {
+        "llama": {**_USUAL, "intermediate_size": 11008, "max_position_embeddings": 2048},
+        "mistral": {
+            **_USUAL,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "sliding_window": 4096,
+        },
+    }
+
+    def __init__(self, config: Config) -> None:
+        if config.has_part:
+            config.values = {**self.usual.get(config.model_type, {}), **config.values}
+        super().__init__(config)
 
     def notes(self) -> list[str]:
         return full_window_note(self.config)

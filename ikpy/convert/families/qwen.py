@@ -16,6 +16,7 @@ from ikpy.convert.families.base import (
     Modules,
     feed_forward,
 )
+from ikpy.convert.rope import dynamic_notes
 
 
 class Qwen2(Family):
@@ -23,10 +24,14 @@ class Qwen2(Family):
 
     arch = "qwen2"
     biases = needed_biases = QKV
+    rope_scalings: ClassVar[tuple[str, ...]] = ("dynamic",)  # of InternVL
 
     def check(self) -> None:
         super().check()
         self.config.require("use_sliding_window true", not self.config.get("use_sliding_window", default=False))
+
+    def notes(self) -> list[str]:
+        return dynamic_notes(self.config)
 
 
 class _QwenMoe(Qwen2):

@@ -1,0 +1,23 @@
+"""What a conversion is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OUTPUT_TYPES = ("f32", "f16", "bf16", "q8_0", "auto")
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """outtype: one of OUTPUT_TYPES; outfile "" is `<folder>/<name>-<TYPE>.gguf`; limits per file as GGUFWriter.
+
+    chat_template_file: jinja2 text that replaces the templates of the checkpoint; "" keeps those.
+    """
+
+    outtype: str = "auto"
+    outfile: str = ""
+    model_name: str = ""
+    pre: str = ""
+    chat_template_file: str = ""
+    split_max_tensors: int | None = None
+    split_max_bytes: int | None = None

@@ -1,0 +1,68 @@
+"""Projectors by the `model_type` of config.json."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from ikpy.convert.checkpoint import Checkpoint
+from ikpy.convert.projectors.base import Projector
+from ikpy.errors import FileFormatError, UnsupportedError
+
+_FOLDER = "ikpy.convert.projectors"
+PROJECTORS = {
+    "dots3_note": "dots3note:Dots3Note",
+    "exaone4_5": "qwen_vl:Exaone45",
+    "gemma3": "siglip:Gemma3",
+    "gemma4": "gemma4:Gemma4",
+    "glm46v": "glm_v:Glm4v",
+    "glm4v": "glm_v:Glm4v",
+    "glm4v_moe": "glm_v:Glm4v",
+    "glm5_next": "glm_v:Glm5v",
+    "idefics3": "siglip:Idefics3",
+    "internvl": "internvl:InternVL",
+    "internvl_chat": "internvl:InternVLChat",
+    "kimi_k25": "kimi:KimiK25",
+    "kimi_vl": "kimi:KimiVL",
+    "lfm2-vl": "siglip:Lfm2",
+    "lfm2_vl": "siglip:Lfm2",
+    "llama4": "llama4:Llama4",
+    "llava": "siglip:Llava",
+    "minimax_m3_vl": "minimax_m3:MiniMaxM3",
+    "mistral3": "pixtral:Pixtral",
+    "qwen2_5_vl": "qwen_vl:Qwen25VL",
+    "qwen2_vl": "qwen_vl:Qwen2VL",
+    "qwen3_5": "qwen_vl:Qwen3VL",
+    "qwen3_5_moe": "qwen_vl:Qwen3VL",
+    "qwen3_vl": "qwen_vl:Qwen3VL",
+    "qwen3_vl_moe": "qwen_vl:Qwen3VL",
+    "smolvlm": "siglip:Idefics3",
+}
+# Encoders that other models of the type have: model_type of vision_config.
+_BY_ENCODER = {("llava", "pixtral"): "pixtral:Pixtral"}
+
+
+def has_projector(checkpoint: Checkpoint) -> bool:
+    """Whether a model of this type may have a projector that is known."""
+    model_type = checkpoint.config.get("model_type")
+    has_encoder = isinstance(checkpoint.config.get("vision_config"), dict)
+    return has_encoder and isinstance(model_type, str) and model_type in PROJECTORS
+
+
+def projector(checkpoint: Checkpoint) -> Projector:
+    """The projector of a checkpoint; UnsupportedError names the known model types."""
+    model_type = checkpoint.config.get("model_type", "")
+    encoder = checkpoint.config.get("vision_config")
+    path = checkpoint.folder / "config.json"
+    if not isinstance(model_type, str):
+        raise FileFormatError(f"{path}: 'model_type' is {model_type!r}, not a name")
+    encoder_type = encoder.get("model_type") if isinstance(encoder, dict) else None
+    target = _BY_ENCODER.get((model_type, encoder_type)) if isinstance(encoder_type, str) else None
+    target = target or PROJECTORS.get(model_type)
+    if target is None:
+        known = ", ".join(sorted(PROJECTORS))
+        raise UnsupportedError(f"{path}: no known projector of a model of type '{model_type}' (known types: {known})")
+    module, class_name = target.split(":")
+    kind: type[Projector] = getattr(import_module(f"{_FOLDER}.{module}"), class_name)
+    made = kind(checkpoint)
+    made.check()
+    return made

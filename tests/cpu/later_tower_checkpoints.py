@@ -1,0 +1,180 @@
+"""Tiny checkpoints of encoders akin to those of Qwen VL, GLM-V and CLIP: EXAONE 4.5, GLM-5.3 Flash, MiniMax M3,
+dots3 note."""
+
+from __future__ import annotations
+
+from tests.cpu.native_tower_checkpoints import QWEN, gated, qwen_shapes
+from tests.cpu.tower_parts import (
+    FF,
+    HEADS,
+    LAYERS,
+    MERGED,
+    PATCH,
+    TEXT,
+    VISION,
+    N,
+    Shapes,
+    TowerCheckpoint,
+    config,
+    module,
+    modules,
+    siglip_layer,
+)
+
+
+def exaone_shapes() -> Shapes:
+    """One head of keys and of values."""
+    shapes = qwen_shapes("model.visual.", gated("mlp.", N, FF), norm_bias=False)
+    for il in range(LAYERS):
+        shapes |= module(f"model.visual.blocks.{il}.attn.qkv", N + 2 * N // HEADS, N)
+    shapes |= modules("model.visual.merger.", {"mlp.0": (MERGED, MERGED), "mlp.2": (TEXT, MERGED)})
+    return shapes | module("model.visual.merger.ln_q", N, bias=False)
+
+
+EXAONE45 = TowerCheckpoint(
+    "exaone4.5",
+    config(
+        "Exaone4_5_",
+        "exaone4_5",
+        {"model_type": "exaone4_5_text", "sliding_window_pattern": 4},
+        {
+            **QWEN,
+            "hidden_size": N,
+            "out_hidden_size": TEXT,
+            "intermediate_size": FF,
+            "num_key_value_heads": 1,
+            "window_size": 112,
+            "fullatt_block_indexes": [1],
+            "hidden_act": "silu",
+            "model_type": "exaone4_5_vision",
+        },
+    ),
+    exaone_shapes,
+    (140, 168),
+    {"size": {"shortest_edge": 3136, "longest_edge": 100352}},
+)
+GLM5_WIDTH = 72
+
+
+def glm5_shapes() -> Shapes:
+    """Norms of heads, biases, no positions."""
+    p = "model.visual."
+    shapes = qwen_shapes(p, gated("mlp.", N, FF), norm_bias=False)
+    shapes |= {f"{p}patch_embed.proj.bias": (N,)} | module(f"{p}post_layernorm", N, bias=False)
+    for il in range(LAYERS):
+        heads = {f"attn.{name}_norm": (N // HEADS,) for name in "qk"}
+        shapes |= modules(f"{p}blocks.{il}.", heads, bias=False)
+    shapes |= module(f"{p}downsample", TEXT, N, 2, 2) | module(f"{p}merger.post_projection_norm", TEXT)
+    return shapes | modules(f"{p}merger.", {"proj": (TEXT, TEXT), **gated("", TEXT, GLM5_WIDTH)}, bias=False)
+
+
+GLM5 = TowerCheckpoint(
+    "glm5.3",
+    config(
+        "Glm5Next",
+        "glm5_next",
+        {"model_type": "glm5_next_text"},
+        {
+            **QWEN,
+            "hidden_size": N,
+            "out_hidden_size": TEXT,
+            "intermediate_size": FF,
+            "projection_intermediate_size": GLM5_WIDTH,
+            "image_size": 112,
+            "hidden_act": "silu",
+            "attention_bias": True,
+            "rms_norm_eps": 1e-5,
+            "swiglu_limit": 0.75,
+            "model_type": "glm5_next_vision",
+        },
+    ),
+    glm5_shapes,
+    (84, 112),
+    {"min_image_tokens": 16, "max_image_tokens": 8000},
+)
+MINIMAX_WIDTH = 72
+
+
+def minimax_shapes() -> Shapes:
+    """CLIP's names; two more matrices outside."""
+    p = "vision_tower.vision_model."
+    shapes: Shapes = {f"{p}embeddings.patch_embedding.weight": (N, 3, 2, PATCH, PATCH)}
+    shapes |= module(f"{p}pre_layrnorm", N)
+    for il in range(LAYERS):
+        shapes |= siglip_layer(f"{p}encoder.layers.{il}.")
+    shapes |= modules("multi_modal_projector.", {"linear_1": (MINIMAX_WIDTH, N), "linear_2": (TEXT, MINIMAX_WIDTH)})
+    joined = {"linear_1": (MINIMAX_WIDTH, 4 * TEXT), "linear_2": (TEXT, MINIMAX_WIDTH)}
+    return shapes | modules("patch_merge_mlp.", joined)
+
+
+MINIMAX_M3 = TowerCheckpoint(
+    "minimax-m3",
+    config(
+        "MiniMaxM3Sparse",
+        "minimax_m3_vl",
+        {"model_type": "minimax_m3_vl_text", "num_local_experts": 2, "num_experts_per_tok": 1},
+        {
+            **VISION,
+            "image_size": 112,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-5,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "model_type": "minimax_m3_vl_vision",
+        },
+        projector_hidden_size=MINIMAX_WIDTH,
+    ),
+    minimax_shapes,
+    (84, 112),
+)
+N_EXPERT, WIDTH, SPARSE = 4, 40, 1
+"""Experts of the layer that has some."""
+
+
+def dots3_shapes() -> Shapes:
+    """A layer has experts."""
+    p = "vision_encoder."
+    shapes = module(f"{p}patch_embed.proj", N, 3, PATCH, PATCH) | module(f"{p}patch_embed.norm", N, bias=False)
+    for il in range(LAYERS):
+        b = f"{p}blocks.{il}."
+        parts = {"norm_1": (N,), "norm_2": (N,), "attn.qkv": (3 * N, N), "attn.proj": (N, N)}
+        shapes |= modules(b, {**parts, **{f"attn.{name}_norm": (N // HEADS,) for name in "qk"}}, bias=False)
+        if il != SPARSE:
+            shapes |= modules(f"{b}mlp.", {"fc1": (FF, N), "fc2": (N, FF), "fc3": (FF, N)}, bias=False)
+            continue
+        shapes |= {f"{b}mlp.gate_weight": (N_EXPERT, N), f"{b}mlp.router_bias": (N_EXPERT,)}
+        for e in range(N_EXPERT):
+            expert = {"fc1": (WIDTH, N), "fc2": (N, WIDTH), "fc3": (WIDTH, N)}
+            shapes |= modules(f"{b}mlp.experts.{e}.", expert, bias=False)
+    shapes |= module(f"{p}post_trunk_norm", N, bias=False) | module(f"{p}adapter.ln_q", N)
+    return shapes | modules(f"{p}adapter.", {"mlp.0": (MERGED, MERGED), "mlp.2": (TEXT, MERGED)})
+
+
+DOTS3 = TowerCheckpoint(
+    "dots3-note",
+    config(
+        "Dots3Note",
+        "dots3_note",
+        {"model_type": "dots3_note_text"},
+        {
+            "embed_dim": N,
+            "num_heads": HEADS,
+            "intermediate_size": FF,
+            "moe_intermediate_size": WIDTH,
+            "num_hidden_layers": LAYERS,
+            "patch_size": PATCH,
+            "pyramid_num_routed": [N_EXPERT if il == SPARSE else -1 for il in range(LAYERS)],
+            "capacity_factor": 2,
+            "adapter_in_dim": N,
+            "adapter_out_dim": TEXT,
+            "adapter_merge_size": 2,
+            "spatial_merge_size": 2,
+            "use_bias": False,
+        },
+        audio_config={"adapter_out_dim": TEXT},
+    ),
+    dots3_shapes,
+    (84, 112),
+    {"min_pixels": 3136, "max_pixels": 11289600},
+)
+TOWERS = (EXAONE45, GLM5, MINIMAX_M3, DOTS3)

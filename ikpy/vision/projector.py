@@ -49,6 +49,7 @@ FAMILIES = {
     "paddleocr": "paddleocr.PaddleOcrProjector",
     "phi4": "siglip_mlp.Phi4Projector",
     "pixtral": "pixtral.PixtralProjector",
+    "qwen2.5o": "qwen2vl.Qwen25OmniProjector",
     "qwen2.5vl_merger": "qwen2vl.Qwen25VLProjector",
     "qwen2vl_merger": "qwen2vl.Qwen2VLProjector",
     "qwen3vl_merger": "qwen3vl.Qwen3VLProjector",

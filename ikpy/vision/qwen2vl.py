@@ -15,6 +15,7 @@ from ikpy.vision.projector import Source
 
 WINDOW_PIXELS = 112
 """Side of a window of Qwen2.5-VL; files do not say it."""
+OMNI_WORDS = "<|vision_bos|>", "<|vision_eos|>"
 
 
 class QwenProjector(NativeSizeProjector):
@@ -86,6 +87,17 @@ class Qwen25VLProjector(QwenProjector):
         x = self.tower.layers(b, b.graph.mul_mat(self.filters, b.patches), rotate=self.rotation(b), ranges=ranges)
         x = self.projected(b, self.up, self.down, self.joined(x))
         return b.graph.get_rows(x, b.indices(np.argsort(squares)))
+
+
+class Qwen25OmniProjector(Qwen25VLProjector):
+    """The pictures of Qwen2.5-Omni (arXiv:2503.20215), whose vocabulary has other words for the ends of them; llama.cpp
+    puts those of Qwen2.5-VL there.
+    """
+
+    def load_rest(self, source: Source) -> None:
+        super().load_rest(source)
+        if source.has_token(OMNI_WORDS[0]):
+            self.begin, self.end = OMNI_WORDS
 
 
 class Exaone45Projector(Qwen25VLProjector):

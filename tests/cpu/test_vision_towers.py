@@ -15,6 +15,7 @@ from ikpy.vision.grids import Limits, axial_table, fitting_size, ranges_of, resa
 from ikpy.vision.kimi import GLM_WORDS
 from ikpy.vision.native_size import NativeSizeProjector
 from ikpy.vision.projector import Projector, open_projector
+from ikpy.vision.qwen2vl import OMNI_WORDS
 from ikpy.vision.resize import padded
 from ikpy.vision.rows import MediaRows
 from tests.cpu import reference_towers as reference
@@ -252,14 +253,21 @@ def test_every_tensor_is_needed_and_has_its_shape(name: str, tmp_path: Path) -> 
                 assert lacking or table, tensor
 
 
-def test_words_around_pictures_depend_on_the_vocabulary(tmp_path: Path) -> None:
-    """Kimi K2.5 and GLM-5.2 Vision have the same projector."""
-    tower = TOWERS["kimik25"]
-    path = str(tower.write(tmp_path / "mmproj.gguf", tower.weights()))
-    for known, words in (("<|begin_of_image|>", GLM_WORDS), ("<|media_begin|>", TEXT_AROUND["kimik25"])):
-        opened = open_projector(path, n_embd=tower.text, n_threads=1, log=print, has_token=known.__eq__)
-        pieces = opened.encode(tower.picture(4, 6))
+@pytest.mark.parametrize(
+    ("name", "kind", "others"), [("kimik25", "kimik25", GLM_WORDS), ("qwen25vl", "qwen2.5o", OMNI_WORDS)]
+)
+def test_words_around_pictures_depend_on_the_vocabulary(
+    name: str, kind: str, others: tuple[str, str], tmp_path: Path
+) -> None:
+    """Kimi K2.5 and GLM-5.2 Vision have the same projector; so have Qwen2.5-VL and Omni, under two names."""
+    tower = TOWERS[name]
+    path = str(dataclasses.replace(tower, kind=kind).write(tmp_path / "mmproj.gguf", tower.weights()))
+    picture = tower.picture(8, 6)
+    for words in (others, TEXT_AROUND[name]):
+        opened = open_projector(path, n_embd=tower.text, n_threads=1, log=print, has_token=words[0].__eq__)
+        pieces = opened.encode(picture)
         assert (pieces[0], pieces[-1]) == words
+        assert_rows(kind, rows_of(pieces).values, reference.rows(tower, tower.weights(), picture), 2e-5)
 
 
 def test_narrow_pictures_are_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from ikpy.errors import UnsupportedError
 
 _FOLDER = "ikpy.convert.families"
 FAMILIES = {
+    "PanguEmbedded": "llama:PanguEmbedded",
     "afmoe": "windowed_moe:Afmoe",
     "apertus": "llama:Apertus",
     "arcee": "llama:Arcee",
@@ -70,6 +71,7 @@ FAMILIES = {
     "hy_v3": "hy_v3:HyV3",
     "hy_v4": "hy_v4:HyV4",
     "iquestcoder": "llama:IQuestCoder",
+    "jais2": "nemotron:Jais2",
     "jamba": "jamba:Jamba",
     "kimi_k2": "deepseek:DeepSeekV3",
     "kimi_k3": "kimi_k3:KimiK3",
@@ -79,6 +81,7 @@ FAMILIES = {
     "lfm2_moe": "lfm2:Lfm2Moe",
     "llama": "llama:Llama",
     "llama4_text": "llama4:Llama4",
+    "maincoder": "llama:Maincoder",
     "mamba": "jamba:Mamba",
     "mamba2": "mamba2:Mamba2",
     "mellum": "qwen:Mellum",

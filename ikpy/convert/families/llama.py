@@ -1,4 +1,6 @@
-"""LLaMA 1 to 3, Mistral, Mixtral, Ministral 3 and 8B, IQuest Coder, SmolLM3, Seed-OSS, AFM, Apertus, EXAONE 3."""
+"""LLaMA 1 to 3, Mistral, Mixtral, Ministral 3 and 8B, IQuest Coder, SmolLM3, Seed-OSS, AFM, Apertus, EXAONE 3,
+openPangu, Maincoder.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from ikpy.convert.families.base import (
     Family,
     Keys,
     Modules,
+    feed_forward,
     full_window_note,
 )
 from ikpy.convert.rope import yarn_corners, yarn_magnitude
@@ -188,6 +191,34 @@ class SeedOss(Family):
     arch = "seed_oss"
     biases = QKV
     modules: ClassVar[Modules] = {**ATTENTION, **DENSE, "post_attention_layernorm": "post_attention_norm"}
+
+
+class PanguEmbedded(Family):
+    """Biases of attention, where the configuration says so."""
+
+    arch = "pangu-embedded"
+    biases = QKV | {"attn_output"}
+
+    def needed_tensors(self) -> frozenset[str]:
+        has_biases = bool(self.config.get("bias", default=True))
+        return frozenset(f"{name}.bias" for name in self.biases) if has_biases else frozenset()
+
+
+class Maincoder(Family):
+    """Norms of heads behind the rotation of adjacent elements, the network in the names of Llama 4."""
+
+    arch = "maincoder"
+    modules: ClassVar[Modules] = {**ATTENTION, **HEAD_NORMS, **feed_forward("feed_forward")}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        width = config.get("intermediate_size_mlp", default=None)
+        if width is not None:
+            config.values["intermediate_size"] = width
+
+    def check(self) -> None:
+        super().check()
+        self.config.require("use_qk_norm false", bool(self.config.get("use_qk_norm", default=True)))
 
 
 def is_rotated(n_layer: int) -> list[bool]:

@@ -74,6 +74,7 @@ ARCHITECTURES = {
     "lfm2": "ikpy.models.lfm2:Lfm2",
     "lfm2moe": "ikpy.models.lfm2:Lfm2Moe",
     "llama": "ikpy.models.llama:Llama",
+    "llama-embed": "ikpy.models.llama_embed:LlamaEmbed",
     "llama4": "ikpy.models.llama4:Llama4",
     "maincoder": "ikpy.models.maincoder:Maincoder",
     "mamba": "ikpy.models.mamba:MambaModel",

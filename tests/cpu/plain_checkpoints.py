@@ -347,6 +347,16 @@ def llama_shapes(*, norm_biases: bool) -> Shapes:
 
 
 XVERSE = Tiny("xverse", config("Xverse", "xverse", **_LLAMA_LIKE), lambda: llama_shapes(norm_biases=False))
+LLAMA_EMBED = Tiny(
+    "llama-embed",
+    config("LlamaBidirectionalModel", "llama_bidirec", **_LLAMA_LIKE, pooling="avg"),
+    lambda: {
+        name.removeprefix("model."): shape
+        for name, shape in llama_shapes(norm_biases=False).items()
+        if name.startswith("model.")
+    },
+    is_encoder=True,
+)
 PANGU = Tiny(
     "pangu",
     config("PanguEmbedded", "PanguEmbedded", **_LLAMA_LIKE, bias=True),

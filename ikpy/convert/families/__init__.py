@@ -80,6 +80,7 @@ FAMILIES = {
     "lfm2": "lfm2:Lfm2",
     "lfm2_moe": "lfm2:Lfm2Moe",
     "llama": "llama:Llama",
+    "llama_bidirec": "llama:LlamaEmbed",
     "llama4_text": "llama4:Llama4",
     "maincoder": "llama:Maincoder",
     "mamba": "jamba:Mamba",

@@ -1,5 +1,5 @@
 """LLaMA 1 to 3, Mistral, Mixtral, Ministral 3 and 8B, IQuest Coder, SmolLM3, Seed-OSS, AFM, Apertus, EXAONE 3,
-openPangu, Maincoder.
+openPangu, Maincoder, Llama-Embed-Nemotron.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ from ikpy.convert.families.base import (
     full_window_note,
 )
 from ikpy.convert.rope import yarn_corners, yarn_magnitude
+from ikpy.convert.sentence import dense_matrices, pooling_number
+from ikpy.models.hparams import POOLINGS
+
+# As configurations of Llama-Embed call them -> as GGUF files do.
+_POOLINGS = {"avg": "mean", "cls": "cls", "last": "last"}
 
 
 class Llama(Family):
@@ -36,6 +41,31 @@ class Llama(Family):
 
     def notes(self) -> list[str]:
         return full_window_note(self.config)
+
+
+class LlamaEmbed(Llama):
+    """Every token sees its text; how states are pooled stands in modules.json or in the configuration."""
+
+    arch = "llama-embed"
+    has_output = False
+    writes_texts = False
+    outer: ClassVar[Mapping[str, str]] = {**Family.outer, "embed_tokens": "token_embd", "norm": "output_norm"}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.pooling = pooling_number(config.path.parent)
+        self.has_matrices = bool(dense_matrices(config.path.parent))
+
+    def check(self) -> None:
+        super().check()
+        pooling = self.config.get("pooling", default="avg")
+        self.config.require(f"pooling '{pooling}'", self.pooling is not None or pooling in _POOLINGS)
+        self.config.require("matrices behind pooling", not self.has_matrices)
+
+    def keys(self) -> Keys:
+        named = _POOLINGS.get(str(self.config.get("pooling", default="avg")), "mean")
+        number = POOLINGS.index(named) if self.pooling is None else self.pooling
+        return super().keys() | {"attention.causal": False, "pooling_type": number}
 
 
 class IQuestCoder(Llama):

@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "dots3note": "ikpy.models.dots3note:Dots3Note",
     "ernie4_5": "ikpy.models.ernie4_5:Ernie45",
     "ernie4_5-moe": "ikpy.models.ernie4_5:Ernie45Moe",
+    "eurobert": "ikpy.models.eurobert:EuroBert",
     "exaone": "ikpy.models.exaone:Exaone",
     "exaone-moe": "ikpy.models.exaone_moe:ExaoneMoe",
     "exaone4": "ikpy.models.exaone4:Exaone4",

@@ -29,6 +29,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "gemma2": {26: "2B", 42: "9B", 46: "27B"},
     "gemma3": {26: "2B", 34: "4B", 48: "12B", 62: "27B"},
     "llama-embed": {16: "1B", 32: "8B"},
+    "eurobert": {12: "210M", 26: "610M", 32: "2.1B"},
     "gemma-embedding": {24: "0.3B"},
     "gemma3n": {30: "E2B", 35: "E4B"},
     "gemma4": {30: "26B.A4B", 35: "2B", 42: "4B", 60: "31B"},

@@ -1,7 +1,8 @@
-"""Llama-Embed: states of a random model and of a converted checkpoint against their definition, embeddings."""
+"""Llama-Embed and EuroBERT: states of random models and of a converted checkpoint against their definition."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,13 @@ N, HEADS, KV, HEAD, F = 3, 4, 2, 32, 100
 D = HEADS * HEAD
 
 
-def new_model(seed: int, **keys: object) -> RandomModel:
+def new_model(seed: int, arch: str = "llama-embed", **keys: object) -> RandomModel:
+    """The blocks of both; llama-embed has factors of frequencies and, as some files, an output matrix."""
     known = {**checks.shape(N, D, HEADS, KV, HEAD, F), **RMS, "pooling_type": 1, "attention.causal": False}
-    m = RandomModel("llama-embed", seed, **known | keys)
-    checks.frame(m, D, tied=False)
-    m.norm("rope_freqs", HEAD // 2)
+    m = RandomModel(arch, seed, **known | keys)
+    checks.frame(m, D, tied=arch != "llama-embed")
+    if arch == "llama-embed":
+        m.norm("rope_freqs", HEAD // 2)
     for il in range(N):
         p = f"blk.{il}"
         m.norm(f"{p}.attn_norm", D)
@@ -64,10 +67,16 @@ def llama_embed() -> tuple[RandomModel, np.ndarray]:
     return m, states(Evaluation(m), TOKENS)
 
 
+def eurobert() -> tuple[RandomModel, np.ndarray]:
+    m = new_model(233, "eurobert")
+    return m, states(Evaluation(m), TOKENS, neox=True)
+
+
 @pytest.mark.parametrize("flash", [True, False])
-def test_states_are_those_of_the_definition(flash: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [llama_embed, eurobert], ids=lambda f: f.__name__)
+def test_states_are_those_of_the_definition(make: Callable, flash: bool, tmp_path: Path) -> None:
     """Two texts in one batch that do not see each other."""
-    m, wanted = llama_embed()
+    m, wanted = make()
     params = ContextParams(n_ctx=256, n_threads=2, flash_attn=flash, type_k="f32", type_v="f32", n_seq_max=2)
     context = Context(Model.load(m.write(tmp_path / "model.gguf")), params)
     n, other = len(TOKENS), TOKENS[::-1][:20]
@@ -76,7 +85,7 @@ def test_states_are_those_of_the_definition(flash: bool, tmp_path: Path) -> None
     assert context.decode(batch).shape[0] == 0, "an encoder has no logits"
     assert context.embeddings is not None
     assert_states(context.embeddings[:n], wanted, "first of two")
-    assert_states(context.embeddings[n:], states(Evaluation(m), other), "second of two")
+    assert_states(context.embeddings[n:], states(Evaluation(m), other, neox=make is eurobert), "second of two")
 
 
 def test_embeddings(tmp_path: Path) -> None:
@@ -111,6 +120,6 @@ def test_refused(values: dict[str, Any], message: str, tmp_path: Path) -> None:
         Conversion(folder)
 
 
-def test_size_class() -> None:
-    shape = {"llama-embed.block_count": 32, "llama-embed.embedding_length": 4096}
-    assert size_class({"general.architecture": "llama-embed", **shape}) == "8B"
+@pytest.mark.parametrize(("arch", "layers", "expected"), [("llama-embed", 32, "8B"), ("eurobert", 26, "610M")])
+def test_size_class(arch: str, layers: int, expected: str) -> None:
+    assert size_class({"general.architecture": arch, f"{arch}.block_count": layers}) == expected

@@ -35,6 +35,7 @@ FAMILIES = {
     "dots3_note_text": "dots3note:Dots3Note",
     "ernie4_5": "ernie:Ernie45",
     "ernie4_5_moe": "ernie:Ernie45Moe",
+    "eurobert": "llama:EuroBert",
     "exaone": "llama:Exaone",
     "exaone4": "olmo:Exaone4",
     "exaone4_5_text": "olmo:Exaone4",

@@ -1,5 +1,5 @@
 """LLaMA 1 to 3, Mistral, Mixtral, Ministral 3 and 8B, IQuest Coder, SmolLM3, Seed-OSS, AFM, Apertus, EXAONE 3,
-openPangu, Maincoder, Llama-Embed-Nemotron.
+openPangu, Maincoder, Llama-Embed-Nemotron, EuroBERT.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ikpy.convert.rope import yarn_corners, yarn_magnitude
 from ikpy.convert.sentence import dense_matrices, pooling_number
 from ikpy.models.hparams import POOLINGS
 
-# As configurations of Llama-Embed call them -> as GGUF files do.
+# As configurations of embedders call them -> as GGUF files do.
 _POOLINGS = {"avg": "mean", "cls": "cls", "last": "last"}
 
 
@@ -43,10 +43,9 @@ class Llama(Family):
         return full_window_note(self.config)
 
 
-class LlamaEmbed(Llama):
+class Embedder(Family):
     """Every token sees its text; how states are pooled stands in modules.json or in the configuration."""
 
-    arch = "llama-embed"
     has_output = False
     writes_texts = False
     outer: ClassVar[Mapping[str, str]] = {**Family.outer, "embed_tokens": "token_embd", "norm": "output_norm"}
@@ -66,6 +65,18 @@ class LlamaEmbed(Llama):
         named = _POOLINGS.get(str(self.config.get("pooling", default="avg")), "mean")
         number = POOLINGS.index(named) if self.pooling is None else self.pooling
         return super().keys() | {"attention.causal": False, "pooling_type": number}
+
+
+class LlamaEmbed(Embedder, Llama):
+    """Llama-Embed-Nemotron."""
+
+    arch = "llama-embed"
+
+
+class EuroBert(Embedder):
+    """Without biases, halves of heads rotated."""
+
+    arch = "eurobert"
 
 
 class IQuestCoder(Llama):

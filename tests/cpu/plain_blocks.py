@@ -24,14 +24,18 @@ def gelu_erf(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
 
+def relu_squared(x: np.ndarray) -> np.ndarray:
+    return np.square(np.maximum(x, 0))
+
+
 @dataclass(frozen=True)
 class Form:
     """What blocks have.
 
     norms: "layer", "biased" (LayerNorm with biases), "rms" or "bare" (LayerNorm without weights). parallel: "" (one
     branch after the other), "one" (side by side under one norm) or "two" (each under its own). rotated: elements of a
-    head. biases: of "qkv", "out", "ffn" and "output". fused: q, k and v in one tensor. head_norms: "" or "apart" (a row
-    for each head). clamp: bound of q, k and v, 0 for none.
+    head. biases: of "qkv", "out", "ffn" and "output". fused: q, k and v in one tensor. head_norms: "", "apart" (a row
+    for each head) or "behind" (one row for all, behind the rotation). clamp: bound of q, k and v, 0 for none.
     """
 
     arch: str
@@ -93,7 +97,7 @@ def _layer(m: RandomModel, form: Form, p: str) -> None:
         if "qkv" in form.biases:
             m.vector(f"{p}.attn_{name}.bias", n)
     for name, heads in (("q", HEADS), ("k", form.kv)) if form.head_norms else ():
-        m.norm(f"{p}.attn_{name}_norm", heads, HEAD)
+        m.norm(f"{p}.attn_{name}_norm", *((heads, HEAD) if form.head_norms == "apart" else (HEAD,)))
     m.matrix(f"{p}.attn_output", D, HEADS * HEAD)
     for name, rows, columns in (("gate", F, D), ("up", 2 * F if form.fused_ffn else F, D), ("down", D, F)):
         if name != "gate" or (form.gated and not form.fused_ffn):
@@ -133,10 +137,12 @@ class Blocks:
         if form.clamp:
             parts = [np.clip(part, -form.clamp, form.clamp) for part in parts]
         q, k, v = (part.reshape(len(h), -1, self.e.head) for part in parts)
-        if form.head_norms:
+        if form.head_norms and form.head_norms != "behind":
             q, k = self.normed(q, f"{p}.attn_q_norm"), self.normed(k, f"{p}.attn_k_norm")
         if angles is not None:
             q, k = (ref.rotate(x, angles, neox=form.neox) for x in (q, k))
+        if form.head_norms == "behind":
+            q, k = self.normed(q, f"{p}.attn_q_norm"), self.normed(k, f"{p}.attn_k_norm")
         return self.project(ref.attend(q, k, v, 1 / math.sqrt(self.e.head)), f"{p}.attn_output")
 
     def network(self, il: int, h: np.ndarray) -> np.ndarray:

@@ -264,6 +264,25 @@ def olmo_shapes() -> Shapes:
 
 OLMO = Tiny("olmo", config("Olmo", "olmo", hidden_act="silu", clip_qkv=1.5), olmo_shapes)
 
+
+def jais2_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes = {**OUTER, **OUTPUT}
+    for il in range(N_LAYER):
+        p = f"model.layers.{il}"
+        shapes |= {**norms(p), **attention(p)}
+        shapes |= {f"{p}.mlp.up_proj.weight": (FF, D), f"{p}.mlp.down_proj.weight": (D, FF)}
+    return biased(shapes, "norm", "proj")
+
+
+JAIS2 = Tiny(
+    "jais2",
+    config(
+        "Jais2", "jais2", attention_bias=True, head_dim=HEAD, hidden_act="relu2", layer_norm_eps=1e-5, mlp_bias=True
+    ),
+    jais2_shapes,
+)
+
 # Of which transformers has none
 
 
@@ -328,6 +347,44 @@ def llama_shapes(*, norm_biases: bool) -> Shapes:
 
 
 XVERSE = Tiny("xverse", config("Xverse", "xverse", **_LLAMA_LIKE), lambda: llama_shapes(norm_biases=False))
+LLAMA_EMBED = Tiny(
+    "llama-embed",
+    config("LlamaBidirectionalModel", "llama_bidirec", **_LLAMA_LIKE, pooling="avg"),
+    lambda: {
+        name.removeprefix("model."): shape
+        for name, shape in llama_shapes(norm_biases=False).items()
+        if name.startswith("model.")
+    },
+    is_encoder=True,
+)
+PANGU = Tiny(
+    "pangu",
+    config("PanguEmbedded", "PanguEmbedded", **_LLAMA_LIKE, bias=True),
+    lambda: biased(llama_shapes(norm_biases=False), "q_proj", "k_proj", "v_proj", "o_proj"),
+)
+
+
+def maincoder_shapes() -> Shapes:
+    """Names and shapes of all tensors."""
+    shapes = {name.replace(".mlp.", ".feed_forward."): x for name, x in llama_shapes(norm_biases=False).items()}
+    del shapes["lm_head.weight"]
+    return shapes | {f"model.layers.{il}.self_attn.{x}_norm.weight": (HEAD,) for il in range(N_LAYER) for x in "qk"}
+
+
+MAINCODER = Tiny(
+    "maincoder",
+    config(
+        "Maincoder",
+        "maincoder",
+        **_LLAMA_LIKE,
+        head_dim=HEAD,
+        intermediate_size=2 * FF,
+        intermediate_size_mlp=FF,
+        tie_word_embeddings=True,
+        use_qk_norm=True,
+    ),
+    maincoder_shapes,
+)
 ORION = Tiny("orion", config("Orion", "orion", **_LLAMA_LIKE), lambda: llama_shapes(norm_biases=True))
 
 
@@ -406,4 +463,5 @@ CHECKPOINTS = (
     STARCODER_HEADS,
     GLM,
     OLMO,
+    JAIS2,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.cpu import plain_checkpoints as plain
 from tests.cpu.seeded_checkpoints import FF, FF_EXPERT, N_EXPERT, OUTER, USED, D, Shapes, Tiny, V, gated, head
 
 # Llama-Nemotron and DeciLM
@@ -126,6 +127,19 @@ GEMMA_EMBEDDING = Tiny(
         "torch_dtype": "bfloat16",
     },
     gemma_embedding_shapes,
+    is_encoder=True,
+)
+
+# EuroBERT
+
+EUROBERT = Tiny(
+    "eurobert",
+    plain.config("EuroBert", "eurobert", architectures=["EuroBertModel"], hidden_act="silu", rms_norm_eps=1e-5),
+    lambda: {
+        name.removeprefix("model."): shape
+        for name, shape in plain.llama_shapes(norm_biases=False).items()
+        if name.startswith("model.")
+    },
     is_encoder=True,
 )
 
@@ -367,5 +381,5 @@ _MAMBA: dict[str, Any] = {
 MAMBA = Tiny("mamba", {**head("Mamba", "mamba"), **_MAMBA}, mamba_shapes)
 FALCON_MAMBA = Tiny("falcon-mamba", {**head("FalconMamba", "falcon_mamba"), **_MAMBA}, mamba_shapes)
 
-CHECKPOINTS = (GEMMA_EMBEDDING, MODERN_BERT, MINICPM3, JAMBA, MAMBA, FALCON_MAMBA)
+CHECKPOINTS = (GEMMA_EMBEDDING, EUROBERT, MODERN_BERT, MINICPM3, JAMBA, MAMBA, FALCON_MAMBA)
 """Those whose logits or states transformers records."""

@@ -65,6 +65,13 @@ def of_llama(kind: Tiny) -> Named:
     return named(kind, usual_outer("model.embed_tokens", "model.norm"), "model.layers", LLAMA)
 
 
+def of_maincoder(kind: Tiny) -> Named:
+    head_norms = {f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"}
+    network = {f"feed_forward.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}
+    outer = usual_outer("model.embed_tokens", "model.norm")
+    return named(kind, outer, "model.layers", {**LLAMA, **head_norms, **network})
+
+
 def of_baichuan(kind: Tiny) -> Named:
     names = {**LLAMA, "self_attn.W_pack": "attn_qkv"}
     return named(kind, usual_outer("model.embed_tokens", "model.norm"), "model.layers", names)
@@ -104,6 +111,13 @@ HALVES: dict[str, Any] = {"norms": "rms", "act": ref.silu, "gated": True, "rotat
 CASES = {
     "baichuan": (plain.BAICHUAN, of_baichuan, Form("baichuan", 0, **HALVES, kv=HEADS, fused=True), {}),
     "xverse": (plain.XVERSE, of_llama, Form("xverse", 0, **HALVES, kv=KV), {}),
+    "pangu": (plain.PANGU, of_llama, Form("pangu-embedded", 0, **HALVES, kv=KV), {}),
+    "maincoder": (
+        plain.MAINCODER,
+        of_maincoder,
+        Form("maincoder", 0, **HALVES, neox=False, kv=KV, tied=True, head_norms="behind"),
+        {},
+    ),
     "orion": (plain.ORION, of_llama, Form("orion", 0, **{**HALVES, "norms": "biased"}, kv=KV), {}),
     "qwen": (plain.QWEN, of_qwen, Form("qwen", 0, **HALVES, kv=HEADS, fused=True), {}),
     "plamo": (plain.PLAMO, of_plamo, Form("plamo", 0, **HALVES, kv=HEADS, parallel="one"), {}),
@@ -147,6 +161,8 @@ def test_rows_of_baichuan_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ("kind", "values", "message"),
     [
         (plain.BAICHUAN, {"num_hidden_layers": 40}, "layer 2 are missing"),
+        (plain.XVERSE, {"model_type": "PanguEmbedded"}, "attn_k.bias"),
+        (plain.MAINCODER, {"use_qk_norm": False}, "use_qk_norm false"),
         (plain.ORION, {"attention_bias": True}, "attention_bias true"),
         (plain.QWEN, {"no_bias": False}, "no_bias false"),
         (plain.PLAMO, {"n_shared_head": 3}, "n_shared_head 3 of 4 heads"),

@@ -17,6 +17,7 @@ from ikpy.graph.placement import PlacementParams
 from tests.cpu.reference_models import RandomModel
 from tests.cpu.test_arch_encoders import jina_bert_v3, modern_bert, modern_bert_silu, nomic_bert_moe
 from tests.cpu.test_arch_gemma_embedding import TOKENS, gemma_embedding
+from tests.cpu.test_arch_llama_embed import eurobert, llama_embed
 
 TOLERANCE = 3e-3  # other formats of activations and other orders of sums than the CPU's
 ON_CPU = PlacementParams(n_gpu_layers=0)
@@ -30,6 +31,8 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 MODELS: list[Callable[[], tuple[RandomModel, np.ndarray]]] = [
     gemma_embedding,
+    llama_embed,
+    eurobert,
     modern_bert,
     modern_bert_silu,
     nomic_bert_moe,

@@ -20,6 +20,8 @@ from tests.cpu.test_arch_plain import (
     CHATGLM,
     FALCON_40B,
     GPT2,
+    JAIS2,
+    MAINCODER,
     NEOX,
     OLMO_BOUNDED,
     PHI2_FUSED,
@@ -30,7 +32,7 @@ from tests.cuda.models import emulated, logits_of
 from tests.cuda.test_placement_matrix import assert_same
 
 N_PROMPT = 36
-FORMS = (PHI2_FUSED, STARCODER2, NEOX, FALCON_40B, STABLELM_12B, GPT2, CHATGLM, OLMO_BOUNDED)
+FORMS = (PHI2_FUSED, STARCODER2, NEOX, FALCON_40B, STABLELM_12B, GPT2, CHATGLM, OLMO_BOUNDED, JAIS2, MAINCODER)
 PLACES: dict[str, dict[str, Any]] = {
     "all": {},
     "last layers": {"n_gpu_layers": 2},

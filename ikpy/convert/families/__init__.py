@@ -10,6 +10,7 @@ from ikpy.errors import UnsupportedError
 
 _FOLDER = "ikpy.convert.families"
 FAMILIES = {
+    "PanguEmbedded": "llama:PanguEmbedded",
     "afmoe": "windowed_moe:Afmoe",
     "apertus": "llama:Apertus",
     "arcee": "llama:Arcee",
@@ -34,6 +35,7 @@ FAMILIES = {
     "dots3_note_text": "dots3note:Dots3Note",
     "ernie4_5": "ernie:Ernie45",
     "ernie4_5_moe": "ernie:Ernie45Moe",
+    "eurobert": "llama:EuroBert",
     "exaone": "llama:Exaone",
     "exaone4": "olmo:Exaone4",
     "exaone4_5_text": "olmo:Exaone4",
@@ -73,6 +75,7 @@ FAMILIES = {
     "hy_v3": "hy_v3:HyV3",
     "hy_v4": "hy_v4:HyV4",
     "iquestcoder": "llama:IQuestCoder",
+    "jais2": "nemotron:Jais2",
     "jamba": "jamba:Jamba",
     "kimi_k2": "deepseek:DeepSeekV3",
     "kimi_k3": "kimi_k3:KimiK3",
@@ -81,7 +84,9 @@ FAMILIES = {
     "lfm2": "lfm2:Lfm2",
     "lfm2_moe": "lfm2:Lfm2Moe",
     "llama": "llama:Llama",
+    "llama_bidirec": "llama:LlamaEmbed",
     "llama4_text": "llama4:Llama4",
+    "maincoder": "llama:Maincoder",
     "mamba": "jamba:Mamba",
     "mamba2": "mamba2:Mamba2",
     "mellum": "qwen:Mellum",

@@ -1,4 +1,6 @@
-"""LLaMA 1 to 3, Mistral, Mixtral, Ministral 3 and 8B, IQuest Coder, SmolLM3, Seed-OSS, AFM, Apertus, EXAONE 3."""
+"""LLaMA 1 to 3, Mistral, Mixtral, Ministral 3 and 8B, IQuest Coder, SmolLM3, Seed-OSS, AFM, Apertus, EXAONE 3,
+openPangu, Maincoder, Llama-Embed-Nemotron, EuroBERT.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,15 @@ from ikpy.convert.families.base import (
     Family,
     Keys,
     Modules,
+    feed_forward,
     full_window_note,
 )
 from ikpy.convert.rope import yarn_corners, yarn_magnitude
+from ikpy.convert.sentence import dense_matrices, pooling_number
+from ikpy.models.hparams import POOLINGS
+
+# As configurations of embedders call them -> as GGUF files do.
+_POOLINGS = {"avg": "mean", "cls": "cls", "last": "last"}
 
 _USUAL = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "rms_norm_eps": 1e-6}
 
@@ -51,6 +59,42 @@ class Llama(Family):
 
     def notes(self) -> list[str]:
         return full_window_note(self.config)
+
+
+class Embedder(Family):
+    """Every token sees its text; how states are pooled stands in modules.json or in the configuration."""
+
+    has_output = False
+    writes_texts = False
+    outer: ClassVar[Mapping[str, str]] = {**Family.outer, "embed_tokens": "token_embd", "norm": "output_norm"}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.pooling = pooling_number(config.path.parent)
+        self.has_matrices = bool(dense_matrices(config.path.parent))
+
+    def check(self) -> None:
+        super().check()
+        pooling = self.config.get("pooling", default="avg")
+        self.config.require(f"pooling '{pooling}'", self.pooling is not None or pooling in _POOLINGS)
+        self.config.require("matrices behind pooling", not self.has_matrices)
+
+    def keys(self) -> Keys:
+        named = _POOLINGS.get(str(self.config.get("pooling", default="avg")), "mean")
+        number = POOLINGS.index(named) if self.pooling is None else self.pooling
+        return super().keys() | {"attention.causal": False, "pooling_type": number}
+
+
+class LlamaEmbed(Embedder, Llama):
+    """Llama-Embed-Nemotron."""
+
+    arch = "llama-embed"
+
+
+class EuroBert(Embedder):
+    """Without biases, halves of heads rotated."""
+
+    arch = "eurobert"
 
 
 class IQuestCoder(Llama):
@@ -206,6 +250,34 @@ class SeedOss(Family):
     arch = "seed_oss"
     biases = QKV
     modules: ClassVar[Modules] = {**ATTENTION, **DENSE, "post_attention_layernorm": "post_attention_norm"}
+
+
+class PanguEmbedded(Family):
+    """Biases of attention, where the configuration says so."""
+
+    arch = "pangu-embedded"
+    biases = QKV | {"attn_output"}
+
+    def needed_tensors(self) -> frozenset[str]:
+        has_biases = bool(self.config.get("bias", default=True))
+        return frozenset(f"{name}.bias" for name in self.biases) if has_biases else frozenset()
+
+
+class Maincoder(Family):
+    """Norms of heads behind the rotation of adjacent elements, the network in the names of Llama 4."""
+
+    arch = "maincoder"
+    modules: ClassVar[Modules] = {**ATTENTION, **HEAD_NORMS, **feed_forward("feed_forward")}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        width = config.get("intermediate_size_mlp", default=None)
+        if width is not None:
+            config.values["intermediate_size"] = width
+
+    def check(self) -> None:
+        super().check()
+        self.config.require("use_qk_norm false", bool(self.config.get("use_qk_norm", default=True)))
 
 
 def is_rotated(n_layer: int) -> list[bool]:

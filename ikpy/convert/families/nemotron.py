@@ -1,4 +1,4 @@
-"""Nemotron 4 and Minitron."""
+"""Nemotron 4, Minitron and Jais 2."""
 
 from __future__ import annotations
 
@@ -34,3 +34,19 @@ class Nemotron(Family):
 
     def bias_change(self, target: str) -> Change | None:
         return None
+
+
+class Jais2(Nemotron):
+    """Norm weights as they are, heads that are rotated as a whole."""
+
+    arch = "jais2"
+    norm_offset = 0.0
+    rotates_part = False
+    rotary_fraction = 1.0
+    aliases: ClassVar[Mapping[str, str]] = {}
+
+    def needed_tensors(self) -> frozenset[str]:
+        names = {"attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output"), "mlp_bias": ("ffn_up", "ffn_down")}
+        return frozenset(
+            f"{name}.bias" for key, found in names.items() if self.config.get(key, default=True) for name in found
+        )

@@ -55,6 +55,7 @@ FAMILIES = {
     "qwen3vl_merger": "qwen3vl.Qwen3VLProjector",
     "resampler": "minicpmv.MiniCPMVProjector",
     "step3vl": "step3vl.Step3VLProjector",
+    "youtuvl": "youtuvl.YoutuVLProjector",
 }
 """Class of every projector type, in the modules of this package."""
 

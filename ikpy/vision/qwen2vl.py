@@ -60,6 +60,8 @@ class Qwen25VLProjector(QwenProjector):
     """
 
     rms = True
+    bias: Value | None = None
+    """Of the patches."""
 
     def load_rest(self, source: Source) -> None:
         super().load_rest(source)
@@ -68,9 +70,18 @@ class Qwen25VLProjector(QwenProjector):
 
     def windows(self, rows: int, columns: int) -> tuple[Ints, Ints]:
         """Order of the squares and how many there are in every window."""
-        if not self.pattern:
+        if not self.has_windows:
             return np.arange(rows * columns), np.array([rows * columns])
         return window_order(rows, columns, self.window)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether there are any."""
+        return self.pattern > 0
+
+    def sees_all(self, layer: int) -> bool:
+        """Whether patches see the whole picture."""
+        return not self.pattern or (layer + 1) % self.pattern == 0
 
     def order(self, rows: int, columns: int) -> Ints:
         squares, _ = self.windows(rows // self.merge, columns // self.merge)
@@ -81,12 +92,16 @@ class Qwen25VLProjector(QwenProjector):
         windows = ranges_of(lengths * self.merge**2)
 
         def ranges(layer: int) -> NDArray | None:
-            whole = not self.pattern or (layer + 1) % self.pattern == 0
-            return None if whole else windows
+            return None if self.sees_all(layer) else windows
 
-        x = self.tower.layers(b, b.graph.mul_mat(self.filters, b.patches), rotate=self.rotation(b), ranges=ranges)
-        x = self.projected(b, self.up, self.down, self.joined(x))
+        x = b.graph.mul_mat(self.filters, b.patches, self.bias)
+        x = self.tower.layers(b, x, rotate=self.rotation(b), ranges=ranges)
+        x = self.projected(b, self.up, self.down, self.joined(self.behind(b, x)))
         return b.graph.get_rows(x, b.indices(np.argsort(squares)))
+
+    def behind(self, b: PictureGraph, x: Value) -> Value:
+        """What becomes of patches before they are joined."""
+        return x
 
 
 class Qwen25OmniProjector(Qwen25VLProjector):

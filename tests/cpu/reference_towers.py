@@ -18,7 +18,10 @@ def normalized(tower: Tower, picture: np.ndarray) -> np.ndarray:
 
 
 def patches_of(pixels: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Products [rows, columns, d] of the patches with filters [d, 3, p, p]."""
+    """Products [rows, columns, d] of the patches with filters [d, 3, p, p], or [d, p p 3]."""
+    if weight.ndim == 2:
+        p = math.isqrt(weight.shape[1] // 3)
+        weight = weight.reshape(-1, p, p, 3).transpose(0, 3, 1, 2)
     p = weight.shape[-1]
     rows, columns = pixels.shape[0] // p, pixels.shape[1] // p
     grid = pixels.reshape(rows, p, columns, p, 3).astype(np.float64)
@@ -94,7 +97,7 @@ def rotated(tower: Tower, x: np.ndarray, angle: np.ndarray) -> np.ndarray:
 
 def windows_of(tower: Tower, rows: int, columns: int) -> np.ndarray:
     """The window of every patch [rows * columns]."""
-    size = 112 // tower.merge // tower.patch * tower.merge
+    size = tower.further.get("window_size", 112) // tower.merge // tower.patch * tower.merge
     row, column = np.meshgrid(np.arange(rows) // size, np.arange(columns) // size, indexing="ij")
     return (row * columns + column).reshape(-1)
 
@@ -240,6 +243,8 @@ def encoded(tower: Tower, w: Weights, pixels: np.ndarray) -> tuple[np.ndarray, l
     for il in range(tower.layers):
         p = f"v.blk.{il}"
         windowed = tower.windows > 0 and (il + 1) % tower.windows != 0
+        if tower.kind == "youtuvl":
+            windowed = il not in tower.further["wa_layer_indexes"]
         mode = tower.further["wa_pattern_mode"][il] if tower.kind == "mimovl" else -1
         h = norm(x, w, f"{p}.ln1", tower.eps, rms=tower.rms)
         x = x + attention(tower, w, p, h, windowed=windowed, mode=mode) * w.get(f"{p}.ls1.weight", 1)
@@ -263,7 +268,9 @@ def rows(tower: Tower, w: Weights, picture: np.ndarray) -> np.ndarray:
         x = norm(x, w, last, tower.eps, rms=tower.rms and tower.kind != "mimovl")
     if tower.kind.startswith("glm"):
         return _glm_rows(tower, w, x)
-    if "mm.input_norm.weight" in w:
+    if tower.kind == "youtuvl":
+        x = norm(x, w, "mm.input_norm", 1e-6, rms=True)
+    elif "mm.input_norm.weight" in w:
         x = norm(
             x, w, "mm.input_norm", {"ling3vl": tower.eps, "dots_ocr": 1e-6, "dots3note_v": 1e-6}.get(tower.kind, 1e-5)
         )

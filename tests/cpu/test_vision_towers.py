@@ -18,6 +18,7 @@ from ikpy.vision.projector import Projector, open_projector
 from ikpy.vision.qwen2vl import OMNI_WORDS
 from ikpy.vision.resize import padded
 from ikpy.vision.rows import MediaRows
+from ikpy.vision.youtuvl import scaled_size
 from tests.cpu import reference_towers as reference
 from tests.cpu.tower_kinds import TEXT_AROUND, TOWERS, UNKNOWN_TO_TRANSFORMERS, peer_pictures, peer_tower
 from tests.cpu.vision_towers import GOLDEN_ROWS, GOLDENS, PEER_COLUMNS, Tower
@@ -168,6 +169,22 @@ def test_sizes_are_those_of_llama_cpp(
         assert found == tuple(12 * n for n in lines)
 
 
+def test_scaled_sizes_are_those_of_llama_cpp() -> None:
+    """Of Youtu-VL: tokens of pictures of some sizes, for several limits."""
+    for size, most, tokens in [
+        ((650, 55), 30, 30),
+        ((785, 4), 30, 29),
+        ((95, 25), 30, 24),
+        ((155, 243), 100, 96),
+        ((8, 41), 100, 4),
+        ((23, 7), 100, 2),
+    ]:
+        height, width = scaled_size(size, 12, most * 144)
+        assert height * width == tokens * 144 and tokens <= most
+    assert scaled_size((1, 1), 12, 144) == (12, 12)
+    assert scaled_size((1, 10000), 12, 144) == (12, 12)
+
+
 def test_limits(tmp_path: Path) -> None:
     """Of Qwen the user comes before the file, of Kimi K2.5 a file that says both before the user."""
     squares = {"image_min_pixels": 20 * 144, "image_max_pixels": 50 * 144}
@@ -182,6 +199,8 @@ def test_limits(tmp_path: Path) -> None:
         ("kimik25", {}, {"max_tokens": 10}, (2, 10)),
         ("kimik25", squares, {"min_tokens": 5, "max_tokens": 10}, (20, 50)),
         ("kimik25", {"image_max_pixels": 50 * 144}, {}, (2, 4096)),
+        ("paddleocr", squares, {"min_tokens": 5, "max_tokens": 10}, (20, 50)),
+        ("youtuvl", squares, {"max_tokens": 10}, (1, 10)),
     ):
         tower = TOWERS[name]
         opened = projector(tmp_path, dataclasses.replace(tower, further={**tower.further, **further}), **options)
@@ -209,6 +228,7 @@ def test_older_files_have_up_and_down_exchanged(tmp_path: Path) -> None:
         ("qwen2vl", {"heads": 30, "d": 60}, {}, "heads of 2 elements"),
         ("qwen2vl", {}, {"min_tokens": 5000}, "at least 5000 and at most 4096"),
         ("qwen25vl", {"windows": 0}, {}, "n_wa_pattern"),
+        ("youtuvl", {"further": {"spatial_merge_size": 2}}, {}, "window_size"),
         ("kimivl", {"further": {"projector.scale_factor": 65}}, {}, "scale_factor is 65"),
     ],
 )

@@ -27,9 +27,10 @@ TEXT_AROUND = {
     "ling3vl": ("<|vision_start|>", "<|vision_end|>"),
     "paddleocr": ("<|IMAGE_START|>", "<|IMAGE_END|>"),
     "mimovl": ("<|vision_start|>", "<|vision_end|>"),
+    "youtuvl": ("<|vision_start|>", "<|vision_end|>"),
 }
 INTERPOLATED = ("kimivl", "paddleocr")
-UNKNOWN_TO_TRANSFORMERS = {"kimivl", "dots_ocr", "ling3vl", "mimovl"}
+UNKNOWN_TO_TRANSFORMERS = {"kimivl", "dots_ocr", "ling3vl", "mimovl", "youtuvl"}
 
 TOWERS = {
     "qwen2vl": Tower("qwen2vl_merger", ff=120),
@@ -109,6 +110,12 @@ TOWERS = {
         eps=1e-5,
         ff=64,
         further={"swiglu_clamp": 0.8, "image_min_pixels": 16 * 144, "image_max_pixels": 8000 * 144},
+    ),
+    "youtuvl": Tower(
+        "youtuvl",
+        layers=4,
+        activation="tanh",
+        further={"window_size": 48, "wa_layer_indexes": [0, 3], "spatial_merge_size": 2},
     ),
     "mimovl": Tower(
         "mimovl",

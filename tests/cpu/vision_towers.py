@@ -250,6 +250,17 @@ class _Maker:
         self.matrix("mm.0", merged, merged)
         self.matrix("mm.2", t.text, merged)
 
+    def make_youtuvl(self) -> None:
+        t = self.tower
+        merged = t.d * t.merge**2
+        self.matrix("v.patch_embd", t.d, 3 * t.patch**2)
+        self.weights["v.patch_embd.bias"] = self.random.normal(0, 0.3, t.d).astype(np.float32)
+        self.blocks(fused=False)
+        self.norm("v.post_ln", t.d, bias=True)
+        self.norm("mm.input_norm", t.d, bias=False)
+        self.linear("mm.0", merged, merged)
+        self.linear("mm.2", t.text, merged)
+
     def make_minimax_m3(self) -> None:
         t = self.tower
         self.patches(frames=2, bias=False)

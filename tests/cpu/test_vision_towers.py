@@ -88,7 +88,7 @@ def test_rows_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
     assert np.array_equal(found.values, first)
 
 
-@pytest.mark.parametrize(("type_name", "bound"), [("f16", 1e-5), ("bf16", 3e-2), ("q8_0", 0.1), ("q5_1", 0.1)])
+@pytest.mark.parametrize(("type_name", "bound"), [("f16", 1e-5), ("bf16", 3e-2), ("q8_0", 0.15), ("q5_1", 0.15)])
 @pytest.mark.parametrize("name", ["qwen25vl", "qwen3vl", "mistral3", "glm4v", "exaone4_5"])
 def test_matrices_of_other_types(name: str, type_name: str, bound: float, tmp_path: Path) -> None:
     """Bounds are what kernels round activations to: bfloat16, or 8 bits."""

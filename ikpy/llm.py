@@ -32,12 +32,16 @@ from ikpy.engine.sampling import SamplingParams
 from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import UsageError
 from ikpy.tools.generation import ContextFullError, GrowingSequence
+from ikpy.tools.picture_marks import Marks, divided, with_markers, with_marks
+from ikpy.tools.picture_tokens import open_reader
+from ikpy.tools.pictures import Picture, picture_from
 from ikpy.tools.sampler_setup import make_sampler
 from ikpy.tools.speculation import DraftFiles, kept_states, make_speculation
 from ikpy.tools.stop_strings import StopFilter
 from ikpy.vocab import Vocab
 
 if TYPE_CHECKING:
+    from ikpy.tools.picture_tokens import PictureReader
     from ikpy.vocab.templates import ChatTemplate
 
 
@@ -47,7 +51,9 @@ class LLM:
     ``path``: GGUF file (first part of a split one); None = the bundled tiny-mla-moe. Further keywords are fields of
     :class:`ikpy.ModelParams` and :class:`ikpy.ContextParams`, such as ``n_ctx``, ``n_threads``, ``type_k``, ``mla``.
     ``lora``: adapter files with their scales. ``speculative``, ``draft_files``: what drafts and the files it reads,
-    such as a draft model; ``speculator.lines()`` tells how it went. ``log``: called with every line of the loader.
+    such as a draft model; ``speculator.lines()`` tells how it went. ``mmproj``: projector file, with which prompts may
+    have pictures; ``image_min_tokens``, ``image_max_tokens``: rows of a picture, for projectors that keep its
+    proportions. ``log``: called with every line of the loader.
     Raises IkpyError subclasses with one line of explanation.
 
     Calls of several threads wait for each other: they share one context. A prompt that begins as the last one did is
@@ -61,6 +67,9 @@ class LLM:
         lora: Sequence[tuple[str | os.PathLike[str], float]] = (),
         speculative: SpeculativeParams | None = None,
         draft_files: DraftFiles | None = None,
+        mmproj: str | os.PathLike[str] | None = None,
+        image_min_tokens: int | None = None,
+        image_max_tokens: int | None = None,
         log: Callable[[str], None] | None = None,
         **params: Any,
     ) -> None:
@@ -82,12 +91,25 @@ class LLM:
         if speculative or draft_files:
             context_values["n_kept_states"] = kept_states(speculative or SpeculativeParams())
         self.context_params = ContextParams(**context_values)
+        self._pictures: PictureReader | None = None
+        if mmproj is not None:
+            limits = image_min_tokens, image_max_tokens
+            self._pictures = self._open_projector(os.fspath(mmproj), *limits, log or (lambda line: None))
+            self.context_params.media = self._pictures.store
         self.context = self._new_context(self.context_params, log)
         self.speculator = self._make_speculator(speculative, draft_files, log)
-        self._sequence = GrowingSequence(self.context, speculator=self.speculator)
+        self._sequence = GrowingSequence(self.context, speculator=self.speculator, media=self.context_params.media)
         self._running: Generator[int, None, None] | None = None
         """The text that is being generated, or was last."""
         self._lock = threading.RLock()
+
+    def _open_projector(
+        self, path: str, min_tokens: int | None, max_tokens: int | None, log: Callable[[str], None]
+    ) -> PictureReader:
+        params = self.context_params
+        n_threads = params.n_threads_batch or params.n_threads
+        more = {"min_tokens": min_tokens, "max_tokens": max_tokens}
+        return open_reader(path, self.model, self.vocab, n_threads=n_threads, log=log, **more)
 
     def _new_context(self, params: ContextParams, log: Callable[[str], None] | None = None) -> Context:
         context = Context(self.model, params, log=log)
@@ -107,20 +129,34 @@ class LLM:
     # text
 
     def generate(
-        self, prompt: str | Sequence[int], max_tokens: int = 128, *, stop: str | Sequence[str] = (), **sampling: Any
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = 128,
+        *,
+        images: Any = (),
+        stop: str | Sequence[str] = (),
+        **sampling: Any,
     ) -> str:
         """Continuation of ``prompt`` (text or token ids), without it.
 
         Ends after ``max_tokens`` (negative: no limit), at an end token, before one of the ``stop`` strings (or the only
         one), or where the context is full and the model's cache cannot be shifted.
+        ``images``: a picture or a list of some, which stand where a text has the markers ``<__media__>``, or in front
+        of one without any: names of files, contents of files (bytes), PIL images, arrays uint8 [height, width, 3].
         ``sampling``: fields of :class:`ikpy.SamplingParams`, such as ``temperature``, ``top_k``, ``seed``, ``grammar``,
         ``json_schema``.
         """
         with self._lock:
-            return "".join(self.stream(prompt, max_tokens, stop=stop, **sampling))
+            return "".join(self.stream(prompt, max_tokens, images=images, stop=stop, **sampling))
 
     def stream(
-        self, prompt: str | Sequence[int], max_tokens: int = 128, *, stop: str | Sequence[str] = (), **sampling: Any
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = 128,
+        *,
+        images: Any = (),
+        stop: str | Sequence[str] = (),
+        **sampling: Any,
     ) -> Iterator[str]:
         """As :meth:`generate`, in pieces as they appear; a piece never ends inside a character.
 
@@ -130,7 +166,13 @@ class LLM:
             raise UsageError(
                 f"a model of architecture '{self.model.hparams.arch}' embeds texts and writes none: use embed"
             )
-        tokens = self._prompt_tokens(prompt)
+        given = images if isinstance(images, (list, tuple)) else [images]
+        tokens = self._with_pictures(prompt, given) if given else self._prompt_tokens(prompt)
+        return self._stream_tokens(tokens, max_tokens, stop, sampling)
+
+    def _stream_tokens(
+        self, tokens: list[int], max_tokens: int, stop: str | Sequence[str], sampling: Mapping[str, Any]
+    ) -> Iterator[str]:
         if not tokens:
             raise UsageError("the prompt is empty and the model wants no begin token: give a text")
         if len(tokens) >= self.context.n_ctx:
@@ -147,6 +189,21 @@ class LLM:
         if not isinstance(stops, Sequence) or not all(isinstance(item, str) for item in stops):
             raise UsageError(f"stop {stop!r} is neither a text nor a list of texts")
         return self._locked(self._stream(tokens, max_tokens, stops, SamplingParams(**sampling)))
+
+    def _with_pictures(self, prompt: str | Sequence[int], images: Sequence[Any]) -> list[int]:
+        """Token ids of a text with pictures."""
+        if not isinstance(prompt, str):
+            raise UsageError("pictures belong to a text, not to token ids")
+        return self._tokens_of(divided(with_markers(prompt, len(images)), list(map(picture_from, images))))
+
+    def _tokens_of(self, parts: Sequence[str | Picture]) -> list[int]:
+        """Token ids of texts and pictures in turn."""
+        if self._pictures is None:
+            raise UsageError("pictures need a projector: give its file as mmproj")
+        with self._lock:
+            tokens = self._pictures.tokens(parts, self.context.n_ubatch)
+            self._pictures.refresh([part for part in parts if isinstance(part, Picture)])
+            return tokens
 
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a text, with begin and end tokens, or of ids."""
@@ -174,7 +231,8 @@ class LLM:
         _check_runs(self.context)
         sampler = make_sampler(params, self.vocab, self.model.hparams.n_vocab, self.context.n_ctx)
         for token in tokens:
-            sampler.accept(token, grammar=False)
+            if token < self.model.hparams.n_vocab:  # others stand for pictures
+                sampler.accept(token, grammar=False)
         if max_tokens == 0:
             return
         if self._running is not None:
@@ -225,7 +283,11 @@ class LLM:
         template_variables: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> str:
-        """The assistant's answer to ``messages`` (mappings with role and content; a text is one user message)."""
+        """The assistant's answer to ``messages`` (mappings with role and content; a text is one user message).
+
+        A content may be a list of parts: ``{"type": "text", "text": ...}`` and ``{"type": "image", "image": ...}``, a
+        picture as :meth:`generate` takes it.
+        """
         with self._lock:
             return "".join(
                 self.stream_chat(messages, max_tokens, stop=stop, template_variables=template_variables, **sampling)
@@ -245,8 +307,12 @@ class LLM:
         if not isinstance(given, Sequence) or not all(isinstance(message, Mapping) for message in given):
             raise UsageError("messages are a text, or a list of mappings with role and content")
         variables = dict(template_variables or {})
+        marks: Marks[Picture] = Marks()
+        given = [with_marks(message, marks) for message in given]
         prompt = self.chat_template.render(given, drop_bos=self.vocab.add_bos, **variables)
-        return self.stream(prompt, max_tokens, stop=stop, **sampling)
+        if not marks.items:
+            return self.stream(prompt, max_tokens, stop=stop, **sampling)
+        return self._stream_tokens(self._tokens_of(marks.parts(prompt)), max_tokens, stop, sampling)
 
     # embeddings
 

@@ -170,7 +170,7 @@ def named_command(program: str, arguments: Sequence[str]) -> list[str]:
         return []
     if name == "gguf-split":
         return ["gguf", "merge" if "--merge" in arguments else "split"]
-    if name == "completion":
+    if name in ("completion", "mtmd-cli"):
         return ["cli"]
     return ["gguf", "hash"] if name == "gguf-hash" else [name] if name in COMMANDS else []
 

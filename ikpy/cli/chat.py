@@ -26,6 +26,9 @@ def run(arguments: Sequence[str]) -> int:
     if params is None:
         return 0
     prompt = params.prompt
+    if params.media.images and not prompt.interactive and "-no-cnv" not in params.given:  # as llama-mtmd-cli
+        prompt.conversation = True
+        prompt.single_turn = prompt.single_turn or bool(prompt.text and "-cnv" not in params.given)
     if prompt.single_turn or (prompt.system is not None and "-no-cnv" not in params.given):
         prompt.conversation = True
     if prompt.interactive_first or prompt.conversation:
@@ -96,7 +99,7 @@ def log_start(session: Session, text_run: TextRun, sampling: SamplingParams) -> 
     params = session.params
     prompt = params.prompt
     if prompt.verbose_prompt:
-        pieces = [f"{token:6d} -> '{session.vocab.detokenize([token])}'" for token in text_run.prompt_tokens]
+        pieces = [f"{token:6d} -> '{text_run.text_of([token])}'" for token in text_run.prompt_tokens]
         session.log(
             [
                 "",
@@ -139,4 +142,6 @@ def log_start(session: Session, text_run: TextRun, sampling: SamplingParams) -> 
         hints = [" - Press Ctrl+C to interject at any time.", control]
         if prompt.conversation:
             hints.append(" - /regen answers again, /clear forgets the conversation, /exit ends it.")
+            if session.pictures is not None:
+                hints.append(" - /image FILE puts a picture into the next message.")
         session.log(["== Running in interactive mode. ==", *hints, ""])

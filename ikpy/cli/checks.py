@@ -26,6 +26,7 @@ def check_before_loading(params: CommonParams, context_changes: Mapping[str, Any
     check_added_files(params)
     check_drafters(params)
     check_prompt_cache(params)
+    check_pictures(params)
     if params.prompt.chat_template is not None:
         from ikpy.vocab.templates import ChatTemplate
 
@@ -85,6 +86,36 @@ def check_drafters(params: CommonParams) -> None:
             pass
     if options.lookup_dynamic is not None:
         need_output("-lcd", options.lookup_dynamic)
+
+
+def check_pictures(params: CommonParams) -> None:
+    """The projector and the files of pictures."""
+    from ikpy.tools.pictures import read_picture
+
+    media = params.media
+    if media.images and not has_projector(params):
+        raise UsageError("--image needs a projector: give its file with --mmproj")
+    if media.images and params.prompt.prompt_cache:
+        raise UsageError("--prompt-cache holds no pictures: leave it out with --image")
+    need_files("--image", media.images)
+    for path in media.images:
+        read_picture(path)
+    if media.projector is not None and media.use_projector is not False:
+        need_files("--mmproj", [media.projector])
+    if media.folder is not None and not os.path.isdir(media.folder):
+        raise UsageError(f"--media-path {media.folder}: no such directory")
+    if media.min_tokens and media.max_tokens and media.min_tokens > media.max_tokens:
+        raise UsageError(f"--image-min-tokens {media.min_tokens} is above --image-max-tokens {media.max_tokens}")
+
+
+def has_projector(params: CommonParams) -> bool:
+    """Whether the command line names a projector, or a model that may have one beside it."""
+    from ikpy.cli.model_files import is_from_hub
+
+    media = params.media
+    if media.use_projector is False:
+        return False
+    return bool(media.projector or media.url or media.use_projector) or is_from_hub(params)
 
 
 def check_prompt_cache(params: CommonParams) -> None:

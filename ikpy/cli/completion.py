@@ -9,7 +9,7 @@ import typer
 from ikpy.cli import COMMANDS, bench_options, convert, gguf, quantize_arguments, tokenize
 from ikpy.cli.options import TOOLS, Effect, by_name
 
-PROGRAMS = {"cli": "cli", "completion": "cli", "gguf-split": "gguf split", "gguf-hash": "gguf hash"}
+PROGRAMS = {"cli": "cli", "completion": "cli", "mtmd-cli": "cli", "gguf-split": "gguf split", "gguf-hash": "gguf hash"}
 """Names behind `llama-` that are no commands, or not under this name; see `named_command`."""
 SCRIPT = """# Completion for bash of ikpy and of links to it: source <(ikpy --completion-bash)
 _ikpy() {{

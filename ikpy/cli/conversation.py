@@ -6,7 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from ikpy.cli.text_run import RESERVE
-from ikpy.errors import UsageError
+from ikpy.errors import IkpyError, UsageError
+from ikpy.tools.picture_marks import Marks, divided, with_markers
+from ikpy.tools.pictures import Picture, read_picture
 from ikpy.vocab.templates import ChatTemplate
 
 if TYPE_CHECKING:
@@ -40,6 +42,10 @@ class Conversation:
         system, self.first = (prompt.system, prompt.text) if is_message else (prompt.text, "")
         self.system = [{"role": "system", "content": system}] if system else []
         self.single = prompt.single_turn
+        self.pictures = session.pictures
+        self.marks: Marks[Picture] = Marks()
+        self.waiting = [read_picture(path) for path in params.media.images]
+        """Pictures of the next message."""
         self.turns: list[dict[str, str]] = []
         self.unsaved = True
         """Whether the prompt cache is still to be written: once, with the first message."""
@@ -57,9 +63,14 @@ class Conversation:
         except UsageError:
             return self.template.render(messages[1:], drop_bos=True, **self.variables)
 
-    def tokens(self) -> list[int]:
+    def tokens(self, n_ubatch: int) -> list[int]:
         """The conversation so far, open for the assistant's answer."""
         text = self.template.render([*self.system, *self.turns], drop_bos=self.vocab.add_bos, **self.variables)
+        parts = self.marks.parts(text)
+        if len(parts) > 1 and self.pictures is not None:
+            tokens = self.pictures.tokens(parts, n_ubatch)
+            self.pictures.refresh([part for part in parts if isinstance(part, Picture)])
+            return tokens
         return self.vocab.tokenize(text, add_special=True, parse_special=True)
 
     def prepare(self, run: TextRun) -> None:
@@ -68,17 +79,17 @@ class Conversation:
         text = self.system[0]["content"] if self.system else ""
         run.set_prompt(self.vocab.tokenize(text, add_special=True))
 
-    def fitting_tokens(self, n_ctx: int) -> list[int]:
+    def fitting_tokens(self, n_ctx: int, n_ubatch: int) -> list[int]:
         """Prompt of the conversation without the oldest turns that do not fit; half the context is for the answer.
 
         Raises:
             MessageTooLongError: the last message alone does not fit; the conversation is as before it.
         """
         before = self.turns[:-1]
-        tokens = self.tokens()
+        tokens = self.tokens(n_ubatch)
         while len(tokens) > n_ctx // 2 and len(self.turns) > 1:
             del self.turns[: 2 if len(self.turns) > 2 else 1]
-            tokens = self.tokens()
+            tokens = self.tokens(n_ubatch)
         if len(tokens) > n_ctx - RESERVE:
             self.turns = before
             raise MessageTooLongError(
@@ -119,9 +130,33 @@ class Conversation:
         if command == "/regen":
             del self.turns[-1:]
             return bool(self.turns)
+        if command.split(" ")[0] == "/image":
+            self.add_picture(command.removeprefix("/image").strip(), run)
+            return False
         if command:
-            self.turns.append({"role": "user", "content": line.rstrip("\n")})
+            self.turns.append({"role": "user", "content": self.with_pictures(line.rstrip("\n"))})
         return bool(command)
+
+    def add_picture(self, path: str, run: TextRun) -> None:
+        """Reads a picture for the next message; what is wrong with it is said on standard error."""
+        try:
+            if self.pictures is None:
+                raise UsageError("/image needs a projector: start with --mmproj")
+            if run.params.prompt.prompt_cache:
+                raise UsageError("--prompt-cache holds no pictures: start without it")
+            self.waiting.append(read_picture(path))
+        except IkpyError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        else:
+            run.console.text(f"{path} loaded\n")
+
+    def with_pictures(self, text: str) -> str:
+        """The text of a message with the pictures that wait for it: in place of its markers, or in front."""
+        if not self.waiting:
+            return text
+        pictures, self.waiting = self.waiting, []
+        parts = divided(with_markers(text, len(pictures)), pictures)
+        return "".join(part if isinstance(part, str) else self.marks.add(part) for part in parts)
 
     def message(self, run: TextRun) -> str | None:
         """The next message: the one of the command line, then those of the user; None at the end of the input."""
@@ -135,7 +170,7 @@ class Conversation:
 
     def answer(self, run: TextRun) -> None:
         """Evaluates what is new and writes the answer."""
-        tokens = self.fitting_tokens(run.context.n_ctx)
+        tokens = self.fitting_tokens(run.context.n_ctx, run.context.n_ubatch)
         kept = run.sequence.rewind(tokens)
         run.pending = []
         run.sampler.restart_grammar()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ikpy.cli.logs import print_log
 from ikpy.cli.params import CommonParams
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
+from ikpy.gguf.model_names import choose_projector, projectors_in
 
 if TYPE_CHECKING:
     from ikpy.gguf.reader import GGUFFile
@@ -74,6 +75,33 @@ def fetch_hub(params: CommonParams, repository: str, file: str | None) -> str:
 
     model = params.model
     return fetch(repository, file, model.hf_token, lambda line: print_log(params, [line]), offline=model.offline)
+
+
+def projector_path(params: CommonParams) -> str | None:
+    """The projector: of --mmproj, of a URL, or the one beside the model, if it is of the hub or --mmproj-auto is given;
+    None if there is none."""
+    media, model = params.media, params.model
+    if media.use_projector is False:
+        return None
+    if media.projector is not None and (media.url is None or os.path.exists(media.projector)):
+        return media.projector
+    if media.url is not None:
+        return fetch(params, media.url, media.projector)
+    if model.path is not None and media.use_projector:
+        folder = Path(model.path).parent
+        name = choose_projector(projectors_in(folder))
+        return None if name is None else str(folder / name)
+    if model.hf_repo is None or not is_from_hub(params) or params.tool not in ("server", "cli"):
+        return None
+    from ikpy.tools.hub import fetch_projector
+
+    return fetch_projector(model.hf_repo, model.hf_token, lambda line: print_log(params, [line]))
+
+
+def is_from_hub(params: CommonParams) -> bool:
+    """Whether the model is one of the hub."""
+    model = params.model
+    return model.hf_repo is not None and model.path is None and model.url is None
 
 
 def default_model() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ikpy.cli.checks import has_projector
 from ikpy.cli.params import CommonParams
 
 
@@ -108,6 +109,8 @@ NEEDS = (
         lambda p: p.server.models_dir or p.server.models_preset,
         "it needs --models-dir or --models-preset",
     ),
+    need("--image-min-tokens --image-max-tokens -tm", "SC", has_projector, "it needs --mmproj"),
+    need("--media-path", "S", has_projector, "it needs --mmproj"),
     need("-crs -cram-n-min", "S", lambda p: p.server.cache_ram, "--cache-ram is 0"),
     need(
         "--pooling",

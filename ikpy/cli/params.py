@@ -141,6 +141,23 @@ class PromptOptions:
 
 
 @dataclass
+class MediaOptions:
+    """Pictures: the projector that encodes them, and where they are.
+
+    use_projector: False takes none, True also one that lies in the folder of the model.
+    """
+
+    projector: str | None = None
+    url: str | None = None
+    use_projector: bool | None = None
+    images: list[str] = field(default_factory=list)
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    n_threads: int | None = None
+    folder: str | None = None
+
+
+@dataclass
 class LogOptions:
     """Amount and place of log output."""
 
@@ -293,6 +310,7 @@ class CommonParams:
     context: ContextOptions = field(default_factory=ContextOptions)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     prompt: PromptOptions = field(default_factory=PromptOptions)
+    media: MediaOptions = field(default_factory=MediaOptions)
     log: LogOptions = field(default_factory=LogOptions)
     perplexity: PerplexityOptions = field(default_factory=PerplexityOptions)
     sweep: SweepOptions = field(default_factory=SweepOptions)

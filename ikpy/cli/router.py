@@ -16,6 +16,7 @@ from ikpy.cli.parser import Parser
 from ikpy.cli.presets import COMMON, Preset, Uses, overriding, read_presets
 from ikpy.cli.server import log_listening, origins, reload_keys
 from ikpy.errors import IkpyError, ResourceError, UsageError
+from ikpy.gguf.model_names import projectors_in
 from ikpy.server.router.catalog import ModelFile, scan, size_of
 
 if TYPE_CHECKING:
@@ -69,7 +70,10 @@ class Models:
     def catalog(self) -> dict[str, ModelFile]:
         """Models there are now."""
         files = {} if self._folder is None else scan(self._folder)
-        found = {name: self._with_options(file, self._presets.get(name, self._common)) for name, file in files.items()}
+        found = {
+            name: self._with_options(file, self._presets.get(name, self._common), self._own_options(file))
+            for name, file in files.items()
+        }
         for name, preset in self._presets.items():
             if preset.sources:
                 path = Path(preset.sources["-m"]) if "-m" in preset.sources else None
@@ -77,9 +81,15 @@ class Models:
                 found[name] = self._with_options(ModelFile(name, path, size, changed), preset)
         return found
 
-    def _with_options(self, file: ModelFile, preset: Preset) -> ModelFile:
-        """The model with the options of a preset that the command line does not set."""
-        words = tuple(word for _, use in overriding(preset.uses, self._shared) for word in use)
+    def _own_options(self, file: ModelFile) -> tuple[str, ...]:
+        """Options of a model that lies with its projector in a folder below the one of the models."""
+        assert file.path is not None
+        folder = file.path.parent
+        return ("--mmproj-auto",) if folder != self._folder and projectors_in(folder) else ()
+
+    def _with_options(self, file: ModelFile, preset: Preset, own: tuple[str, ...] = ()) -> ModelFile:
+        """The model with its own options and those of a preset that the command line does not set."""
+        words = own + tuple(word for _, use in overriding(preset.uses, self._shared) for word in use)
         seconds = self._stop_seconds if preset.stop_seconds is None else preset.stop_seconds
         return replace(file, arguments=words, stop_seconds=seconds)
 

@@ -238,7 +238,9 @@ def make_server(session: Session, log: ServerLog) -> Server:
     context = session.new_context(n_seq_max=n_slots, **needs_of_drafts(session))
     check_slots(replace(context.params, n_ctx=context.n_ctx))
     drafters = speculation(session, n_slots)
-    return build_server(settings, session.model, session.vocab, context, log, drafters, session.directions)
+    return build_server(
+        settings, session.model, session.vocab, context, log, drafters, session.directions, session.pictures
+    )
 
 
 def origins(text: str | None) -> tuple[str, ...] | None:
@@ -302,4 +304,6 @@ def server_settings(params: CommonParams, path: str, model_pooling: str | None =
         parallel_tool_calls=server.parallel_tool_calls,
         skip_chat_parsing=server.skip_chat_parsing,
         spm_infill=server.spm_infill,
+        media_path=params.media.folder,
+        downloads=not params.model.offline,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from ikpy.cli.logs import (
 from ikpy.cli.model_files import fetch_hub, model_path, read_vocab
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import suggest
-from ikpy.errors import UsageError
+from ikpy.errors import IkpyError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ikpy.engine.model import Model
     from ikpy.engine.params import ModelParams
     from ikpy.gguf.reader import GGUFFile
+    from ikpy.tools.picture_tokens import PictureReader
     from ikpy.tools.run_logs import Timings
     from ikpy.vocab import Vocab
 
@@ -49,6 +51,8 @@ class Session:
     path: str
     timings: Timings
     started: float = field(default_factory=time.perf_counter)
+    projector: str | None = None
+    """Projector file."""
 
     def log(self, lines: Iterable[str]) -> None:
         """Print log lines unless --log-disable was given."""
@@ -73,6 +77,7 @@ class Session:
                 ]
             )
         context_params.adapters = self.adapters
+        context_params.media = self.pictures.store if self.pictures is not None else None
         context = Context(self.model, context_params, log=lambda line: self.log([line]))
         context.adapter_scales[:] = self.adapter_scales
         context.steer(self.directions)
@@ -81,6 +86,27 @@ class Session:
             print(*plan_lines(context), sep="\n", file=sys.stderr)  # what was asked for, no log
             raise SystemExit(0)
         return context
+
+    @cached_property
+    def pictures(self) -> PictureReader | None:
+        """What gives pictures their tokens, if there is a projector."""
+        from ikpy.tools.picture_tokens import STORE_BYTES, open_reader
+
+        if self.projector is None or self.params.model.dry_run:
+            return None
+        media = self.params.media
+        with used_if_possible(self.params):
+            return open_reader(
+                self.projector,
+                self.model,
+                self.vocab,
+                n_threads=media.n_threads or self.params.n_threads_batch,
+                log=lambda line: self.log([line]),
+                min_tokens=media.min_tokens,
+                max_tokens=media.max_tokens,
+                n_bytes=STORE_BYTES if self.params.tool == "server" else None,
+            )
+        return None
 
     @cached_property
     def adapters(self) -> list[LoraAdapter]:
@@ -160,6 +186,7 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     check_before_loading(params, context_changes)
     started = time.perf_counter()
     path = model_path(params)
+    projector = checked_projector(params)
     check_adapters_fit(params, path)
     model_params = params.model_params()
     read = not (model_params.use_mmap or model_params.header_only)
@@ -172,7 +199,33 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     with ProgressDots(params) as dots:
         model = Model.load(file, model_params, log=dots.log, progress=None if model_params.header_only else dots)
     timings = run_logs.Timings(load=time.perf_counter() - started)
-    return Session(params, model, vocab, path, timings, started)
+    return Session(params, model, vocab, path, timings, started, projector)
+
+
+@contextmanager
+def used_if_possible(params: CommonParams) -> Iterator[None]:
+    """Goes on with a warning where a projector cannot be used that the command line does not name."""
+    try:
+        yield
+    except IkpyError as error:
+        if params.media.projector is not None or params.media.url is not None:
+            raise
+        print(f"warning: no pictures: {error}", file=sys.stderr)
+
+
+def checked_projector(params: CommonParams) -> str | None:
+    """The projector file, whose header tells a type that is known; None if there is none."""
+    from ikpy.cli.model_files import projector_path
+
+    with used_if_possible(params):
+        if (path := projector_path(params)) is not None:
+            from ikpy.gguf.reader import GGUFFile
+            from ikpy.vision.projector import projector_type
+
+            with GGUFFile.open(path, header_only=True) as file:
+                projector_type(file)
+        return path
+    return None
 
 
 def show_file(params: CommonParams, file: GGUFFile, path: str) -> Vocab:

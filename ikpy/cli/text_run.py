@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from ikpy.engine.session import load_session, save_session
 from ikpy.errors import UsageError
 from ikpy.tools.decoder import TimedContext
 from ikpy.tools.generation import ContextFullError, GrowingSequence
+from ikpy.tools.picture_marks import divided, with_markers
+from ikpy.tools.pictures import read_picture
 from ikpy.tools.stop_strings import ends_in
 
 if TYPE_CHECKING:
@@ -81,8 +84,12 @@ class TextRun:
             multiline=prompt.multiline_input,
             simple=prompt.simple_io,
         )
+        self.pictures = session.pictures
         self.sequence = GrowingSequence(
-            TimedContext(context, session.timings), shift=self.params.server.context_shift, speculator=speculator
+            TimedContext(context, session.timings),
+            shift=self.params.server.context_shift,
+            speculator=speculator,
+            media=context.params.media,
         )
         self.interrupt = Interrupt()
         self.times = RunTimes()
@@ -118,8 +125,17 @@ class TextRun:
         self.times.prompt += time.perf_counter() - began
         self.times.n_prompt += len(self.pending) + len(tokens)
         self.pending = []
+        self.accept(tokens)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Tells the sampler tokens that were not drawn; it knows nothing of pictures."""
         for token in tokens:
-            self.sampler.accept(token, grammar=False)
+            if self.pictures is None or not self.pictures.store.is_media(token):
+                self.sampler.accept(token, grammar=False)
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, with markers for pictures."""
+        return self.vocab.detokenize(tokens) if self.pictures is None else self.pictures.text(tokens)
 
     def generate(self) -> str:
         """Writes tokens until a stop rule holds; returns the text.
@@ -215,8 +231,12 @@ class Completion:
     def prepare(self, run: TextRun) -> None:
         """Tokenizes the prompt and reads the prompt cache."""
         run.load_state()
-        text = run.params.prompt.text
-        tokens = self.vocab.tokenize(text, add_special=True, parse_special=True)
+        text, images = run.params.prompt.text, run.params.media.images
+        if images and run.pictures is not None:
+            parts = divided(with_markers(text, len(images)), [read_picture(path) for path in images])
+            tokens = run.pictures.tokens(parts, run.context.n_ubatch)
+        else:
+            tokens = self.vocab.tokenize(text, add_special=True, parse_special=True)
         if not text and run.sequence.tokens:
             tokens = list(run.sequence.tokens)
             run.session.log(["main: using full prompt from session file"])
@@ -233,8 +253,7 @@ class Completion:
             if prompt.display_prompt:
                 self.display(run, run.prompt_tokens)
             kept = len(run.sequence.tokens)
-            for token in run.prompt_tokens[:kept]:
-                run.sampler.accept(token, grammar=False)
+            run.accept(run.prompt_tokens[:kept])
             run.feed(run.prompt_tokens[kept:])
             run.save_prompt()
             if not prompt.interactive_first:
@@ -247,7 +266,8 @@ class Completion:
         """Writes tokens of the prompt."""
         run.console.set_color(YELLOW)
         for token in tokens:
-            run.console.token(token)
+            if run.pictures is None or not run.pictures.store.is_media(token):
+                run.console.token(token)
         run.console.set_color("")
 
     def generate(self, run: TextRun) -> None:

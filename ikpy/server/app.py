@@ -32,7 +32,8 @@ from ikpy.server import (
     routes_status,
 )
 from ikpy.server.errors import ApiError, error_body
-from ikpy.server.front import ClientGoneError, Front
+from ikpy.server.front import Front
+from ikpy.server.generation import ClientGoneError
 from ikpy.server.http import error_response, json_response
 from ikpy.server.keys import KeyRing
 from ikpy.server.openapi import document
@@ -47,6 +48,7 @@ PAGE_FILES = {
     "/page.js": ("page.js", "text/javascript"),
     "/markdown.js": ("markdown.js", "text/javascript"),
     "/clipboard.js": ("clipboard.js", "text/javascript"),
+    "/pictures.js": ("pictures.js", "text/javascript"),
 }
 OPEN_PATHS = frozenset({*PAGE_FILES, "/health", "/v1/health", "/models", "/v1/models", "/api/tags", "/api/version"})
 """Paths that need no API key."""

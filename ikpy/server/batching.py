@@ -18,6 +18,7 @@ from ikpy.server.tasks import CompletionTask, EmbeddingTask, Progress
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
     from ikpy.server.checkpoints import Checkpoints
+    from ikpy.server.log import ServerLog
     from ikpy.server.reuse import Reuse
     from ikpy.server.settings import ServerSettings
 
@@ -36,13 +37,15 @@ class BatchPlan:
         """Slot and number of its output rows, in batch order."""
         self.parts: list[tuple[Slot, int, int]] = []
         """Slot, position of its first token and number of its tokens, in batch order."""
+        self.picture_bytes = 0
+        """Of the rows that stand for some of the tokens."""
 
     def add(self, slot: Slot, tokens: list[int], wanted: str) -> None:
         """Adds tokens the slot has just taken, with its guesses; wanted: outputs of "all", the "last" or "none"."""
         n = len(tokens)
         end = len(slot.tokens) + len(slot.draft)
         self.parts.append((slot, end - n, n))
-        self.batch.add(tokens, end - n, slot.id, wanted)
+        self.batch.add(tokens, end - n, slot.id, wanted, turn=slot.turn(end - n))
         if wanted != "none":
             self.outputs.append((slot, n if wanted == "all" else 1))
 
@@ -65,6 +68,7 @@ class PromptFeeder:
         settings: ServerSettings,
         reuse: Reuse,
         checkpoints: Checkpoints,
+        log: ServerLog,
     ) -> None:
         self.token_seconds = 0.0
         self._context = context
@@ -72,6 +76,7 @@ class PromptFeeder:
         self._settings = settings
         self._reuse = reuse
         self._checkpoints = checkpoints
+        self._log = log
 
     def add_to(self, plan: BatchPlan) -> None:
         """Adds prompt tokens to a batch that has the tokens of generating slots."""
@@ -96,12 +101,29 @@ class PromptFeeder:
             if n <= 0:
                 continue
             n = self._checkpoints.piece(slot, n)
+            if slot.has_pictures:
+                n = self._uncut(plan, slot, n)
+            if n <= 0:
+                continue
             budget -= n
             tokens = slot.take_prompt(n)
             if isinstance(slot.task, EmbeddingTask) or slot.scores_prompt:
                 plan.add(slot, tokens, "all")
             else:
                 plan.add(slot, tokens, "none" if slot.n_waiting else "last")
+
+    def _uncut(self, plan: BatchPlan, slot: Slot, n: int) -> int:
+        """Of the next n tokens of a prompt with pictures those that cut none, or all of a picture; 0 if it waits."""
+        try:
+            n, n_bytes = slot.uncut(n, plan.picture_bytes)
+        except Exception as error:
+            self._log.caught("uncut", "a picture was not encoded again", error, id_slot=slot.id)
+            slot.fail(500, f"a picture was not encoded again: {error}")
+            return 0
+        if len(plan.batch) and len(plan.batch) + n > self._context.n_batch:
+            return 0
+        plan.picture_bytes += n_bytes
+        return n
 
     def chunk(self) -> int:
         """Prompt tokens a batch may take while answers are being generated.

@@ -46,15 +46,15 @@ class ContextFit:
     may_shift: bool
     add_bos: bool
 
-    def fitted(self, prompt: list[int], params: GenerationParams) -> list[int]:
-        """A prompt with blocks left out if it is too long. Raises RequestError if it must stay whole."""
-        if self._fits(prompt, params):
+    def fitted(self, prompt: list[int], params: GenerationParams, *, whole: bool = False) -> list[int]:
+        """A prompt with blocks left out if it is too long. Raises RequestError if it must stay ``whole``."""
+        if self._fits(prompt, params, whole=whole):
             return prompt
         return truncate_prompt(prompt, self.n_ctx, self._n_keep(prompt, params))
 
-    def shortened(self, prompt: list[int], params: GenerationParams) -> list[int]:
+    def shortened(self, prompt: list[int], params: GenerationParams, *, whole: bool = False) -> list[int]:
         """A prompt of which `fitted` makes the same. Raises RequestError as that does."""
-        if self._fits(prompt, params):
+        if self._fits(prompt, params, whole=whole):
             return prompt
         return shortened(prompt, self.n_ctx, self._n_keep(prompt, params))
 
@@ -65,10 +65,10 @@ class ContextFit:
         n = max(1, min(wanted if wanted > 0 else (n_past - keep) // 2, n_past - keep))
         return ContextShift(keep, n_past - keep, n)
 
-    def _fits(self, prompt: list[int], params: GenerationParams) -> bool:
+    def _fits(self, prompt: list[int], params: GenerationParams, *, whole: bool) -> bool:
         if len(prompt) < self.n_ctx:
             return True
-        if not self.may_shift or params.prompt_probs is not None:
+        if whole or not self.may_shift or params.prompt_probs is not None:
             raise RequestError(TOO_LONG)
         return False
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import string
+import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -19,12 +18,14 @@ from starlette.requests import Request
 from ikpy.errors import IkpyError
 from ikpy.server.context_fit import RequestError
 from ikpy.server.errors import ApiError, bad_request
-from ikpy.server.http import disconnected
+from ikpy.server.generation import Generation, Mail, unless_gone
 from ikpy.server.keys import KeyRing
+from ikpy.server.media import NO_PROJECTOR, ChatMedia, MediaRules, decoded, fetched
 from ikpy.server.params import GenerationParams, default_params, describe
 from ikpy.server.read_params import read_generation
 from ikpy.server.slot_reports import status
-from ikpy.server.tasks import CompletionTask, Embedded, Event, Failed, Finished, Task, next_request
+from ikpy.server.tasks import CompletionTask, Task
+from ikpy.tools.pictures import Picture
 from ikpy.tools.sampler_setup import make_sampler
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ikpy.server.prompts import Prompt
     from ikpy.server.scheduler import Engine
     from ikpy.server.settings import ServerSettings
+    from ikpy.tools.picture_tokens import PictureReader
     from ikpy.vocab import Vocab
     from ikpy.vocab.templates import ChatTemplate
 
@@ -49,25 +51,11 @@ FEW_TASKS = 8
 """Answers whose samplers are made in the event loop, if they have no grammar: 20 us each, another thread's turn 200."""
 MOST_MAKERS = 8
 """Threads that make the other samplers: large grammars take seconds, and must not hold up what reads request bodies."""
+MOST_FETCHERS = 16
+"""Threads that ask other hosts for pictures."""
+MOST_LOOKERS = 4
+"""Threads that decode pictures and wait until the engine has encoded them."""
 LETTERS = string.ascii_letters + string.digits
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection; nobody reads an answer."""
-
-
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of work; ClientGoneError as soon as the client has gone. The request body must have been read."""
-    gone = asyncio.ensure_future(disconnected(request.receive))
-    working = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({gone, working}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGoneError
-        return working.result()
-    finally:
-        gone.cancel()
-        working.cancel()
 
 
 def check_number(n_tasks: int) -> None:
@@ -104,127 +92,6 @@ def random_id(prefix: str) -> str:
     return prefix + "".join(out)
 
 
-class Inbox:
-    """Events for one reader, in the event loop's thread; `asyncio.Queue`, made for several, takes longer."""
-
-    def __init__(self) -> None:
-        self._events: deque[Event] = deque()
-        self._arrival: asyncio.Future[None] | None = None
-
-    def put(self, event: Event) -> None:
-        """Adds an event and wakes the reader if it waits."""
-        self._events.append(event)
-        if self._arrival is not None:
-            if not self._arrival.done():
-                self._arrival.set_result(None)
-            self._arrival = None
-
-    async def first(self) -> Event:
-        """The next event, which stays."""
-        while not self._events:
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-        return self._events[0]
-
-    async def get(self) -> Event:
-        """The next event."""
-        if not self._events:
-            await self.first()
-        return self._events.popleft()
-
-
-class Mail:
-    """Events on their way from the engine thread to an event loop, which is woken once for those of a batch."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._waiting: deque[tuple[Inbox, Event]] = deque()
-
-    def put(self, inbox: Inbox, event: Event) -> None:
-        """Takes an event, from any thread; `send` brings it to its inbox."""
-        self._waiting.append((inbox, event))
-
-    def send(self) -> None:
-        """Wakes the loop if there are events."""
-        if self._waiting:
-            with contextlib.suppress(RuntimeError):  # a closed loop has no readers any more
-                self.loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        while self._waiting:
-            inbox, event = self._waiting.popleft()
-            inbox.put(event)
-
-
-class Generation:
-    """Tasks of one request, given to the engine, and their events in the order they happen."""
-
-    def __init__(self, engine: Engine, mail: Mail) -> None:
-        self.tasks: list[Task] = []
-        self._engine = engine
-        self._mail = mail
-        self._events = Inbox()
-
-    def sink(self, event: Event) -> None:
-        """Takes an event from the engine thread, which sends the mail after every batch."""
-        self._mail.put(self._events, event)
-
-    def submit(self, tasks: Sequence[Task]) -> None:
-        """Queues the tasks. Raises ApiError 503."""
-        self.tasks = list(tasks)
-        number = next_request()
-        for task in self.tasks:
-            task.request = number
-            task.wake = self._mail.send
-        self._engine.submit(*tasks)
-
-    def cancel(self) -> None:
-        """Gives up what is still running."""
-        self._engine.cancel(*self.tasks)
-
-    async def events(self) -> AsyncIterator[Event]:
-        """Events until every task has ended."""
-        running = len(self.tasks)
-        while running:
-            event = await self._events.get()
-            if isinstance(event, (Finished, Failed, Embedded)):
-                running -= 1
-            yield event
-
-    async def first(self, request: Request) -> Event:
-        """The first event, which stays in the queue.
-
-        Raises ApiError if it is an error, ClientGoneError when the client went away; both end all tasks.
-        """
-        try:
-            event = await unless_gone(request, self._events.first())
-            if isinstance(event, Failed):
-                raise ApiError(event.code, event.message)
-        except BaseException:
-            self.cancel()
-            raise
-        return event
-
-    async def results(self, request: Request) -> list[Any]:
-        """Finished or Embedded event of every task, by index.
-
-        Raises ApiError when one failed, ClientGoneError when the client went away; both end the others.
-        """
-        try:
-            return await unless_gone(request, self._collect())
-        finally:
-            self.cancel()
-
-    async def _collect(self) -> list[Any]:
-        found: dict[int, Event] = {}
-        async for event in self.events():
-            if isinstance(event, Failed):
-                raise ApiError(event.code, event.message)
-            if isinstance(event, (Finished, Embedded)):
-                found[event.index] = event
-        return [found[index] for index in sorted(found)]
-
-
 class Front:
     """What request handlers share: engine, vocabulary, template, settings."""
 
@@ -236,6 +103,7 @@ class Front:
         settings: ServerSettings,
         template: ChatTemplate,
         tool_template: ChatTemplate | None = None,
+        pictures: PictureReader | None = None,
     ) -> None:
         self.engine = engine
         self.model = model
@@ -243,10 +111,13 @@ class Front:
         self.settings = settings
         self.template = template
         self.tool_template = tool_template or template
+        self.pictures = pictures
         self.keys = KeyRing(settings.api_keys)
         self.started = int(time.time())
         self._mail: Mail | None = None
         self._makers = ThreadPoolExecutor(MOST_MAKERS, "samplers")
+        self._fetchers = ThreadPoolExecutor(MOST_FETCHERS, "fetchers")
+        self._lookers = ThreadPoolExecutor(MOST_LOOKERS, "pictures")
 
     def generation(self) -> Generation:
         """A generation whose events go to the running event loop."""
@@ -264,6 +135,49 @@ class Front:
         n_seen = min(self.n_ctx, max(self.n_ctx if n < 0 else n for n in windows))
         n_left_out = max(0, len(params.penalty_prompt) - n_seen)
         return replace(params, penalty_prompt=params.penalty_prompt[n_left_out:])
+
+    def chat_media(self) -> ChatMedia:
+        """What collects the pictures of a conversation."""
+        return ChatMedia(allowed=self.pictures is not None)
+
+    async def seen(self, prompt: Prompt, request: Request) -> Prompt:
+        """A prompt with the tokens of its pictures, which are encoded in the engine thread. Raises ApiError, and
+        ClientGoneError if the client, whose body must have been read, goes away."""
+        return await unless_gone(request, self._seen(prompt)) if prompt.parts else prompt
+
+    async def _seen(self, prompt: Prompt) -> Prompt:
+        if self.pictures is None:
+            raise bad_request(NO_PROJECTOR)
+        self.engine.check_room()
+        rules = MediaRules(self.settings.media_path, self.settings.downloads)
+        files = await asyncio.get_running_loop().run_in_executor(self._fetchers, fetched, prompt.parts, rules)
+        given_up = threading.Event()
+        try:
+            look = partial(self._look, self.pictures, files, given_up.is_set)
+            tokens, pictures = await asyncio.get_running_loop().run_in_executor(self._lookers, look)
+        finally:
+            given_up.set()
+        return replace(prompt, tokens=tokens, parts=(), pictures=pictures)
+
+    def _look(
+        self, reader: PictureReader, files: Sequence[str | bytes], given_up: Callable[[], bool]
+    ) -> tuple[list[int], tuple[Picture, ...]]:
+        """Tokens and pictures, of which few are decoded at a time: those of the threads that do this."""
+        parts = decoded(files)
+        began = time.perf_counter()
+
+        def encode() -> list[int]:
+            return [] if given_up() else reader.tokens(parts, self.engine.context.n_ubatch)
+
+        tokens = self.engine.call(encode).result()
+        pictures = tuple(part for part in parts if isinstance(part, Picture))
+        ms = round(1e3 * (time.perf_counter() - began), 1)
+        self.engine.log.event("look", "pictures encoded", n_pictures=len(pictures), n_tokens=len(tokens), ms=ms)
+        return tokens, pictures
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, with a marker for every picture."""
+        return self.vocab.detokenize(tokens) if self.pictures is None else self.pictures.text(tokens)
 
     def template_for(self, tools: Sequence[Any]) -> ChatTemplate:
         """The template of a request with these tools."""
@@ -356,7 +270,7 @@ class Front:
     def _fitting(self, prompt: Prompt, params: GenerationParams) -> list[int]:
         """Tokens of a prompt as far as a slot needs them. Raises ApiError 400 for one that cannot fit."""
         try:
-            return self.engine.slots[0].fit.shortened(prompt.tokens, params)
+            return self.engine.slots[0].fit.shortened(prompt.tokens, params, whole=bool(prompt.pictures))
         except RequestError as error:
             raise bad_request(str(error)) from None
 
@@ -375,7 +289,13 @@ class Front:
                 own = replace(params, sampling=sampling, prompt_probs=None if i else params.prompt_probs)
                 tasks.append(
                     CompletionTask(
-                        tokens, generation.sink, len(tasks), prompt.shown, params=own, sampler=self.sampler(own)
+                        tokens,
+                        generation.sink,
+                        len(tasks),
+                        prompt.shown,
+                        pictures=prompt.pictures,
+                        params=own,
+                        sampler=self.sampler(own),
                     )
                 )
         return tasks

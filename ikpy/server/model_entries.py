@@ -29,7 +29,7 @@ def model_list(entries: Sequence[Mapping[str, Any]], headers: Mapping[str, str])
     if "anthropic-version" in headers:
         ids = [entry["id"] for entry in entries] or [None]
         found |= {"has_more": False, "first_id": ids[0], "last_id": ids[-1]}
-    return found | {"models": [codex_entry(entry["id"], entry.get("max_model_len")) for entry in entries]}
+    return found | {"models": [codex_entry(entry) for entry in entries]}
 
 
 def shown_entry(entry: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
@@ -39,8 +39,9 @@ def shown_entry(entry: Mapping[str, Any], headers: Mapping[str, str]) -> dict[st
     return {**entry, "type": "model", "display_name": entry["id"], "created_at": stamp(entry["created"])}
 
 
-def codex_entry(name: str, n_ctx: int | None) -> dict[str, Any]:
-    """A model in the list that Codex asks for; ``n_ctx``: tokens of a request at most, if it is loaded."""
+def codex_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A model in the list that Codex asks for; what fits a request, and what it may hold, is known if it is loaded."""
+    name, n_ctx = entry["id"], entry.get("max_model_len")
     return {
         "slug": name,
         "display_name": name,
@@ -72,7 +73,7 @@ def codex_entry(name: str, n_ctx: int | None) -> dict[str, Any]:
         "auto_compact_token_limit": n_ctx and n_ctx * 9 // 10,
         "effective_context_window_percent": 95,
         "experimental_supported_tools": [],
-        "input_modalities": ["text"],
+        "input_modalities": entry.get("architecture", {}).get("input_modalities", ["text"]),
         "supports_search_tool": False,
         "use_responses_lite": False,
         "auto_review_model_override": None,

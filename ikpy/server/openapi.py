@@ -36,7 +36,10 @@ def either(*schemas: Schema) -> Schema:
 
 
 TEXTS = either(TEXT, array(TEXT))
-PROMPT = either(TEXT, array(INTEGER), array(either(TEXT, INTEGER)))
+MIXED = either(TEXT, array(INTEGER), array(either(TEXT, INTEGER)))
+SEEN = record(["prompt_string"], prompt_string=TEXT, multimodal_data=array(TEXT))
+"""A text with markers, and base64 of the pictures that they stand for."""
+PROMPT = either(TEXT, array(INTEGER), array(either(TEXT, INTEGER)), SEEN)
 SAMPLING: dict[str, Schema] = {
     **dict.fromkeys(FLOATS, NUMBER),
     **dict.fromkeys(INTEGERS, INTEGER),
@@ -52,8 +55,9 @@ SAMPLING: dict[str, Schema] = {
     "banned_regex": TEXTS, "banned_regex_case_insensitive": TEXTS, "banbuffer_size": INTEGER,
     "penalty_prompt": either(TEXT, array(INTEGER)),
 }  # fmt: skip
-PART = either(TEXT, array(record(["type"], type=TEXT, text=TEXT)))
+PART = either(TEXT, array(record(["type"], type=TEXT, text=TEXT, image_url=either(TEXT, record(["url"], url=TEXT)))))
 MESSAGES = array(record(["role", "content"], role=TEXT, content=PART), minItems=1)
+OLLAMA_MESSAGES = array(record(["role", "content"], role=TEXT, content=TEXT, images=array(TEXT)), minItems=1)
 TOOLS = array(record(["type", "function"], type=TEXT, function=record(["name"], name=TEXT, parameters=OBJECT)))
 CHAT = record(
     ["messages"],
@@ -122,7 +126,7 @@ BODIES: dict[str, tuple[str, Schema]] = {
     "/tokenize": (
         "Text to token ids",
         record(
-            content=PROMPT, add_special=FLAG, parse_special=FLAG, with_pieces=FLAG, prompt=TEXT, add_special_tokens=FLAG
+            content=MIXED, add_special=FLAG, parse_special=FLAG, with_pieces=FLAG, prompt=TEXT, add_special_tokens=FLAG
         ),
     ),
     "/detokenize": ("Token ids to text", record(["tokens"], tokens=array(INTEGER))),
@@ -137,8 +141,14 @@ BODIES: dict[str, tuple[str, Schema]] = {
     ),
     "/control-vectors/apply": ("Scales of control vectors", array(record(["id"], id=INTEGER, scale=NUMBER))),
     "/control-vectors/unload": ("Unload a control vector", record(["id"], id=INTEGER)),
-    "/api/chat": ("Answer in a conversation (Ollama)", record(["messages"], messages=MESSAGES, tools=TOOLS, **OLLAMA)),
-    "/api/generate": ("Answer a prompt (Ollama)", record(["prompt"], prompt=TEXT, system=TEXT, raw=FLAG, **OLLAMA)),
+    "/api/chat": (
+        "Answer in a conversation (Ollama)",
+        record(["messages"], messages=OLLAMA_MESSAGES, tools=TOOLS, **OLLAMA),
+    ),
+    "/api/generate": (
+        "Answer a prompt (Ollama)",
+        record(["prompt"], prompt=TEXT, images=array(TEXT), system=TEXT, raw=FLAG, **OLLAMA),
+    ),
     "/api/embed": (
         "Embeddings (Ollama)",
         record(["input"], input=TEXTS, model=TEXT, dimensions=INTEGER, truncate=FLAG),

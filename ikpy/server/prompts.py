@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ikpy.errors import UsageError
 from ikpy.server.errors import bad_request
+from ikpy.server.media import MOST_PICTURES, MediaSource
+from ikpy.tools.picture_marks import divided
+from ikpy.tools.pictures import Picture
 
 if TYPE_CHECKING:
     from ikpy.vocab import Vocab
@@ -19,11 +23,16 @@ EMPTY = '"prompt" must not be empty'
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens of a prompt, what answers show as ``prompt``, and its text if it came as one."""
+    """Tokens of a prompt, what answers show as ``prompt``, and its text if it came as one.
+
+    A prompt with pictures has ``parts`` and no tokens until these are made of them; then it has ``pictures``.
+    """
 
     tokens: list[int]
     shown: Any
     text: str | None = None
+    parts: tuple[str | MediaSource, ...] = ()
+    pictures: tuple[Picture, ...] = ()
 
 
 def is_token(value: Any) -> bool:
@@ -57,7 +66,7 @@ def _one(value: Any, vocab: Vocab) -> Prompt:
         return Prompt(_text(value, vocab), None, value)
     if isinstance(value, dict) and isinstance(text := value.get("prompt_string"), str):
         if value.get("multimodal_data"):
-            raise bad_request("multimodal data is not supported")
+            return Prompt([], None, text, _media_parts(text, value["multimodal_data"]))
         return Prompt(_text(text, vocab), None, text)
     if isinstance(value, list):
         if not value:
@@ -70,6 +79,19 @@ def _one(value: Any, vocab: Vocab) -> Prompt:
 
 def _text(text: str, vocab: Vocab) -> list[int]:
     return _not_empty(vocab.tokenize(text, add_special=True, parse_special=True))
+
+
+def _media_parts(text: str, data: Any) -> tuple[str | MediaSource, ...]:
+    """A text with markers and base64 of the pictures that these stand for, in turn."""
+    pictures = [data] if isinstance(data, str) else data
+    if not isinstance(pictures, list) or not all(isinstance(item, str) for item in pictures):
+        raise bad_request('"multimodal_data" must be an array of base64 strings')
+    if len(pictures) > MOST_PICTURES:
+        raise bad_request(f"too many images, the maximum is {MOST_PICTURES}")
+    try:
+        return tuple(divided(text, [MediaSource(picture) for picture in pictures]))
+    except UsageError as error:
+        raise bad_request(str(error)) from None
 
 
 def _mixed(items: list[Any], vocab: Vocab) -> list[int]:

@@ -11,7 +11,8 @@ from ikpy.server import probabilities
 from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.request import ChatRequest
 from ikpy.server.errors import error_body
-from ikpy.server.front import Front, Generation, random_id
+from ikpy.server.front import Front, random_id
+from ikpy.server.generation import Generation
 from ikpy.server.http import apart, named_event
 from ikpy.server.tasks import Failed, Finished, Piece, TokenProbability
 from ikpy.vocab.stream import StreamDecoder

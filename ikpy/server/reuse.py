@@ -88,6 +88,8 @@ class Reuse:
         n_min = task.params.cache_reuse if isinstance(task, CompletionTask) and task.params.cache_prompt else 0
         if n_min <= 0 or not self._can_move or same == len(slot.tokens):
             return []
+        if slot.holds_pictures or (task is not None and task.pictures):
+            return []
         return find_pieces(slot.tokens, prompt, same, n_min)
 
     def find_text(self, slot: Slot) -> None:

@@ -11,11 +11,12 @@ from starlette.responses import Response
 
 from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.output import ChatMessage
-from ikpy.server.chat.request import NO_MEDIA, ChatRequest, read_chat
+from ikpy.server.chat.request import ChatRequest, chat_request
 from ikpy.server.chat.tool_reading import parse_value
 from ikpy.server.errors import bad_request, error_body
-from ikpy.server.front import Front, Generation, random_id
-from ikpy.server.http import EventStream, aside, json_response, named_event, read_body
+from ikpy.server.front import Front, random_id
+from ikpy.server.generation import Generation
+from ikpy.server.http import EventStream, json_response, named_event, read_body
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece
 
@@ -36,7 +37,7 @@ def to_chat(body: Mapping[str, Any]) -> Object:
     if not isinstance(body["messages"], list):
         raise bad_request("Expected 'messages' to be an array")
     out = {k: v for k, v in body.items() if k not in OWN_FIELDS}
-    system = _text(body.get("system"))
+    system = _content(body.get("system"))
     messages: list[Object] = [{"role": "system", "content": system}] if system else []
     for message in body["messages"]:
         messages += _messages(message)
@@ -67,18 +68,34 @@ def _output(body: Mapping[str, Any]) -> Object:
     return out
 
 
-def _text(value: Any) -> str:
-    """Text of a string or of blocks. Raises ApiError 400 for images, and for documents that are no text."""
-    if isinstance(value, list):
-        blocks = (block for block in value if isinstance(block, dict) and block.get("type") in READ_BLOCKS)
-        return "\n".join(map(_block_text, blocks))
-    return value if isinstance(value, str) else ""
+def _content(value: Any) -> str | list[Object]:
+    """Content of a string or of blocks: one text, or parts if there are pictures. Raises ApiError 400 for documents
+    that are no text."""
+    if not isinstance(value, list):
+        return value if isinstance(value, str) else ""
+    parts = [_part(block) for block in value if isinstance(block, dict) and block.get("type") in READ_BLOCKS]
+    if any(part["type"] == "image_url" for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)
 
 
-def _block_text(block: Mapping[str, Any]) -> str:
+def _part(block: Mapping[str, Any]) -> Object:
+    """A block as a content part."""
+    source = block.get("source")
     if block["type"] == "image":
-        raise bad_request(NO_MEDIA.format("image"))
-    return _document(block.get("source")) if block["type"] == "document" else str(block.get("text", ""))
+        return {"type": "image_url", "image_url": {"url": _address(source)}}
+    return {"type": "text", "text": _document(source) if block["type"] == "document" else str(block.get("text", ""))}
+
+
+def _address(source: Any) -> str:
+    """The address of a picture: of its data, or of where it is. Raises ApiError 400."""
+    given = source if isinstance(source, dict) else {}
+    kind, data, media = given.get("type"), given.get("data"), given.get("media_type", "image/png")
+    if kind == "base64" and isinstance(data, str):
+        return f"data:{media};base64,{data}"
+    if kind == "url" and isinstance(given.get("url"), str):
+        return str(given["url"])
+    raise bad_request("the source of an image must be of type base64 with data, or url with url")
 
 
 def _tools(tools: Any) -> Any:
@@ -114,8 +131,8 @@ def _document(source: Any) -> str:
     given = source if isinstance(source, dict) else {}
     if given.get("type") == "text" and isinstance(given.get("data"), str):
         return str(given["data"])
-    if given.get("type") == "content":
-        return _text(given.get("content"))
+    if given.get("type") == "content" and isinstance(text := _content(given.get("content")), str):
+        return text
     raise bad_request("documents that are no text are not supported")
 
 
@@ -134,10 +151,10 @@ def _messages(message: Any) -> list[Object]:
             function = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}), ensure_ascii=False)}
             calls.append({"id": block.get("id", ""), "type": "function", "function": function})
         elif kind == "tool_result":
-            content = _text(block.get("content"))
+            content = _content(block.get("content"))
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id", ""), "content": content})
         elif kind in ("image", "document"):
-            texts.append({"type": "text", "text": _block_text(block)})
+            texts.append(_part(block))
         elif kind == "thinking":
             reasoning += str(block.get("thinking", ""))
         elif kind != "redacted_thinking":
@@ -286,7 +303,7 @@ async def messages(request: Request) -> Response:
     """POST /v1/messages."""
     front = front_of(request)
     body = to_chat(await read_body(request, front.settings))
-    chat = await aside(request, read_chat, body, front)
+    chat = await chat_request(request, body, front)
     generation = await front.start([chat.prompt], chat.params, request)
     if chat.params.stream:
         await generation.first(request)
@@ -312,5 +329,5 @@ async def count_tokens(request: Request) -> Response:
     """POST /v1/messages/count_tokens."""
     front = front_of(request)
     body = to_chat(await read_body(request, front.settings))
-    chat = await aside(request, read_chat, body, front)
+    chat = await chat_request(request, body, front)
     return json_response({"input_tokens": len(chat.prompt.tokens)})

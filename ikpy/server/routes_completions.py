@@ -14,7 +14,8 @@ from starlette.responses import Response
 from ikpy.server import probabilities
 from ikpy.server.chat.request import model_of
 from ikpy.server.errors import bad_request, error_body
-from ikpy.server.front import Front, Generation, check_number, check_repeated, random_id
+from ikpy.server.front import Front, check_number, check_repeated, random_id
+from ikpy.server.generation import Generation
 from ikpy.server.http import (
     DONE,
     EventStream,
@@ -60,6 +61,8 @@ class Echo:
 def read_echoes(prompts: Sequence[Prompt], params: GenerationParams, vocab: Vocab) -> list[Echo]:
     """The prompts as answers repeat them. Raises ApiError 400 if that is too much."""
     check_number(len(prompts) * params.n)
+    if any(prompt.pictures for prompt in prompts):
+        raise bad_request("echo is not supported for prompts with pictures")
     echoes = [Echo.of(prompt, vocab) for prompt in prompts]
     check_repeated(params.n * encoded_size(echo.text for echo in echoes))
     return echoes
@@ -200,6 +203,7 @@ async def completions(request: Request) -> Response:
     if await aside(request, is_batch, body["prompt"]):
         check_number(len(body["prompt"]) * params.n)  # before all of them are tokenized
     prompts = await aside(request, read_prompts, body["prompt"], front.vocab)
+    prompts = [await front.seen(prompt, request) for prompt in prompts]
     echoes = await aside(request, read_echoes, prompts, params, front.vocab) if flag(body, "echo") else []
     answers = Completions(front, params, model_of(body, front), n_top, echoes)
     generation = await front.start(prompts, params, request)

@@ -126,6 +126,7 @@ async def embed(request: Request, front: Front, value: Any, *, cut: bool = False
     if await aside(request, is_batch, value):
         check_number(len(value))  # before all of them are tokenized
     prompts = await aside(request, read_prompts, value, front.vocab)
+    prompts = [await front.seen(prompt, request) for prompt in prompts]
     n_most = min(front.engine.context.n_ubatch, front.n_ctx_slot)
     if cut:
         prompts = [replace(prompt, tokens=beginning(prompt.tokens, n_most, front.vocab)) for prompt in prompts]
@@ -134,7 +135,7 @@ async def embed(request: Request, front: Front, value: Any, *, cut: bool = False
     check_states(front, prompts)
     generation = front.generation()
     make = partial(EmbeddingTask, pool=partial(pooled, front))
-    generation.submit([make(p.tokens, generation.sink, i, p.shown) for i, p in enumerate(prompts)])
+    generation.submit([make(p.tokens, generation.sink, i, p.shown, pictures=p.pictures) for i, p in enumerate(prompts)])
     return await generation.results(request)
 
 

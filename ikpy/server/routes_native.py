@@ -12,7 +12,8 @@ from starlette.responses import Response
 from ikpy.engine.gbnf import GrammarError
 from ikpy.server import probabilities
 from ikpy.server.errors import bad_request, error_body
-from ikpy.server.front import Front, Generation, check_number, check_repeated
+from ikpy.server.front import Front, check_number, check_repeated
+from ikpy.server.generation import Generation
 from ikpy.server.http import (
     EventStream,
     aside,
@@ -49,6 +50,7 @@ async def completion(request: Request) -> Response:
     if several:
         check_number(len(body["prompt"]) * params.n)  # before all of them are tokenized
     prompts = await aside(request, read_prompts, body["prompt"], front.vocab)
+    prompts = [await front.seen(prompt, request) for prompt in prompts]
     return await answer_prompts(request, front, prompts, params, several=several)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,18 +19,19 @@ from ikpy.gguf.metadata import scalar_or
 from ikpy.quants.registry import ftype_by_id
 from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.output import ChatMessage, OutputFormat
-from ikpy.server.chat.request import model_of, read_chat
+from ikpy.server.chat.request import chat_request, model_of
 from ikpy.server.chat.tags import reasoning_tags
-from ikpy.server.chat.tool_ids import with_ids
 from ikpy.server.chat.tool_reading import parse_value
 from ikpy.server.errors import ApiError, bad_request
-from ikpy.server.front import Front, Generation
+from ikpy.server.front import Front
+from ikpy.server.generation import Generation
 from ikpy.server.http import EventStream, aside, json_response, made_json, made_response, read_body, to_json
 from ikpy.server.model_entries import FOREVER, digest, stamp
+from ikpy.server.ollama_requests import chat_messages, common_fields, read_images, read_logprobs, with_images
 from ikpy.server.params import GenerationParams
 from ikpy.server.probabilities import N_ENTRY, openai
 from ikpy.server.prompts import Prompt, is_token, read_prompts
-from ikpy.server.read_params import flag, integer
+from ikpy.server.read_params import flag
 from ikpy.server.routes_embeddings import (
     L2,
     check_pooling,
@@ -41,81 +43,9 @@ from ikpy.server.routes_embeddings import (
 )
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece, TokenProbability
+from ikpy.tools.picture_marks import with_markers
 
-OPTIONS = {
-    "num_predict": "n_predict", "num_keep": "n_keep", "tfs_z": "tfs_z", "typical_p": "typical_p", "stop": "stop",
-    "penalize_newline": "penalize_nl",
-    **{name: name for name in (
-        "temperature", "top_k", "top_p", "min_p", "seed", "repeat_last_n", "repeat_penalty", "presence_penalty",
-        "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta",
-    )},
-}  # fmt: skip
-"""Names of sampling options here; those about loading (num_ctx, num_gpu, ...) have no effect."""
 LINES = "application/x-ndjson"
-MOST_TOP = 20
-"""Ollama's limit of ``top_logprobs``."""
-
-
-# requests
-
-
-def common_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Options, form of the answer and thinking as fields of a chat request."""
-    options = body.get("options")
-    options = {} if options is None else options
-    if not isinstance(options, dict):
-        raise bad_request("'options' must be an object")
-    out: dict[str, Any] = {OPTIONS[name]: value for name, value in options.items() if name in OPTIONS}
-    out["stream"] = flag(body, "stream", True)
-    form = body.get("format")
-    if form == "json":
-        out["json_schema"] = {"type": "object"}
-    elif isinstance(form, dict):
-        out["json_schema"] = form
-    elif form:
-        raise bad_request("'format' must be \"json\" or a JSON schema")
-    n_top = read_logprobs(body)
-    if n_top is not None:
-        out |= {"logprobs": True, "top_logprobs": n_top, "n_probs": max(n_top, 1)}
-    think = body.get("think")
-    if isinstance(think, bool):
-        out["chat_template_kwargs"] = {"enable_thinking": think}
-    elif isinstance(think, str):
-        out["reasoning_effort"] = think
-    return out
-
-
-def read_logprobs(body: Mapping[str, Any]) -> int | None:
-    """How many of the most probable tokens are shown beside each; None if no log probabilities are wanted."""
-    n_top = integer(body, "top_logprobs", 0)
-    if not 0 <= n_top <= MOST_TOP:
-        raise bad_request(f"top_logprobs must be between 0 and {MOST_TOP}")
-    return n_top if flag(body, "logprobs") else None
-
-
-def chat_messages(value: Any) -> Any:
-    """Messages in the OpenAI form; what is no message is left for the checks of chat requests."""
-    if not isinstance(value, list):
-        return value
-    return with_ids([chat_message(item) if isinstance(item, dict) else item for item in value])
-
-
-def chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """One message in the OpenAI form."""
-    if message.get("images"):
-        raise bad_request("images are not supported")
-    out = {"role": message.get("role"), "content": message.get("content", "")}
-    if isinstance(message.get("thinking"), str):
-        out["reasoning_content"] = message["thinking"]
-    calls = message.get("tool_calls")
-    if isinstance(calls, list):
-        out["tool_calls"] = [{"type": "function", **call} if isinstance(call, dict) else call for call in calls]
-    for name, field in (("tool_name", "name"), ("tool_call_id", "tool_call_id")):
-        if isinstance(message.get(name), str):
-            out[field] = message[name]
-    return out
-
-
 # answers
 
 
@@ -193,7 +123,10 @@ class Answer:
             "eval_count": event.n_decoded,
             "eval_duration": int(1e6 * t.predicted_ms),
         }
-        return out if self._chat else out | {"context": [*prompt.tokens, *event.tokens]}
+        if self._chat:
+            return out
+        known = [token for token in prompt.tokens if token < self._vocab.n_tokens]  # without what stands for pictures
+        return out | {"context": [*known, *event.tokens]}
 
     def last(self, event: Finished, prompt: Prompt) -> dict[str, Any]:
         """The last object of a stream."""
@@ -257,7 +190,7 @@ async def chat(request: Request) -> Response:
     fields = common_fields(body) | {"messages": messages}
     if body.get("tools"):
         fields["tools"] = body["tools"]
-    found = await aside(request, read_chat, fields, front)
+    found = await chat_request(request, fields, front)
     return await respond(request, front, Answer(front, body, found.output, chat=True), found.prompt, found.params)
 
 
@@ -268,9 +201,10 @@ async def generate(request: Request) -> Response:
     prompt, system = body.get("prompt", ""), body.get("system", "")
     if not isinstance(prompt, str) or not isinstance(system, str):
         raise bad_request("'prompt' and 'system' must be strings")
-    if body.get("images") or body.get("suffix"):
-        raise ApiError(501, "images and suffix are not supported; use /infill")
-    if not prompt:
+    if body.get("suffix"):
+        raise ApiError(501, "suffix is not supported; use /infill")
+    images = read_images(body)
+    if not prompt and not images:
         return json_response(Answer(front, body, OutputFormat(), chat=False).loaded())
     fields = common_fields(body)
     earlier = body.get("context") or []
@@ -278,17 +212,18 @@ async def generate(request: Request) -> Response:
         raise bad_request("'context' must be an array of token ids")
     if flag(body, "raw"):
         params = await aside(request, front.read_params, fields)
-        text = (await aside(request, read_prompts, prompt, front.vocab))[0]
+        given = {"prompt_string": with_markers(prompt, len(images)), "multimodal_data": images} if images else prompt
+        text = await front.seen((await aside(request, read_prompts, given, front.vocab))[0], request)
         output = OutputFormat()
     else:
         messages = [{"role": "system", "content": system}] if system else []
-        fields["messages"] = [*messages, {"role": "user", "content": prompt}]
-        found = await aside(request, read_chat, fields, front)
+        fields["messages"] = [*messages, {"role": "user", "content": with_images(prompt, images)}]
+        found = await chat_request(request, fields, front)
         text, params, output = found.prompt, found.params, found.output
     if earlier:
         begins = front.vocab.add_bos and text.tokens[:1] == [front.vocab.bos]
         new = text.tokens[1:] if begins else text.tokens
-        text = Prompt(read_prompts(earlier, front.vocab)[0].tokens + new, text.shown)
+        text = replace(text, tokens=read_prompts(earlier, front.vocab)[0].tokens + new)
     return await respond(request, front, Answer(front, body, output, chat=False), text, params)
 
 
@@ -378,6 +313,7 @@ async def show(request: Request) -> Response:
     }
     abilities = ["completion"] + (["tools"] if "tools" in front.tool_template.source else [])
     abilities += ["embedding"] if front.settings.embeddings else []
+    abilities += ["vision"] if front.pictures is not None else []
     abilities += ["thinking"] if reasoning_tags(front.template.source) else []
     body = {"modelfile": "", "parameters": "", "template": front.template.source, "details": details(front)}
     return json_response(body | {"model_info": info, "capabilities": abilities})

@@ -16,13 +16,14 @@ from ikpy.server.chat.output import ChatMessage
 from ikpy.server.chat.rendering import render
 from ikpy.server.chat.request import (
     ChatRequest,
-    read_chat,
+    chat_request,
     read_messages,
     read_tool_choice,
     read_tools,
 )
 from ikpy.server.errors import error_body
-from ikpy.server.front import Front, Generation, random_id
+from ikpy.server.front import Front, random_id
+from ikpy.server.generation import Generation
 from ikpy.server.http import (
     DONE,
     EventStream,
@@ -200,7 +201,7 @@ async def chat_completions(request: Request) -> Response:
     """POST /v1/chat/completions."""
     front = front_of(request)
     body = await read_body(request, front.settings)
-    chat = await aside(request, read_chat, body, front)
+    chat = await chat_request(request, body, front)
     generation = await front.start([chat.prompt], chat.params, request)
     answer = ChatAnswer(front, chat)
     if chat.params.stream:
@@ -218,7 +219,7 @@ async def input_tokens(request: Request) -> Response:
 
 async def count_tokens(request: Request, body: dict[str, Any]) -> Response:
     """The number of tokens of a chat request's prompt, in the form of the responses API."""
-    chat = await aside(request, read_chat, body, front_of(request))
+    chat = await chat_request(request, body, front_of(request))
     return json_response({"object": "response.input_tokens", "input_tokens": len(chat.prompt.tokens)})
 
 
@@ -226,7 +227,8 @@ async def apply_template(request: Request) -> Response:
     """POST /apply-template."""
     front = front_of(request)
     body = await read_body(request, front.settings)
-    messages, tools = read_messages(body), read_tools(body)
+    media = front.chat_media()
+    messages, tools = read_messages(body, media), read_tools(body)
     choice = read_tool_choice(body)
     rendered = await aside(request, render, front, front.template_for(tools), body, messages, tools, choice)
-    return json_response({"prompt": rendered.text})
+    return json_response({"prompt": media.public(rendered.text)})

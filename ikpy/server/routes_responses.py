@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ikpy.server.chat.request import read_chat
+from ikpy.server.chat.request import chat_request
 from ikpy.server.errors import bad_request
 from ikpy.server.front import check_repeated
 from ikpy.server.http import EventStream, aside, encoded_size, made_response, read_body
@@ -129,6 +129,12 @@ def _content(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     names = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "input_file":
+            raise bad_request("'input_file' is not supported")
+        if kind == "input_image" and not isinstance(part.get("image_url"), str):
+            raise bad_request("'image_url' is required")
     return [
         part | {"type": names.get(str(part.get("type")), part.get("type"))} if isinstance(part, dict) else part
         for part in content
@@ -150,7 +156,7 @@ async def responses(request: Request) -> Response:
     """POST /v1/responses and /responses."""
     front = front_of(request)
     body = await read_body(request, front.settings)
-    chat = await aside(request, read_chat, to_chat(body), front)
+    chat = await chat_request(request, to_chat(body), front)
     if chat.params.stream:
         check_repeated(EVENTS_WITH_SETTINGS * await aside(request, encoded_size, [settings(chat, body)]))
     generation = await front.start([chat.prompt], chat.params, request)

@@ -13,7 +13,8 @@ from starlette.responses import Response
 
 from ikpy.errors import IkpyError
 from ikpy.server.errors import ApiError, bad_request
-from ikpy.server.front import Front, unless_gone
+from ikpy.server.front import Front
+from ikpy.server.generation import unless_gone
 from ikpy.server.http import json_response, parse_json, read_body
 from ikpy.server.read_params import from_digits
 from ikpy.server.routes_status import front_of
@@ -22,6 +23,7 @@ from ikpy.server.slot_reports import SlotState
 from ikpy.server.slots import Slot
 
 CANNOT_RESTORE = "Unable to restore slot, no available space in KV cache or invalid slot save file"
+PICTURES_STAY = "a text with pictures cannot be saved: what stands for them is known to this process only"
 BUSY_WAIT = 0.02
 """Seconds between two looks at a busy slot."""
 
@@ -95,6 +97,8 @@ def erase(slot: Slot) -> dict[str, Any]:
 def save(front: Front, slot: Slot, folder: Path, name: str) -> dict[str, Any]:
     """Writes the state and the tokens of a slot."""
     began = time.perf_counter()
+    if slot.holds_pictures:
+        raise bad_request(PICTURES_STAY)
     try:
         size = write_slot(folder, name, front.engine, slot)
     except OSError as error:

@@ -11,7 +11,9 @@ from ikpy.server.errors import ApiError, bad_request, engine_ended
 from ikpy.server.front import Front
 from ikpy.server.http import json_response, made_response, parsed, read_bytes
 from ikpy.server.model_entries import model_list, shown_entry
+from ikpy.tools.picture_marks import MARKER
 
+MODALITIES = {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
 VOCAB_TYPES = {"none": 0, "spm": 1, "bpe": 2, "wpm": 3, "ugm": 4}
 
 
@@ -53,7 +55,7 @@ async def slots_list(request: Request) -> Response:
     found = [(slot.id, list(slot.tokens)) for slot in front.engine.slots]
 
     def answer() -> list[dict[str, Any]]:
-        return [{"slot_id": i, "token_count": len(t), "prompt": front.vocab.detokenize(t)} for i, t in found]
+        return [{"slot_id": i, "token_count": len(t), "prompt": front.text_of(t)} for i, t in found]
 
     return await made_response(sum(len(tokens) for _, tokens in found), answer)
 
@@ -74,13 +76,20 @@ async def props(request: Request) -> Response:
         "chat_template_caps": {},
         "bos_token": vocab.special_text(vocab.bos),
         "eos_token": vocab.special_text(vocab.eos),
-        "modalities": {"vision": False, "audio": False},
+        "modalities": modalities(front),
         "n_ctx": front.n_ctx,
         "cors_proxy_enabled": False,
     }
+    if front.pictures is not None:
+        body["media_marker"] = MARKER
     if "tools" in front.tool_template.source:
         body["chat_template_tool_use"] = front.tool_template.source
     return json_response(body)
+
+
+def modalities(front: Front) -> dict[str, bool]:
+    """What the model understands beside text."""
+    return {"vision": front.pictures is not None, "audio": False}
 
 
 async def change_props(request: Request) -> Response:
@@ -103,7 +112,7 @@ async def v1_props(request: Request) -> Response:
     body = {
         "model_name": front.model_name,
         "model_path": front.settings.model_path,
-        "modalities": {"vision": False, "audio": False},
+        "modalities": modalities(front),
         "n_ctx": front.n_ctx,
     }
     return json_response(body)
@@ -138,6 +147,7 @@ def model_entry(front: Front) -> dict[str, Any]:
         "object": "model",
         "created": front.started,
         "owned_by": "llamacpp",
+        **({} if front.pictures is None else {"architecture": MODALITIES}),
         "meta": meta,
         "max_model_len": front.n_ctx_slot,
     }

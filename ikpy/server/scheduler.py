@@ -6,6 +6,7 @@ Every step evaluates one batch: one token of every generating slot first, then p
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -36,9 +37,11 @@ if TYPE_CHECKING:
     from ikpy.engine.speculative import Speculation
     from ikpy.server.log import ServerLog
     from ikpy.server.settings import ServerSettings
+    from ikpy.tools.picture_tokens import PictureReader
     from ikpy.vocab import Vocab
 
 T = TypeVar("T")
+LONG_CALL_SECONDS = 0.05
 LAST_BATCH_SECONDS = 5.0
 """The batch at work when all requests have ended may take so long before slots are given up."""
 
@@ -69,6 +72,7 @@ class Engine:
         log: ServerLog,
         speculation: Speculation | None = None,
         directions: NDArray[np.float32] | None = None,
+        pictures: PictureReader | None = None,
     ) -> None:
         self.context = context
         self.settings = settings
@@ -85,13 +89,14 @@ class Engine:
                 shift=settings.context_shift,
                 special=settings.special,
                 speculator=GuardedSpeculator(speculation.speculator(i), i, log) if speculation else None,
+                pictures=pictures,
             )
             for i in range(settings.n_slots)
         ]
         self.prompt_cache = PromptCache(settings.cache_ram)
         self.reuse = Reuse(self.slots, self.adapters, self.prompt_cache, settings, log)
         checkpoints = Checkpoints(context.kv.recurrent, settings)
-        self.prompts = PromptFeeder(context, self.slots, settings, self.reuse, checkpoints)
+        self.prompts = PromptFeeder(context, self.slots, settings, self.reuse, checkpoints, log)
         parts = self.prompts, self.reuse, checkpoints
         self._steps = BatchSteps(context, self.slots, *parts, self.metrics, log, self._tell)
         self._queue = TaskQueue()
@@ -120,13 +125,17 @@ class Engine:
         Raises ApiError 503 when too many requests wait already or the server is stopping.
         """
         with self._wake:
-            if self._stopping:
-                raise self._refusal()
-            waiting = self._queue.n_requests
-            if waiting >= max(self.settings.queue_limit, 1) + self.n_idle:
-                raise queue_full(waiting)
+            self.check_room()
             self._queue.extend(tasks)
             self._wake.notify()
+
+    def check_room(self) -> None:
+        """Raises ApiError 503 if no more requests are taken at the moment."""
+        if self._stopping:
+            raise self._refusal()
+        waiting = self._queue.n_requests
+        if waiting >= max(self.settings.queue_limit, 1) + self.n_idle:
+            raise queue_full(waiting)
 
     def cancel(self, *tasks: Task) -> None:
         """Gives up tasks; their slots are free before the next batch."""
@@ -293,8 +302,12 @@ class Engine:
         return any(self.reuse.choose(task) is not None for task in self._queue)
 
     def _run_calls(self) -> None:
+        """Runs what others wait for; while answers are written, no more than one that takes long."""
+        began = time.monotonic()
         while self._calls:
             self._calls.popleft().run()
+            if time.monotonic() - began > LONG_CALL_SECONDS and any(slot.task for slot in self.slots):
+                break
 
     def _drop_cancelled(self) -> None:
         if not self._any_cancelled:

@@ -33,6 +33,8 @@ class ServerSettings:
     written when they are used up.
     ``banned_strings`` may not appear in answers to requests that give none, ``banned_n`` of their tokens are banned.
     ``spm_infill`` puts the suffix of /infill before its prefix, which some models were trained with.
+    ``media_path`` is the folder of pictures that requests name as ``file://`` addresses (None: they are refused),
+    ``downloads`` allows pictures from other hosts.
     ``max_token_delay`` is the time in seconds that a batch of prompt tokens may keep running answers waiting.
     """
 
@@ -86,3 +88,5 @@ class ServerSettings:
     skip_chat_parsing: bool = False
     spm_infill: bool = False
     timeout: float = 600.0
+    media_path: str | None = None
+    downloads: bool = True

@@ -39,7 +39,7 @@ class Slot(SlotRequest):
         assert self.pending is not None
         self.shifted = None
         full = len(self.tokens) + 1 >= self.n_ctx
-        if (full and not self.fit.may_shift) or self._n_left <= 0:
+        if (full and not self._may_shift) or self._n_left <= 0:
             self._end_full()
             return []
         if full:
@@ -51,11 +51,16 @@ class Slot(SlotRequest):
         return [token, *self.draft]
 
     @property
+    def _may_shift(self) -> bool:
+        return self.fit.may_shift and not self.has_pictures
+
+    @property
     def _may_guess(self) -> bool:
-        """Whether guesses serve the request: banned phrases are taken back token by token."""
+        """Whether guesses serve the request: banned phrases are taken back token by token, and drafters see no
+        pictures."""
         task = self.last_task
         wanted = isinstance(task, CompletionTask) and task.params.draft_n_max != 0
-        return wanted and self.speculator is not None and self._ban is None
+        return wanted and self.speculator is not None and self._ban is None and not self.has_pictures
 
     @property
     def _n_left(self) -> int:
@@ -153,9 +158,13 @@ class Slot(SlotRequest):
         self.state = SlotState.GENERATING
         answer.begin()
         params, sampler = answer.task.params, answer.task.sampler
-        sampler.accept_prompt(self.prompt if params.penalty_prompt is None else params.penalty_prompt)
-        if self.speculator is not None:
+        sampler.accept_prompt(self._known_tokens() if params.penalty_prompt is None else params.penalty_prompt)
+        if self.speculator is not None and not self.has_pictures:
             self.speculator.begin(self.prompt)
+
+    def _known_tokens(self) -> list[int]:
+        """The prompt without its pictures."""
+        return [token for token in self.prompt if token < self._vocab.n_tokens] if self.has_pictures else self.prompt
 
     @property
     def is_held(self) -> bool:
@@ -207,7 +216,8 @@ class Slot(SlotRequest):
     def _can_go_back(self, n: int) -> bool:
         """Whether the cache can go on in front of the token before the last n, of which the last is not evaluated."""
         place = len(self.tokens) - n
-        return place >= 0 and self.reusable(place) == place
+        in_picture = self.has_pictures and place < len(self.prompt)
+        return place >= 0 and not in_picture and self.reusable(place) == place
 
     def _go_back(self, n: int) -> None:
         """Removes the last n tokens. The one before them is evaluated again, as the logits of a place are not kept:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from ikpy.engine.sampling import Sampler
     from ikpy.server.params import GenerationParams
+    from ikpy.tools.pictures import Picture
 
 _ids = itertools.count()
 _requests = itertools.count()
@@ -147,7 +148,8 @@ def _nobody(event: Event) -> None:
 @dataclass(eq=False)
 class Task:
     """Tokens to evaluate for one answer. ``sink`` takes events and may be called from the engine thread, which calls
-    ``wake`` when no more come for the moment; tasks of one HTTP request have the same ``request`` number."""
+    ``wake`` when no more come for the moment; tasks of one HTTP request have the same ``request`` number. ``pictures``
+    are those whose rows stand for some of the tokens."""
 
     tokens: Sequence[int]
     sink: Callable[[Event], None]
@@ -158,10 +160,11 @@ class Task:
     request: int = -1
     wake: Callable[[], None] = lambda: None
     queued: float = field(default_factory=time.monotonic)
+    pictures: tuple[Picture, ...] = ()
 
     def reported(self, prompt: Any) -> Task:
         """What reports of a finished task need, with so much of its prompt."""
-        return replace(self, tokens=(), prompt=prompt, sink=_nobody)
+        return replace(self, tokens=(), prompt=prompt, sink=_nobody, pictures=())
 
 
 @dataclass(eq=False)
@@ -173,7 +176,8 @@ class CompletionTask(Task):
 
     def reported(self, prompt: Any) -> CompletionTask:
         """What reports of a finished task need, with so much of its prompt."""
-        return replace(self, tokens=(), prompt=prompt, sink=_nobody, sampler=None)  # type: ignore[arg-type]
+        left_out: Any = {"sampler": None, "pictures": ()}
+        return replace(self, tokens=(), prompt=prompt, sink=_nobody, **left_out)
 
 
 @dataclass(eq=False)

@@ -73,7 +73,7 @@ class GrowingSequence:
     """Sequence ``seq_id`` of a context and the tokens its cache holds.
 
     ``n_keep`` first tokens survive a context shift; ``shift`` allows shifts. ``speculator`` makes guesses; it sees all
-    tokens. ``media``: of a context that reads pictures.
+    tokens. ``media``: of a context that reads pictures; a text with some is not shifted, nor guessed at.
     """
 
     def __init__(
@@ -102,9 +102,13 @@ class GrowingSequence:
         """Why old tokens are not dropped when the context is full; empty if they are."""
         if not self.shift:
             return "context shift is off"
-        if self._media is not None and self._media.has_media(self.tokens):
+        if self._has_media:
             return "a text with pictures is not shifted"
         return "" if self.context.kv.can_shift else "this model's cache cannot be shifted"
+
+    @property
+    def _has_media(self) -> bool:
+        return self._media is not None and self._media.has_media(self.tokens)
 
     def rewind(self, tokens: Sequence[int]) -> int:
         """Keeps the common beginning with ``tokens``, drops the rest from the cache; returns the kept length.
@@ -190,13 +194,14 @@ class GrowingSequence:
         A token is evaluated when the next one is asked for; with a speculator, together with guesses at those that
         follow. Whenever a token is given out, ``tokens`` holds those before it. Raises NotANumberError.
         """
-        if self.speculator is not None:
-            self.speculator.begin(self.tokens)
+        speculator = None if self._has_media else self.speculator
+        if speculator is not None:
+            speculator.begin(self.tokens)
         token = self._sample(sampler, logits)
         sampler.accept(token)
         yield token
         while token not in eog:
-            draft = self._draft(token, self.speculator) if self.speculator else []
+            draft = self._draft(token, speculator) if speculator else []
             rows = self._feed_draft(token, draft)
             first = len(self.tokens) - 1
             accepted = 0
@@ -245,6 +250,6 @@ class GrowingSequence:
 
     def _show_states(self, n: int) -> None:
         """Gives the drafters the states of the first n tokens of the last batch, the last ones of the text."""
-        if self.speculator is not None and self.speculator.needs_states:
+        if self.speculator is not None and self.speculator.needs_states and not self._has_media:
             assert self.context.token_states is not None
             self.speculator.observe(self.tokens, self.context.token_states[:n])

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 from ikpy.errors import IkpyError, ResourceError, UsageError
-from ikpy.gguf.model_names import is_model, names_imatrix
+from ikpy.gguf.model_names import choose_projector, has_quant, is_model, names_imatrix
 from ikpy.gguf.splits import paths_from_first, shard_paths, split_parts
 
 HUB_ADDRESS = re.compile(r"^(https?://)?(huggingface\.co|hf\.co)/")
@@ -25,6 +25,8 @@ ANSWER_SECONDS = 5.0
 again for half a minute where nothing answers."""
 PASSING = (408, 425, 429, *range(500, 600))
 """Answers of a hub that is overloaded or broken for a while."""
+_listed: dict[str, list[str]] = {}
+"""Files of repositories of which this process has downloaded one."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Where no file is named."""
 
@@ -61,9 +63,27 @@ def choose(files: Sequence[str], quant: str | None, repo: str) -> list[str]:
     raise UsageError(f"-hf {repo}:{quant}: no such quantization; there are: {', '.join(map(short_name, firsts))}")
 
 
-def has_quant(name: str, quant: str) -> bool:
-    """Whether a file name has a quantization as one of its parts."""
-    return re.search(rf"(^|[-._/]){re.escape(quant)}([-./]|$)", name, re.IGNORECASE) is not None
+def fetch_projector(spec: str, token: str | None, log: Callable[[str], None]) -> str | None:
+    """Path of the projector in the repository of a model that `fetch` has given, downloaded if it is not in the local
+    cache; None if the repository has none, or it cannot be had. The hub is not asked for its files a second time."""
+    from huggingface_hub import hf_hub_download
+
+    repo, _ = split_spec(spec)
+    if repo in _listed:
+        name = choose_projector(_listed[repo])
+        if name is None:
+            return None
+        try:
+            log(f"hub: {repo}/{name}")
+            return hf_hub_download(repo, name, token=token)
+        except Exception as error:  # which library reaches the network depends on the version of huggingface_hub
+            reason = str(refusal(repo, name, error) or error).partition("\n")[0]
+            log(f"hub: warning: {name} was not downloaded: {reason}")
+    for folder in snapshots(repo):
+        files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf") if path.exists()]
+        if (name := choose_projector(files)) is not None:
+            return str(folder / name)
+    return None
 
 
 def short_name(name: str) -> str:
@@ -121,7 +141,7 @@ def download(repo: str, quant: str | None, file: str | None, token: str | None, 
     from huggingface_hub import HfApi, hf_hub_download
 
     known = HfApi(token=token).model_info(repo, timeout=ANSWER_SECONDS).siblings or []
-    files = [item.rfilename for item in known]
+    files = _listed[repo] = [item.rfilename for item in known]
     names = parts_of(file, files, repo) if file else choose(files, quant, repo)
     path, commit = "", None
     with warnings.catch_warnings():  # a disk that is too small

@@ -37,7 +37,8 @@ def offered(*words: str) -> list[str]:
         (["ikpy", "convert", "--outt"], ["--outtype"]),
         (["ikpy", "tokenize", "--show"], ["--show-count"]),
         (["ikpy", "quantize", "mod"], []),
-        (["ikpy", "server", "--mmpr"], []),
+        (["ikpy", "server", "--aud"], []),
+        (["llama-mtmd-cli", "--image-mi"], ["--image-min-tokens"]),
     ],
 )
 def test_what_is_offered(words: list[str], found: list[str]) -> None:

@@ -12,7 +12,9 @@ import ikpy
 from ikpy.cli.parser import parse
 from ikpy.convert.families import FAMILIES
 from ikpy.models import ARCHITECTURES
+from ikpy.vision.projector import FAMILIES as PROJECTORS
 from tests.cpu.seeded_kinds import KINDS
+from tests.picture_models import png, write_projector, write_text
 from tests.shared import DATA, ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -34,6 +36,11 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
     """Blocks of a page run one behind the other, as a reader would paste them."""
     monkeypatch.chdir(tmp_path)
     model = DATA / "zoo" / "llama-ropefreqs.gguf" if page.name == "gguf.md" else ikpy.default_model_path()
+    if page.name == "vision.md":
+        model = write_text(tmp_path / "text.gguf")
+        write_projector(tmp_path / "mmproj.gguf")
+        for name in ("a.png", "b.png", "photo.jpg"):
+            (tmp_path / name).write_bytes(png(1))
     for name in ("model.gguf", "draft.gguf"):
         (tmp_path / name).symlink_to(model)
     namespace = {"text": ikpy.demo_text_path().read_text()}
@@ -41,6 +48,12 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
     for block in blocks(page, "python"):
         code = pattern.sub(lambda match: SMALLER[match[0]], block)
         exec(compile(code, page.name, "exec"), namespace)
+
+
+def test_all_projectors_are_listed() -> None:
+    rows = (ROOT / "docs" / "vision.md").read_text().partition("## Projectors")[2].partition("## The server")[0]
+    types = re.findall(r"^\| `([\w.]+)` \|", rows, re.MULTILINE)
+    assert sorted(types) == sorted(["clip.projector_type", *PROJECTORS])
 
 
 def test_configuration_files_are_read(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ikpy.cli.model_files import check_not_repository
 from ikpy.errors import UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.tools.hub import choose, split_spec
+from tests.picture_models import png, write_projector, write_text
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "a" * 40
@@ -201,6 +202,28 @@ def test_a_quantization_is_downloaded_once_and_resumed(tmp_path: Path, hub: Fake
     hub.server_close()
     assert fetched(tmp_path, address_of(hub), model) == paths, "the cached copy serves, without pauses"
     assert fetched(tmp_path, NOBODY, model, HF_HUB_OFFLINE="1") == paths
+
+
+def test_the_projector_beside_a_model(tmp_path: Path, hub: FakeHub) -> None:
+    """It comes with the model, is found in the cache, and one that cannot be used is no error."""
+    model, projector = write_text(tmp_path / "m.gguf"), write_projector(tmp_path / "p.gguf")
+    files = {"tiny-F16.gguf": model.read_bytes(), "mmproj-BF16.gguf": b"x", "mmproj-F16.gguf": projector.read_bytes()}
+    hub.files["me/seeing"] = files
+    picture = tmp_path / "a.png"
+    picture.write_bytes(png(1))
+    line = "-hf", "me/seeing", "--image", str(picture)
+    result = write_token(tmp_path, address_of(hub), *line)
+    assert result.returncode == 0, result.stderr[-800:]
+    assert sorted(set(hub.sent)) == ["mmproj-F16.gguf", "tiny-F16.gguf"]
+    assert write_token(tmp_path, NOBODY, *line).returncode == 0
+    assert write_token(tmp_path, NOBODY, *line, "--offline").returncode == 0
+    hub.sent.clear()
+    files["mmproj-F16.gguf"], hub.commit = b"not any more", "b" * 40
+    assert write_token(tmp_path, address_of(hub), "-hf", "me/seeing", "--no-mmproj").returncode == 0
+    assert "mmproj-F16.gguf" not in hub.sent
+    result = write_token(tmp_path, address_of(hub), "-hf", "me/seeing")
+    assert result.returncode == 0 and "warning: no pictures" in result.stderr
+    assert "projector" in write_token(tmp_path, address_of(hub), *line[:2], "--no-mmproj", *line[2:]).stderr
 
 
 def test_a_split_model_is_fetched_with_all_parts(tmp_path: Path, hub: FakeHub) -> None:

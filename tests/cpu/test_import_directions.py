@@ -35,11 +35,11 @@ ALLOWED = {
     "vision": "errors _native gguf graph models quants",
     "engine": "errors held_interrupts threads machine_memory numa _native backends gguf graph models quants",
     "convert": "errors threads _native gguf models quants vocab",
-    "tools": "errors file_locks held_interrupts threads _native backends engine gguf graph models quants vocab",
+    "tools": "errors file_locks held_interrupts threads _native backends engine gguf graph models quants vision vocab",
     "llm": "errors engine tools vocab",
     "server": "errors engine gguf quants tools vocab",
     "cli": "end_signals errors lost_interrupts machine_memory threads numa _native backends convert engine gguf graph "
-    "models quants server tools vocab",
+    "models quants server tools vision vocab",
     "__main__": "cli lost_interrupts",
 }
 """Packages and modules below `ikpy` that each may import; all may read what `ikpy/__init__.py` itself defines."""

@@ -23,10 +23,11 @@ PATIENCE = 120.0
 
 @contextlib.contextmanager
 def listening(
-    command: str, *, queue_limit: int = 512, patience: float = PATIENCE, tls: tuple[str, str] | None = None
+    command: str | Server, *, queue_limit: int = 512, patience: float = PATIENCE, tls: tuple[str, str] | None = None
 ) -> Iterator[tuple[httpx.Client, Server]]:
-    """Client and server on a free port of the loopback interface; ``tls``: files of key and certificate."""
-    server = start_server(command)
+    """Client and server (of a command line, or one that was started) on a free port of the loopback interface; ``tls``:
+    files of key and certificate."""
+    server = start_server(command) if isinstance(command, str) else command
     server.front.settings.queue_limit = queue_limit
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ikpy.server.chat.request import constrained
+from ikpy.server.media import NO_MEDIA
 from ikpy.server.routes_anthropic import to_chat as anthropic_to_chat
 from ikpy.server.routes_responses import to_chat as responses_to_chat
 from tests.server.harness import read_events, running
@@ -293,7 +294,7 @@ def test_errors_of_ollama_routes_with_keys_and_a_prefix() -> None:
         assert client.post("/llm/v1/chat/completions", json={}).json()["error"]["code"] == 401
         client.headers["Authorization"] = "Bearer k"
         wrong = client.post("/llm/api/chat", json={"messages": [{"role": "user", "content": "a", "images": ["b"]}]})
-        assert (wrong.status_code, wrong.json()) == (400, {"error": "images are not supported"})
+        assert (wrong.status_code, wrong.json()) == (400, {"error": NO_MEDIA.format("image")})
 
 
 def test_reasoning_items_belong_to_what_follows_them() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from ikpy.server.ollama_requests import chat_messages
 from ikpy.server.routes_embeddings import beginning
-from ikpy.server.routes_ollama import chat_messages
 from tests.server.harness import running
 
 HELLO = [{"role": "user", "content": "Hello there"}]

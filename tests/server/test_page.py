@@ -5,6 +5,8 @@ IKPY_SCREENSHOT=docs/server-page.png keeps the picture of the documentation.
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import shutil
 import time
@@ -14,9 +16,12 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
+from tests.picture_models import png, write_projector, write_text
 from tests.server.harness import MODELS
 from tests.server.live import listening, wait_for
+from tests.server.test_pictures import start
 from tests.server.test_router import router
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -454,9 +459,48 @@ def test_choice_of_a_model(driver: Any, tmp_path: Path) -> None:
         assert page.errors() == []
 
 
+def test_pictures(driver: Any, tmp_path: Path) -> None:
+    """They are shown, sent in front of the text, kept over a reload, and with a message that is edited."""
+    write_text(tmp_path / "text.gguf")
+    write_projector(tmp_path / "mmproj.gguf")
+    (tmp_path / "a.png").write_bytes(png(1))
+    Image.effect_noise((2500, 700), 90).save(tmp_path / "large.png")
+    with listening(start(tmp_path)) as (client, _):
+        page = new_page(driver, client)
+        assert wait_for(lambda: page.find("#attach").is_displayed())
+        page.find("#files").send_keys(f"{tmp_path / 'a.png'}\n{tmp_path / 'large.png'}")
+        assert wait_for(lambda: len(page.texts("#pictures button")) == 2)
+        page.set(max_tokens="4", temperature="0")
+        page.send("what")
+        assert wait_for(lambda: page.idle() and page.texts(".message .rate") != [])
+        assert page.texts("#pictures button") == [] and len(page.texts(".message.user img")) == 2
+        page.open()
+        assert wait_for(lambda: len(page.texts(".message.user img")) == 2)
+        page.click("Edit")
+        page.find("#pictures button").click()
+        page.answer_with("yes")
+        page.send("ever")
+        assert wait_for(lambda: page.texts(".message .text") == ["yes"])
+        picture, text = page.driver.execute_script("return window.sent.messages[0].content")
+        assert text == {"type": "text", "text": "whatever"}
+        address = picture["image_url"]["url"]
+        assert address.startswith("data:image/jpeg;base64,"), "the large one became a JPEG"
+        with Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))) as image:
+            assert image.size == (2048, 573)
+        page.set(extra="{}")
+        page.send("more")
+        assert wait_for(lambda: len(page.texts(".message .text")) == 2)
+        assert [m["role"] for m in page.driver.execute_script("return window.sent.messages")][-1] == "user"
+        assert page.errors() == []
+
+
+def test_no_pictures_without_a_projector(page: Page) -> None:
+    assert not page.find("#attach").is_displayed()
+
+
 def test_nothing_comes_from_elsewhere() -> None:
     with listening("llama-server -m PUPPET -t 1 -c 512 -np 1") as (client, _):
-        for path in ("/", "/page.js", "/page.css", "/markdown.js", "/clipboard.js"):
+        for path in ("/", "/page.js", "/page.css", "/markdown.js", "/clipboard.js", "/pictures.js"):
             answer = client.get(path)
             assert answer.status_code == 200
             assert "default-src 'self'" in answer.headers["content-security-policy"]

@@ -18,7 +18,8 @@ from ikpy.engine import strict_json
 from ikpy.server import http, json_turns
 from ikpy.server.build import Server
 from ikpy.server.context_fit import TOO_LONG, shortened, truncate_prompt
-from ikpy.server.front import MOST_TASKS, Front, Generation
+from ikpy.server.front import MOST_TASKS, Front
+from ikpy.server.generation import Generation
 from ikpy.server.read_params import LONGEST_BREAKERS, LONGEST_STOPS, MOST_NAMES, MOST_SAMPLERS
 from ikpy.server.tasks import CompletionTask
 from tests.server.harness import running, start_server

@@ -12,7 +12,7 @@ import pytest
 from ikpy.engine.sampling import SamplingParams
 from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.request import ChatRequest
-from ikpy.server.front import Inbox, Mail
+from ikpy.server.generation import Inbox, Mail
 from ikpy.server.http import EventStream, data_event, data_events
 from ikpy.server.params import GenerationParams
 from ikpy.server.prompts import Prompt

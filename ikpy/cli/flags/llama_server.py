@@ -1,7 +1,7 @@
 """Options of today's llama-server that came after ik_llama.cpp's: used where something stands for them, else with one
 line that says why not."""
 
-from ikpy.cli.flags.server import NO_MEDIA, S
+from ikpy.cli.flags.server import S
 from ikpy.cli.options import INT, OFF, PATH, TEXT, Kind, always, ignored, option, refused
 
 NO_TOOLS = "clients call their tools themselves"
@@ -36,9 +36,6 @@ ROWS = (
     refused("--mcp-servers-config", NO_TOOLS, "file of tool servers", S, PATH),
     refused("--mcp-servers-json", NO_TOOLS, "tool servers", S, TEXT),
     ignored("--tools-runtime", NO_TOOLS, "where tools run", S, TEXT),
-    ignored("-mmdev --mmproj-device", NO_MEDIA, "device of the projector", S, TEXT),
-    ignored("--mtmd-batch-max-tokens --video-fps --video-timestamp-interval", NO_MEDIA, "images and videos", S, TEXT),
-    ignored("--video-ffmpeg-dir", NO_MEDIA, "folder of ffmpeg", S, PATH),
     refused(
         "--embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec "
         "--fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default "

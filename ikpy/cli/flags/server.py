@@ -24,7 +24,6 @@ POSITIVE = Kind("N", values.bounded(1))
 NO_HISTORY = "chat history is not stored"
 NO_PREFIX = "a prefix shared by all slots is not supported; send a system message with each request"
 SHORTEST_GAP = "the one goes that leaves the shortest gap"
-NO_MEDIA = "images and audio are not supported"
 NO_PROXY = "requests to other hosts are not passed on"
 PAGE_SETTINGS = "the page keeps its settings in the browser"
 
@@ -67,7 +66,7 @@ ROWS = (
         "beginning of the paths of all routes, as /llm",
         S,
     ),
-    ignored("--media-path", NO_MEDIA, "folder of images", S, PATH),
+    option("--media-path", PATH, "media.folder", "folder of pictures that requests may name, as file://NAME", S),
     option(
         "--api-key",
         Kind("KEY", values.to_keys, many=True),
@@ -274,18 +273,4 @@ CHAT_ROWS = (
     option("--no-prefill-assistant", OFF, "server.prefill_assistant", "do not continue an assistant message", S),
     option("-ptcall --parallel-tool-calls", FLAG, "server.parallel_tool_calls", "several tool calls at once", S),
     ignored("--peg", "there is one parser", "parser of chat output", S),
-)
-
-MULTIMODAL_ROWS = (
-    refused("-mm --mmproj", NO_MEDIA, "projector file", "SC", PATH),
-    refused("-mmu --mmproj-url", NO_MEDIA, "URL of the projector file", "SC", TEXT),
-    always("--no-mmproj --no-mmproj-auto", "no projector"),
-    ignored("--mmproj-auto", NO_MEDIA, "projector beside the model"),
-    ignored("--mmproj-offload", NO_MEDIA, "projector on the GPU"),
-    ignored("--no-mmproj-offload", NO_MEDIA, "projector in host memory"),
-    refused("--image --audio", NO_MEDIA, "media file", "SC", PATH),
-    ignored("--image-min-tokens", NO_MEDIA, "least tokens of an image", kind=INT),
-    ignored("--image-max-tokens", NO_MEDIA, "most tokens of an image", kind=INT),
-    ignored("--mtmd-kq-type", NO_MEDIA, "type of attention scores", kind=TEXT),
-    ignored("-tm --threads-mtmd", NO_MEDIA, "threads for images", kind=INT),
 )

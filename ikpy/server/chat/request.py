@@ -17,19 +17,23 @@ from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.rendering import render, thinking_limit
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.errors import bad_request
-from ikpy.server.http import to_json
+from ikpy.server.http import aside, to_json
+from ikpy.server.media import NO_MEDIA, ChatMedia
 from ikpy.server.params import GenerationParams, schema_grammar
 from ikpy.server.prompts import Prompt
 from ikpy.server.read_params import flag, integer
 from ikpy.server.structured import with_structured
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+
     from ikpy.engine.sampling import SamplingParams
     from ikpy.server.front import Front
 
 Body = Mapping[str, Any]
-NO_MEDIA = "{} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
 DEFAULT_TOP_LOGPROBS = 20
+OTHER_MEDIA = {"input_audio": "audio", "input_video": "video", "video_url": "video"}
+"""Types of content parts that no model here understands."""
 LONGEST_NAME = 1000
 """Characters of the name of a model."""
 
@@ -49,9 +53,16 @@ class ChatRequest:
     include_usage: bool
 
 
+async def chat_request(request: Request, body: Body, front: Front) -> ChatRequest:
+    """Everything of a chat request, with the tokens of its pictures. Raises ApiError."""
+    chat = await aside(request, read_chat, body, front)
+    return replace(chat, prompt=await front.seen(chat.prompt, request))
+
+
 def read_chat(body: Body, front: Front) -> ChatRequest:
-    """Everything of a chat request. Raises ApiError 400."""
-    messages = read_messages(body)
+    """Everything of a chat request; `Front.seen` completes a prompt with pictures. Raises ApiError 400."""
+    media = front.chat_media()
+    messages = read_messages(body, media)
     tools = read_tools(body)
     choice = read_tool_choice(body)
     body = with_structured(body)
@@ -72,9 +83,7 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     elif params.sampling.has_grammar:
         sampling = with_content(params.sampling, output, marker_rule(front.vocab))
         params = replace(params, sampling=sampling, trigger=behind_reasoning(output))
-    tokens = front.vocab.tokenize(text, add_special=True, parse_special=True)
-    if not tokens:
-        raise bad_request('"messages" give an empty prompt')
+    prompt = chat_prompt(front, text, media)
     params = replace(
         params,
         n_probs=params.n_probs if n_top is None else max(n_top, 1),
@@ -85,7 +94,17 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     )
     options = body.get("stream_options")
     usage = isinstance(options, dict) and options.get("include_usage") is True
-    return ChatRequest(Prompt(tokens, text), params, output, model_of(body, front), n_top, usage)
+    return ChatRequest(prompt, params, output, model_of(body, front), n_top, usage)
+
+
+def chat_prompt(front: Front, text: str, media: ChatMedia) -> Prompt:
+    """A rendered conversation as a prompt, without tokens if it has pictures. Raises ApiError 400."""
+    if media.marks.items:
+        return Prompt([], media.public(text), parts=tuple(media.marks.parts(text)))
+    tokens = front.vocab.tokenize(text, add_special=True, parse_special=True)
+    if not tokens:
+        raise bad_request('"messages" give an empty prompt')
+    return Prompt(tokens, text)
 
 
 def with_calls(
@@ -161,8 +180,8 @@ def model_of(body: Body, front: Front) -> str:
 # messages
 
 
-def read_messages(body: Body) -> list[dict[str, Any]]:
-    """Checked messages."""
+def read_messages(body: Body, media: ChatMedia) -> list[dict[str, Any]]:
+    """Checked messages, with marks in place of pictures."""
     if "messages" not in body:
         raise bad_request("'messages' is required")
     messages = body["messages"]
@@ -171,6 +190,7 @@ def read_messages(body: Body) -> list[dict[str, Any]]:
     messages = [with_usual_fields(message) for message in messages]
     for message in messages:
         check_message(message)
+    messages = [with_marks(message, media) for message in messages]
     roles = [message["role"] for message in messages]
     if roles[-2:] == ["assistant", "assistant"]:
         raise bad_request("Cannot have 2 or more assistant messages at the end of the list.")
@@ -211,14 +231,19 @@ def check_calls(calls: Any) -> None:
 
 
 def check_part(part: Any) -> None:
-    """Raises ApiError 400 for a content part that is no text."""
+    """Raises ApiError 400 for a content part that is neither text nor a picture."""
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind in ("image_url", "image"):
-        raise bad_request(NO_MEDIA.format("image"))
-    if kind == "input_audio":
-        raise bad_request(NO_MEDIA.format("audio"))
-    if kind != "text" or not isinstance(part.get("text"), str):
+    if kind in OTHER_MEDIA:
+        raise bad_request(NO_MEDIA.format(OTHER_MEDIA[kind]))
+    if kind != "image_url" and (kind != "text" or not isinstance(part.get("text"), str)):
         raise bad_request("unsupported content[].type")
+
+
+def with_marks(message: dict[str, Any], media: ChatMedia) -> dict[str, Any]:
+    """A message whose content is one text if it has pictures. Raises ApiError 400 for those that cannot be used."""
+    content = message.get("content")
+    marked = media.content(content) if isinstance(content, list) else None
+    return message if marked is None else message | {"content": marked}
 
 
 # tools and constraints

@@ -1,5 +1,6 @@
 import { copy } from "./clipboard.js";
 import { markdown } from "./markdown.js";
+import { pictureOf } from "./pictures.js";
 
 const $ = id => document.getElementById(id);
 // Labels and steps. What is left empty is not sent: the server's command line says what holds.
@@ -17,6 +18,7 @@ let settings = load("settings", {});
 let current = chats.find(chat => chat.id === load("current", null)) ?? chats[0] ?? null;
 let running = null;
 let edited = null; // the conversation, and its messages from the one that is edited on, which go when it is sent
+let attached = []; // data URLs of the pictures of the next message
 const unfolded = new WeakMap(); // messages whose reasoning the user opened or closed
 
 // storage
@@ -28,10 +30,17 @@ function store() {
   try {
     const { key, ...kept } = settings;
     localStorage.setItem("ikpy.settings", JSON.stringify(kept));
-    localStorage.setItem("ikpy.chats", JSON.stringify(chats.map(whole)));
+    storeChats();
     localStorage.setItem("ikpy.current", JSON.stringify(current?.id ?? null));
     sessionStorage.setItem("ikpy.key", key || "");
   } catch { /* private windows may forbid storage, and it may be full: the page works without it */ }
+}
+// Pictures may be more than there is room for: then texts stay.
+function storeChats() {
+  const kept = chats.map(whole);
+  try { localStorage.setItem("ikpy.chats", JSON.stringify(kept)); } catch {
+    localStorage.setItem("ikpy.chats", JSON.stringify(kept, (name, value) => name === "images" ? undefined : value));
+  }
 }
 function whole(chat) {
   return chat === edited?.chat ? { ...chat, messages: [...chat.messages, ...edited.rest] } : chat;
@@ -103,11 +112,37 @@ function drawMessage(message, i) {
     const text = element("div", undefined, "text");
     text.append(...markdown(message.content || (running && last ? "…" : "")));
     node.append(text);
-  } else node.append(element("span", message.content));
+  } else node.append(...(message.images ?? []).map(picture), element("span", message.content));
   if (message.error) node.append(element("div", message.error));
   if (message.rate) node.append(element("span", message.rate, "rate"));
   if (!running) node.append(drawActions(message, i, last));
   return node;
+}
+function picture(url) {
+  const node = element("img");
+  node.src = url;
+  node.alt = "picture";
+  return node;
+}
+function drawAttached() {
+  $("pictures").hidden = !attached.length;
+  $("pictures").replaceChildren(...attached.map((url, i) => {
+    const remove = button("", () => { attached.splice(i, 1); drawAttached(); });
+    remove.ariaLabel = "Remove picture";
+    remove.title = "Remove";
+    remove.append(picture(url));
+    return remove;
+  }));
+}
+function attach(urls) {
+  attached = urls;
+  drawAttached();
+}
+async function addPictures(files) {
+  for (const file of files) {
+    try { attached.push(await pictureOf(file)); } catch { $("status").textContent = `${file.name} is no picture that this browser can read`; }
+  }
+  drawAttached();
 }
 function drawActions(message, i, last) {
   const actions = element("div", undefined, "actions");
@@ -137,6 +172,7 @@ function edit(message, i) {
   endEdit();
   edited = { chat: current, rest: messages().splice(i) };
   $("input").value = message.content;
+  attach([...(message.images ?? [])]);
   draw(); resize();
   $("input").focus();
 }
@@ -146,6 +182,7 @@ function endEdit() {
   edited.chat.messages.push(...edited.rest);
   edited = null;
   $("input").value = "";
+  attach([]);
   resize();
 }
 
@@ -160,13 +197,22 @@ function headers() {
 // one before. Only the message that is continued has its reasoning with it.
 function sentMessages(more) {
   const sent = [];
-  for (const { role, content } of messages().filter(message => message.content)) {
-    if (sent.at(-1)?.role === role) sent.at(-1).content += "\n\n" + content;
-    else sent.push({ role, content });
+  for (const message of messages().filter(message => message.content || message.images?.length)) {
+    const { role } = message, content = sentContent(message), last = sent.at(-1);
+    if (last?.role !== role) sent.push({ role, content });
+    else if (typeof content === "string" && typeof last.content === "string") last.content += "\n\n" + content;
+    else last.content = [...asParts(last.content), ...asParts(content)];
   }
   const { content, reasoning } = messages().at(-1);
   if (!more || !reasoning) return sent;
   return [...(content ? sent.slice(0, -1) : sent), { role: "assistant", content, reasoning_content: reasoning }];
+}
+function asParts(content) {
+  return typeof content === "string" ? [{ type: "text", text: content }] : content;
+}
+function sentContent({ content, images }) {
+  if (!images?.length) return content;
+  return [...images.map(url => ({ type: "image_url", image_url: { url } })), ...(content ? asParts(content) : [])];
 }
 function requestBody(more) {
   const sent = sentMessages(more);
@@ -231,15 +277,17 @@ function stop() {
 $("form").onsubmit = event => {
   event.preventDefault();
   const text = $("input").value.trim();
-  if (!text || running) return;
+  if (!(text || attached.length) || running) return;
+  const title = text.slice(0, 60) || "Picture";
   $("input").value = "";
   resize();
   if (!current) {
-    current = { id: Date.now(), title: text.slice(0, 60), messages: [] };
+    current = { id: Date.now(), title, messages: [] };
     chats.unshift(current);
   }
-  if (!messages().length) current.title = text.slice(0, 60);
-  messages().push({ role: "user", content: text });
+  if (!messages().length) current.title = title;
+  messages().push({ role: "user", content: text, ...(attached.length ? { images: attached } : {}) });
+  attach([]);
   answer();
 };
 $("input").onkeydown = event => {
@@ -262,6 +310,14 @@ function newChat() {
   $("input").focus();
 }
 $("input").oninput = resize;
+$("attach").onclick = () => $("files").click();
+$("files").onchange = async () => { await addPictures($("files").files); $("files").value = ""; };
+$("input").onpaste = event => {
+  const files = [...event.clipboardData.files].filter(file => file.type.startsWith("image/"));
+  if ($("attach").hidden || !files.length) return;
+  event.preventDefault();
+  addPictures(files);
+};
 $("stop").onclick = stop;
 $("new").onclick = newChat;
 $("menu").onclick = () => document.body.classList.toggle("menu");
@@ -360,6 +416,8 @@ async function showModels() {
       $("model").onchange = () => { settings.model = $("model").value; store(); showTitle(); };
     } else delete settings.model;
     $("name").textContent = names.length === 1 ? names[0].split("/").pop() : "ikpy";
+    // A server of several models does not know what those see that are not loaded.
+    $("attach").hidden = names.length === 1 && !data[0].architecture?.input_modalities?.includes("image");
     showTitle();
   } catch { /* shown by the status */ }
 }

@@ -1,0 +1,67 @@
+"""Options of pictures."""
+
+from ikpy.cli import values
+from ikpy.cli.options import FLAG, OFF, PATH, TEXT, Kind, always, ignored, option, refused
+
+SC = "SC"
+NO_AUDIO = "audio and video are not supported, only pictures"
+ON_CPU = "pictures are encoded on the CPU"
+ROWS = Kind("N", values.bounded(1))
+
+MULTIMODAL_ROWS = (
+    option(
+        "-mm --mmproj",
+        PATH,
+        "media.projector",
+        "projector file, with which prompts may have pictures",
+        SC,
+        env="LLAMA_ARG_MMPROJ",
+    ),
+    option("-mmu --mmproj-url", TEXT, "media.url", "URL of the projector file", SC, env="LLAMA_ARG_MMPROJ_URL"),
+    option(
+        "--mmproj-auto",
+        FLAG,
+        "media.use_projector",
+        "use the projector beside the model: always for -hf, with this option also in the folder of -m",
+        SC,
+        env="LLAMA_ARG_MMPROJ_AUTO",
+    ),
+    option("--no-mmproj --no-mmproj-auto", OFF, "media.use_projector", "no projector", SC),
+    ignored("--mmproj-offload", ON_CPU, "projector on the GPU", SC),
+    always("--no-mmproj-offload", "projector in host memory", SC),
+    ignored("-mmdev --mmproj-device", ON_CPU, "device of the projector", SC, TEXT, quiet="none"),
+    option(
+        "--image",
+        Kind("FILE", values.to_list, many=True),
+        "media.images",
+        "picture of the first message, or several with commas between. Repeatable",
+        "C",
+    ),
+    refused("--audio --video", NO_AUDIO, "sound or film", SC, PATH),
+    option(
+        "--image-min-tokens",
+        ROWS,
+        "media.min_tokens",
+        "least tokens of a picture, for projectors that keep its proportions",
+        SC,
+        env="LLAMA_ARG_IMAGE_MIN_TOKENS",
+    ),
+    option(
+        "--image-max-tokens",
+        ROWS,
+        "media.max_tokens",
+        "most tokens of a picture, for projectors that keep its proportions",
+        SC,
+        env="LLAMA_ARG_IMAGE_MAX_TOKENS",
+    ),
+    option(
+        "-tm --threads-mtmd",
+        Kind("N", values.to_threads),
+        "media.n_threads",
+        "threads that encode pictures; default: as -tb",
+        SC,
+    ),
+    ignored("--mtmd-batch-max-tokens", "pictures are encoded one by one", "tokens encoded at once", SC, TEXT),
+    ignored("--video-fps --video-timestamp-interval --video-ffmpeg-dir", NO_AUDIO, "frames of a film", SC, TEXT),
+    ignored("--mtmd-kq-type", "attention scores of encoders are F32", "type of attention scores", SC, TEXT),
+)

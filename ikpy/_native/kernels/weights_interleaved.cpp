@@ -1,11 +1,24 @@
 // Kernels of the row-interleaved types whose panels need no transposition.
 #include "unpack/interleaved_legacy.hpp"
 #include "unpack/interleaved_super.hpp"
+#include "unpack/lanes_blocks.hpp"
 #include "unpack/quad_layouts.hpp"
 
 namespace ikpy {
 
 const WeightKernels* interleaved_weight_kernels(int type) {
+#if defined(__AVX512VNNI__)
+    static constexpr WeightKernels kByGroups[] = {
+        row_blocks::kernels<row_blocks::Q4_0>(interleaved_kernels<UnpackQ4_0_R8>()),
+        row_blocks::kernels<row_blocks::Q4_0_4x4>(interleaved_kernels<UnpackQ4_0_4x4>()),
+        row_blocks::kernels<row_blocks::MXFP4>(interleaved_kernels<UnpackMXFP4_R8, kAmdWordTokens, 20>()),
+        row_blocks::kernels<row_blocks::IQ4_NL>(interleaved_kernels<UnpackIQ4_NL_R4>()),
+        row_blocks::kernels<row_blocks::Q5_0>(interleaved_kernels<UnpackQ5_0_R4>()),
+        row_blocks::kernels<row_blocks::Q6_0>(interleaved_kernels<UnpackQ6_0_R4>())};
+    if (has_byte_permutes())
+        for (const WeightKernels& k : kByGroups)
+            if (k.type == type) return &k;
+#endif
     static constexpr WeightKernels kTable[] = {interleaved_kernels<UnpackQ4_0_R8>(),
                                                interleaved_kernels<UnpackQ4_0_4x4>(),
                                                interleaved_kernels<UnpackMXFP4_R8, kAmdWordTokens, 20>(),

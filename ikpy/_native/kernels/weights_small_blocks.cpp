@@ -7,10 +7,20 @@
 #include "kernels/gemv_trits.hpp"
 #include "kernels/gemv_trits_avx2.hpp"
 #include "kernels/quant_product.hpp"
+#include "unpack/lanes_blocks.hpp"
 #include "unpack/points_bits.hpp"
 #include "unpack/small_blocks.hpp"
 
 namespace ikpy {
+
+#if defined(__AVX512VNNI__)
+template <int R>
+static constexpr WeightKernels run_kernels() {
+    using L = row_blocks::RunsQ4_0<R>;
+    using U = typename L::Plain;
+    return row_blocks::kernels<L, kGemvTokens, quant_gemv<U, kGemvTokens>>(quant_kernels<U>());
+}
+#endif
 
 // Kernels of types with trits: on AVX2 products of four rows at a time with up to GemvTokens tokens.
 template <class U, int GemvTokens>
@@ -35,6 +45,10 @@ const WeightKernels* small_block_weight_kernels(int type) {
         points::kernels<points::Q1_0_G128, UnpackQ1_0_G128, 12, 16>(),
         record_kernels<trit_bytes::Product<trit_bytes::TQ1_0, 4>>(),
         record_kernels<trit_bytes::Product<trit_bytes::IQ1_BN, 10>, 20>()};
+    static constexpr WeightKernels kRuns[] = {run_kernels<4>(), run_kernels<8>()};
+    if (has_byte_permutes())
+        for (const WeightKernels& k : kRuns)
+            if (k.type == type) return &k;
     if (has_byte_permutes() && has_fast_pair_permutes())
         for (const WeightKernels& k : kPermuted)
             if (k.type == type) return &k;

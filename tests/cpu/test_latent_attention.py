@@ -124,7 +124,9 @@ def test_broken_query_stays_visible(kind):
         assert bad[0, 1].all() and bad.sum() == 128
 
 
-def test_without_a_tile_unit():
+@pytest.mark.parametrize("maker", ["amd", "intel"])
+def test_without_a_tile_unit(maker):
+    """Scores of 16 rows run along the rows or along their elements, by the maker of the CPU."""
     code = (
         "import test_latent_attention as t\n"
         "assert not t.ref.core.has_tiles()\n"
@@ -145,7 +147,7 @@ def test_without_a_tile_unit():
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "IKPY_AMX": "0", "PYTHONPATH": path},
+        env={**os.environ, "IKPY_AMX": "0", "IKPY_MAKER": maker, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,

@@ -444,6 +444,8 @@ def test_types_without_byte_permutes() -> None:
     grids = ("IQ1_", "IQ2_", "IQ3_")
     short = ["Q5_0", "Q5_1", "Q6_0", "IQ4_NL", "MXFP4"]
     names = [n for n in FAST_TYPES if n.startswith(grids)]
+    names += ["Q4_0_R8", "Q4_0_4x4", "Q4_0_4x8", "Q4_0_8x8", "MXFP4_R8", "IQ4_NL_R4", "Q5_0_R4", "Q6_0_R4"]
+    names += ["TQ1_0", "Q1_0_G128"]
     names += [*short, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "IQ4_XS", "IQ4_K", "IQ4_KS", "IQ4_KSS", "IQ5_K", "IQ6_K"]
     code = (
         "from ikpy._native import core; from tests.cpu import test_matmul as t; assert not core.has_byte_permutes()\n"
@@ -455,10 +457,10 @@ def test_types_without_byte_permutes() -> None:
 
 @pytest.mark.parametrize("maker", ["amd", "intel"])
 def test_types_whose_kernels_depend_on_the_maker_of_the_cpu(maker: str) -> None:
-    """Points and trellis values are found in tables by gathers, permutations, or computed; rows meet more tokens."""
+    """Points, trits and trellis values are found by gathers, permutations, or computed; rows meet more tokens."""
     rows = ["Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ3_K", "IQ4_K", "IQ2_KS", "IQ5_KS", "IQ4_XS"]
     points = [n for n in FAST_TYPES if n.startswith(("IQ1_S", "IQ1_M", "IQ2_X", "IQ2_S", "IQ3_X", "IQ3_S"))]
-    names = points + [n for n in FAST_TYPES if n.endswith("KT")] + rows
+    names = [*points, *(n for n in FAST_TYPES if n.endswith("KT")), *rows, "TQ1_0", "IQ1_BN", "Q1_0_G128"]
     code = (
         "from ikpy._native import core; from tests.cpu import test_matmul as t\n"
         f"assert core.cpu_maker() == {maker!r}\n"

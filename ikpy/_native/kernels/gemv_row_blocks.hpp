@@ -1,14 +1,14 @@
-// Single tokens times groups of four or eight interleaved rows with blocks of 32 columns, or of bytes, on
-// CPUs with byte permutations.
+// Single tokens times groups of four or eight interleaved rows with blocks of 32 columns, on CPUs with
+// byte permutations.
 //
 // As in gemv_row_groups.hpp a group of rows is read from its first byte to its last, where the kernel of
-// other CPUs (gemv_interleaved.hpp) reads two or four groups side by side. GB/s of one core of Zen 5, which
-// can read 41, before and now, from memory and from the second-level cache:
-//   Q4_0_R8 31, 35; 57, 64      Q4_0_4x4 34, 40; 46, 55     IQ4_NL_R4 34, 40; 47, 56
-//   MXFP4_R8 32, 38; 50, 61     Q5_0_R4 31, 39; 51, 59      Q6_0_R4 33, 39; 53, 64
-// and from the cache Q4_0_4x8 28, 54 and Q4_0_8x8 17, 64, whose rows were unpacked one by one.
-// (Q8_0_R8 30, 33; 65, 67 and Q8_KV_R8 gained too little.) A sum, of the 32 columns of a block, has a row to
-// every R-th lane or pair of lanes; it begins with what takes the zero of the codes off.
+// other CPUs (gemv_interleaved.hpp) reads two or four groups side by side. One core of Zen 5 before and now,
+// percent of what it can read from memory, and GB/s from the second-level cache:
+//   Q4_0_R8 75, 88; 57, 64      Q4_0_4x4 82, 97; 46, 55     IQ4_NL_R4 82, 96; 47, 56
+//   MXFP4_R8 82, 94; 50, 61     Q5_0_R4 75, 95; 51, 59      Q6_0_R4 68, 97; 53, 64
+// and from the cache Q4_0_4x8 28, 54 and Q4_0_8x8 17, 64, whose rows were unpacked one by one. (Q8_0_R8 74,
+// 81; 69, 71 and Q8_KV_R8 gained too little.) A sum, of the 32 columns of a block, has a row to every R-th
+// lane or pair of lanes; it begins with what takes the zero of the codes off.
 //
 // A layout L has
 //   Plain                      the unpacker of the type

@@ -25,10 +25,9 @@ from transformers.models.minicpmv4_6 import modeling_minicpmv4_6 as minicpm
 from transformers.models.siglip import modeling_siglip as siglip
 from transformers.models.siglip2 import modeling_siglip2 as siglip2
 
+from scripts.tower_goldens import State, layers, load, record, renamed
 from tests.cpu.tile_towers import GOLDEN_ROWS, GOLDENS, TOWERS, golden_picture
 from tests.cpu.tile_weights import TileTower, Weights
-
-State = dict[str, np.ndarray]
 
 
 def pixels(t: TileTower) -> torch.Tensor:
@@ -48,32 +47,6 @@ def flat_patches(t: TileTower) -> tuple[torch.Tensor, int, int]:
 def colours_inside(t: TileTower, w: Weights) -> np.ndarray:
     """Filters as a matrix for such patches."""
     return w["v.patch_embd.weight"].reshape(t.d, 3, t.patch, t.patch).transpose(0, 2, 3, 1).reshape(t.d, -1)
-
-
-def renamed(w: Weights, names: dict[str, str]) -> State:
-    """Tensors under other beginnings of names; those that are not named are left out."""
-    found = {}
-    for name, value in w.items():
-        for old, new in names.items():
-            if name.startswith(old):
-                found[new + name[len(old) :]] = value
-                break
-    return found
-
-
-def layers(t: TileTower, names: dict[str, str], prefix: str) -> dict[str, str]:
-    """Names of the parts of every layer."""
-    return {f"v.blk.{i}.{old}.": f"{prefix}.{i}.{new}." for i in range(t.layers) for old, new in names.items()}
-
-
-def load(module: torch.nn.Module, state: State, unused: str = "-") -> torch.nn.Module:
-    """A module with all of its weights replaced but those whose names begin with `unused`."""
-    tensors = {name: torch.from_numpy(value.copy()) for name, value in state.items()}
-    missing, unexpected = module.load_state_dict(tensors, strict=False)
-    missing = [name for name in missing if not name.startswith(unused) and "position_ids" not in name]
-    if missing or unexpected:
-        raise SystemExit(f"{type(module).__name__}: missing {missing}, unexpected {unexpected}")
-    return module.eval()
 
 
 def sizes(t: TileTower) -> dict[str, int | float | str]:
@@ -97,7 +70,7 @@ TEXT = {"model_type": "llama", "num_attention_heads": 2}
 
 def siglip_state(t: TileTower, w: Weights) -> State:
     names = {"v.patch_embd.": "embeddings.patch_embedding.", "v.position_embd.": "embeddings.position_embedding."}
-    return renamed(w, layers(t, SIGLIP, "encoder.layers") | names | {"v.post_ln.": "post_layernorm."})
+    return renamed(w, layers(t.layers, SIGLIP, "encoder.layers") | names | {"v.post_ln.": "post_layernorm."})
 
 
 def gemma3_rows(t: TileTower, w: Weights) -> torch.Tensor:
@@ -116,7 +89,7 @@ def llava_rows(t: TileTower, w: Weights) -> torch.Tensor:
     config = clip.CLIPVisionConfig(**sizes(t), layer_norm_eps=t.eps)
     names = {"v.class_embd": "embeddings.class_embedding", "v.position_embd.": "embeddings.position_embedding."}
     names |= {"v.patch_embd.": "embeddings.patch_embedding.", "v.pre_ln.": "pre_layrnorm."}
-    state = renamed(w, layers(t, SIGLIP, "encoder.layers") | names)
+    state = renamed(w, layers(t.layers, SIGLIP, "encoder.layers") | names)
     tower = load(clip.CLIPVisionModel(config), state, "post_layernorm")
     x = tower(pixels(t), output_hidden_states=True).hidden_states[-2][:, 1:]
     whole = llava.LlavaConfig(vision_config=config.to_dict(), text_config={**TEXT, "hidden_size": t.text})
@@ -146,7 +119,7 @@ def internvl_rows(t: TileTower, w: Weights) -> torch.Tensor:
     names = {"ln1": "layernorm_before", "ln2": "layernorm_after", "attn_out": "attention.projection_layer"}
     rest = {"v.class_embd": "embeddings.cls_token", "v.position_embd.weight": "embeddings.position_embeddings"}
     rest |= {"v.patch_embd.": "embeddings.patch_embeddings.projection."}
-    state = renamed(w, layers(t, names | {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}, "encoder.layer") | rest)
+    state = renamed(w, layers(t.layers, names | {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}, "encoder.layer") | rest)
     for i in range(t.layers):
         for part, end in ((p, e) for p in range(3) for e in ("weight", "bias")):
             rows = w[f"v.blk.{i}.attn_qkv.{end}"][part * t.d : (part + 1) * t.d]
@@ -183,7 +156,7 @@ def gemma4_rows(t: TileTower, w: Weights) -> torch.Tensor:
     names |= {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
     names |= {f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"}
     names |= {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
-    state = renamed(w, layers(t, names, "encoder.layers") | {"v.std_": "std_"})
+    state = renamed(w, layers(t.layers, names, "encoder.layers") | {"v.std_": "std_"})
     for name in list(state):
         if name.endswith("_proj.weight"):
             state[name.replace("_proj.weight", "_proj.linear.weight")] = state.pop(name)
@@ -222,7 +195,7 @@ def llama4_rows(t: TileTower, w: Weights) -> torch.Tensor:
     model = llama4.Llama4VisionModel(config)
     mlp = model.vision_adapter.mlp
     mlp.fc1, mlp.fc2 = torch.nn.Linear(4 * t.d, 40, bias=False), torch.nn.Linear(40, 44, bias=False)
-    state = renamed(w, layers(t, names, "model.layers") | rest)
+    state = renamed(w, layers(t.layers, names, "model.layers") | rest)
     x = load(model, state)(pixels(t)).last_hidden_state
     return torch.nn.functional.linear(x, *tensors(w, "mm.model.fc")).reshape(-1, t.text)
 
@@ -260,7 +233,7 @@ def janus_rows(t: TileTower, w: Weights) -> torch.Tensor:
     config = janus.JanusVisionConfig(**size, mlp_ratio=t.ff / t.d, projection_dim=t.text, layer_norm_eps=t.eps)
     names = {**SIGLIP, "attn_out": "self_attn.projection_layer"}
     rest = {"v.patch_embd.": "embeddings.patch_embedding.", "v.position_embd.": "embeddings.position_embedding."}
-    state = renamed(w, layers(t, names, "encoder.layers") | rest | {"v.post_ln.": "post_layernorm."})
+    state = renamed(w, layers(t.layers, names, "encoder.layers") | rest | {"v.post_ln.": "post_layernorm."})
     x = load(janus.JanusVisionModel(config), state)(pixels(t)).last_hidden_state
     state = renamed(w, {"mm.0.": "fc1.", "mm.1.": "hidden_layers.0."})
     return load(janus.JanusVisionAlignerMLP(config), state)(x)[0]
@@ -301,7 +274,7 @@ def minicpmv46_rows(t: TileTower, w: Weights) -> torch.Tensor:
     image = pixels(t)
     rows, columns = image.shape[2] // t.patch, image.shape[3] // t.patch
     strip = image.reshape(1, 3, rows, t.patch, columns * t.patch).permute(0, 1, 3, 2, 4).reshape(1, 3, t.patch, -1)
-    tower = load(minicpm.MiniCPMV4_6VisionModel(config), renamed(w, layers(t, SIGLIP, "encoder.layers") | rest))
+    tower = load(minicpm.MiniCPMV4_6VisionModel(config), renamed(w, layers(t.layers, SIGLIP, "encoder.layers") | rest))
     x = tower(strip, target_sizes=torch.tensor([[rows, columns]])).last_hidden_state
     merger = minicpm.MiniCPMV4_6DownsampleMLP(t.d, t.text)
     state = renamed(w, {"mm.input_norm.": "pre_norm.", "mm.up.": "linear_1.", "mm.down.": "linear_2."})
@@ -324,17 +297,5 @@ MODELS: dict[str, Callable[[TileTower, Weights], torch.Tensor]] = {
 }
 
 
-def main() -> None:
-    """Writes the golden files."""
-    GOLDENS.mkdir(exist_ok=True)
-    for name, rows in MODELS.items():
-        tower = TOWERS[name]
-        with torch.no_grad():
-            found = rows(tower, tower.weights()).numpy()
-        path = GOLDENS / f"{name}.npz"
-        np.savez_compressed(path, n=np.int32(len(found)), rows=found[list(GOLDEN_ROWS)])
-        print(f"{name}: {len(found)} rows, |values| {np.abs(found).mean():.2f}, {path.stat().st_size} bytes")
-
-
 if __name__ == "__main__":
-    main()
+    record(MODELS, TOWERS, list(GOLDEN_ROWS), GOLDENS)

@@ -26,10 +26,9 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 from transformers.models.step3p7 import modeling_step3p7 as step3
 
+from scripts.tower_goldens import State, layers, load, record, renamed
 from tests.cpu.tower_kinds import STEP3VL, TOWERS
 from tests.cpu.vision_towers import GOLDEN_ROWS, GOLDENS, Tower, Weights
-
-State = dict[str, np.ndarray]
 
 
 def pixels(tower: Tower) -> np.ndarray:
@@ -44,33 +43,6 @@ def patches(tower: Tower, merge: int, frames: int) -> tuple[torch.Tensor, torch.
     grid = image.reshape(rows // merge, merge, p, columns // merge, merge, p, 3).transpose(0, 3, 1, 4, 6, 2, 5)
     flat = np.repeat(grid.reshape(rows * columns, 3, 1, p, p), frames, axis=2)
     return torch.from_numpy(flat.copy()), torch.tensor([[1, rows, columns]])
-
-
-def renamed(weights: Weights, names: dict[str, str]) -> State:
-    """Tensors under other beginnings of names; those that are not named are left out."""
-    found = {}
-    for name, w in weights.items():
-        for old, new in names.items():
-            if name.startswith(old):
-                found[new + name[len(old) :]] = w
-                break
-    return found
-
-
-def layers(tower: Tower, names: dict[str, str], prefix: str) -> dict[str, str]:
-    """Names of the parts of every layer."""
-    return {f"v.blk.{i}.{old}.": f"{prefix}.{i}.{new}." for i in range(tower.layers) for old, new in names.items()}
-
-
-def load(module: torch.nn.Module, state: State) -> torch.nn.Module:
-    """A module with all of its weights replaced."""
-    missing, unexpected = module.load_state_dict(
-        {k: torch.from_numpy(v.copy()) for k, v in state.items()}, strict=False
-    )
-    missing = [name for name in missing if "inv_freq" not in name and "time_position" not in name]
-    if missing or unexpected:
-        raise SystemExit(f"{type(module).__name__}: missing {missing}, unexpected {unexpected}")
-    return module.eval()
 
 
 def frames_of(weights: Weights) -> np.ndarray:
@@ -108,7 +80,7 @@ def qwen(tower: Tower, w: Weights) -> torch.Tensor:
     names = {"ln1": "norm1", "ln2": "norm2", "attn_out": "attn.proj", "ffn_up": f"mlp.{ffn[1]}"}
     names |= {"ffn_gate": f"mlp.{ffn[0]}", "ffn_down": f"mlp.{ffn[2]}"}
     heads = {"v.post_ln.": "merger.ln_q.", "mm.0.": "merger.mlp.0.", "mm.2.": "merger.mlp.2."}
-    state = renamed(w, layers(tower, names, "blocks") | heads)
+    state = renamed(w, layers(tower.layers, names, "blocks") | heads)
     state["patch_embed.proj.weight"] = frames_of(w)
     joined_qkv(tower, state, w)
     return load(model_class(config), state)(*patches(tower, 2, 2)).pooler_output
@@ -131,7 +103,7 @@ def exaone(tower: Tower, w: Weights) -> torch.Tensor:
     names = {"ln1": "norm1", "ln2": "norm2", "attn_qkv": "attn.qkv", "attn_out": "attn.proj"}
     names |= {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
     heads = {"v.post_ln.": "merger.ln_q.", "mm.0.": "merger.mlp.0.", "mm.2.": "merger.mlp.2."}
-    state = renamed(w, layers(tower, names, "blocks") | heads)
+    state = renamed(w, layers(tower.layers, names, "blocks") | heads)
     state["patch_embed.proj.weight"] = frames_of(w)
     return load(exaone45.Exaone4_5_VisionModel(config), state)(*patches(tower, 2, 2)).pooler_output
 
@@ -150,7 +122,7 @@ def minimax(tower: Tower, w: Weights) -> torch.Tensor:
     names = {"ln1": "layer_norm1", "ln2": "layer_norm2", "attn_out": "self_attn.out_proj"}
     names |= {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"} | {f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"}
     turned = {k: thirds(tower, v) if "attn_q" in k or "attn_k" in k else v for k, v in w.items()}
-    state = renamed(turned, layers(tower, names, "layers") | {"v.pre_ln.": "pre_layrnorm."})
+    state = renamed(turned, layers(tower.layers, names, "layers") | {"v.pre_ln.": "pre_layrnorm."})
     state["embeddings.proj.weight"] = frames_of(w)
     flat, grid = patches(tower, 2, 2)
     states = load(minimax_m3.MiniMaxM3VLVisionModel(config), state)(flat, grid).last_hidden_state[0]
@@ -190,7 +162,7 @@ def qwen3vl(tower: Tower, w: Weights) -> torch.Tensor:
     for i, il in enumerate(tower.deep):
         for old, new in (("norm", "norm"), ("fc1", "linear_fc1"), ("fc2", "linear_fc2")):
             rest[f"v.deepstack.{il}.{old}."] = f"deepstack_merger_list.{i}.{new}."
-    state = renamed(w, layers(tower, names, "blocks") | rest)
+    state = renamed(w, layers(tower.layers, names, "blocks") | rest)
     state["patch_embed.proj.weight"] = frames_of(w)
     found = load(qwen3.Qwen3VLVisionModel(config), state)(*patches(tower, 2, 2))
     return torch.cat([found.pooler_output, *found.deepstack_features], dim=-1)
@@ -224,7 +196,7 @@ def pixtral_rows(tower: Tower, w: Weights) -> torch.Tensor:
     names |= {f"attn_{part}": f"attention.{part}_proj" for part in "qkv"}
     names |= {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
     w = {k: halves(tower, v, in_turn=False) if "attn_q" in k or "attn_k" in k else v for k, v in w.items()}
-    state = renamed(w, layers(tower, names, "transformer.layers") | {"v.pre_ln.": "ln_pre."})
+    state = renamed(w, layers(tower.layers, names, "transformer.layers") | {"v.pre_ln.": "ln_pre."})
     state["patch_conv.weight"] = w["v.patch_embd.weight"]
     image = torch.from_numpy(pixels(tower)).permute(2, 0, 1)[None]
     x = load(pixtral.PixtralVisionModel(config), state)(image).last_hidden_state
@@ -267,7 +239,7 @@ def kimi_rows(tower: Tower, w: Weights) -> torch.Tensor:
     names |= {f"attn_{part}": f"attn.{part}_proj" for part in "qkv"}
     w = {k: halves(tower, v, in_turn=True) if "attn_q" in k or "attn_k" in k else v for k, v in w.items()}
     rest = {"v.patch_embd.": "patch_embed.proj.", "v.post_ln.": "final_layernorm."}
-    state = renamed(w, layers(tower, names, "layers") | rest)
+    state = renamed(w, layers(tower.layers, names, "layers") | rest)
     state["patch_embed.pos_emb.position_embeddings"] = w["v.position_embd.weight"]
     flat, grid = patches(tower, 1, 1)
     merged = load(kimi.Kimi_K25VisionModel(config), state)(flat[:, :, 0], grid_thw=grid).pooler_output
@@ -292,7 +264,7 @@ def paddle_rows(tower: Tower, w: Weights) -> torch.Tensor:
     names = {"ln1": "layer_norm1", "ln2": "layer_norm2", "attn_out": "self_attn.out_proj"}
     names |= {f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"} | {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
     rest = {"v.patch_embd.": "embeddings.patch_embedding.", "v.position_embd.": "embeddings.position_embedding."}
-    state = renamed(w, layers(tower, names, "encoder.layers") | rest | {"v.post_ln.": "post_layernorm."})
+    state = renamed(w, layers(tower.layers, names, "encoder.layers") | rest | {"v.post_ln.": "post_layernorm."})
     flat, grid = patches(tower, 1, 1)
     found = load(paddleocr.PaddleOCRVisionTransformer(config), state)(flat[None, :, :, 0], grid_thw=grid)
     whole = paddleocr.PaddleOCRVLConfig(text_config={"hidden_size": tower.text}, vision_config=config.to_dict())
@@ -323,7 +295,7 @@ def dots3note_rows(tower: Tower, w: Weights) -> torch.Tensor:
     names |= {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
     rest = {"v.patch_embd.": "patch_embed.proj.", "v.pre_ln.": "patch_embed.norm.", "mm.post_norm.": "norm."}
     rest |= {"mm.input_norm.": "merger.ln_q.", "mm.0.": "merger.mlp.0.", "mm.2.": "merger.mlp.2."}
-    state = renamed(w, layers(tower, names, "blocks") | rest)
+    state = renamed(w, layers(tower.layers, names, "blocks") | rest)
     state["blocks.1.mlp.e_score_correction_bias"] = w["v.blk.1.exp_probs_b.weight"]
     state[f"{experts}.gate_up_proj"] = np.concatenate([inner, w["v.blk.1.ffn_up_exps.weight"]], axis=1)
     state[f"{experts}.down_proj"] = w["v.blk.1.ffn_down_exps.weight"]
@@ -356,7 +328,7 @@ def glm_rows(tower: Tower, w: Weights) -> torch.Tensor:
     rest |= {"v.norm_embd.": "post_conv_layernorm.", "v.post_ln.": "post_layernorm.", "mm.patch_merger.": "downsample."}
     rest |= {"mm.model.fc.": "merger.proj.", "mm.post_norm.": "merger.post_projection_norm."}
     rest |= {"v.position_embd.": "embeddings.position_embedding.", "v.patch_embd.bias": "patch_embed.proj.bias"}
-    state = renamed(w, layers(tower, names, "blocks") | rest)
+    state = renamed(w, layers(tower.layers, names, "blocks") | rest)
     state["patch_embed.proj.weight"] = frames_of(w)
     return load(module(config), state)(*patches(tower, 2, 2)).pooler_output
 
@@ -382,7 +354,7 @@ def step_rows(tower: Tower, w: Weights) -> torch.Tensor:
     names |= {f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"} | {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
     rest = {"v.patch_embd.": "embeddings.patch_embedding.", "v.position_embd.": "embeddings.position_embedding."}
     rest |= {"v.pre_ln.": "pre_layernorm.", "mm.0.": "downsampler1.", "mm.1.": "downsampler2."}
-    state = renamed(w, layers(tower, names, "layers") | rest)
+    state = renamed(w, layers(tower.layers, names, "layers") | rest)
     for il, i in [(il, i) for il in range(tower.layers) for i in (1, 2)]:
         state[f"layers.{il}.lambda_{i}"] = w[f"v.blk.{il}.ls{i}.weight"]
     image = torch.from_numpy(pixels(tower).transpose(2, 0, 1)[None].copy())
@@ -409,17 +381,5 @@ MODELS: dict[str, Callable[[Tower, Weights], torch.Tensor]] = {
 }
 
 
-def main() -> None:
-    """Writes the golden files."""
-    GOLDENS.mkdir(exist_ok=True)
-    for name, rows in MODELS.items():
-        tower = STEP3VL if name == "step3vl" else TOWERS[name]
-        with torch.no_grad():
-            found = rows(tower, tower.weights()).numpy()
-        path = GOLDENS / f"{name}.npz"
-        np.savez_compressed(path, n=np.int32(len(found)), rows=found[list(GOLDEN_ROWS)])
-        print(f"{name}: {len(found)} rows, |values| {np.abs(found).mean():.2f}, {path.stat().st_size} bytes")
-
-
 if __name__ == "__main__":
-    main()
+    record(MODELS, {**TOWERS, "step3vl": STEP3VL}, list(GOLDEN_ROWS), GOLDENS)

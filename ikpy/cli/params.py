@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from ikpy.cli.media_options import MediaOptions
 from ikpy.engine.prefix import PROMPT_TAIL
 from ikpy.engine.sampling_params import SamplingParams
 
@@ -138,23 +139,6 @@ class PromptOptions:
     cfg_scale: float = 1.0
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class MediaOptions:
-    """Pictures: the projector that encodes them, and where they are.
-
-    use_projector: False takes none, True also one that lies in the folder of the model.
-    """
-
-    projector: str | None = None
-    url: str | None = None
-    use_projector: bool | None = None
-    images: list[str] = field(default_factory=list)
-    min_tokens: int | None = None
-    max_tokens: int | None = None
-    n_threads: int | None = None
-    folder: str | None = None
 
 
 @dataclass

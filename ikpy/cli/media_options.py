@@ -1,0 +1,22 @@
+"""Options about pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class MediaOptions:
+    """Pictures: the projector that encodes them, and where they are.
+
+    use_projector: False takes none, True also one that lies in the folder of the model.
+    """
+
+    projector: str | None = None
+    url: str | None = None
+    use_projector: bool | None = None
+    images: list[str] = field(default_factory=list)
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    n_threads: int | None = None
+    folder: str | None = None

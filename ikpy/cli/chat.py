@@ -111,7 +111,9 @@ def log_start(session: Session, text_run: TextRun, sampling: SamplingParams) -> 
         obstacle = "" if prompt.conversation else text_run.sequence.obstacle
         if obstacle:
             session.log(
-                [f"main: {obstacle}: the text ends when the {text_run.context.n_ctx} tokens of the context are used"]
+                [
+                    f"main: {obstacle}: the text ends when the {text_run.context.n_ctx_seq} tokens of the context are used"
+                ]
             )
         session.log([f"Reverse prompt: '{text}'" for text in prompt.reverse_prompts])
         if prompt.in_prefix:

@@ -135,7 +135,7 @@ class Conversation:
 
     def answer(self, run: TextRun) -> None:
         """Evaluates what is new and writes the answer."""
-        tokens = self.fitting_tokens(run.context.n_ctx)
+        tokens = self.fitting_tokens(run.context.n_ctx_seq)
         kept = run.sequence.rewind(tokens)
         run.pending = []
         run.sampler.restart_grammar()

@@ -8,12 +8,17 @@ import pytest
 
 from ikpy import LLM
 from ikpy.cli import main
+from ikpy.cli.parser import parse
+from ikpy.cli.server import make_server
+from ikpy.cli.session import load
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.errors import UsageError
+from ikpy.server.log import ServerLog
 from tests.cpu.plain_blocks import model
 from tests.cpu.test_arch_plain import GPT2, STARCODER2
+from tests.server.harness import greedy_answer
 
 N_POSITIONS = 100
 
@@ -47,3 +52,16 @@ def test_the_command_line_tells(path: Path, capfd: pytest.CaptureFixture[str]) -
     assert main(["cli", "-m", str(path), "-p", "word9", *options]) == 0
     log = capfd.readouterr().err
     assert f"the context of {N_POSITIONS} tokens is full" in log and "the model knows no later positions" in log
+
+
+def test_slots_of_a_server(path: Path) -> None:
+    """An answer without a limit ends in time, and the next request finds its slot in order."""
+    session = load(parse(["-m", str(path), "-c", "512", "-np", "2", "-t", "1", "--log-disable"], "server"))
+    server = make_server(session, ServerLog())
+    server.engine.start()
+    try:
+        assert server.engine.n_ctx_slot == N_POSITIONS
+        for _ in range(2):
+            greedy_answer(server.engine, [5, 6, 7], session.model.hparams.n_vocab, limit=-1)  # fails for an error
+    finally:
+        server.engine.stop(10)

@@ -175,9 +175,9 @@ class LLM:
     ) -> Iterator[str]:
         if not tokens:
             raise UsageError("the prompt is empty and the model wants no begin token: give a text")
-        if len(tokens) >= self.context.n_ctx:
+        if len(tokens) >= self.context.n_ctx_seq:
             raise UsageError(
-                f"the prompt has {len(tokens)} tokens, the context {self.context.n_ctx}; give a larger n_ctx"
+                f"the prompt has {len(tokens)} tokens, the context {self.context.n_ctx_seq}; give a larger n_ctx"
             )
         try:
             max_tokens = operator.index(max_tokens)
@@ -361,8 +361,10 @@ class LLM:
         context = self._embedding_context
         _check_runs(context)
         tokens = self.tokenize(text, add_special=True) if isinstance(text, str) else self._prompt_tokens(text)
-        if not 0 < len(tokens) <= context.n_ctx:
-            raise UsageError(f"a text of {len(tokens)} tokens cannot be embedded; 1 to {context.n_ctx} are possible")
+        if not 0 < len(tokens) <= context.n_ctx_seq:
+            raise UsageError(
+                f"a text of {len(tokens)} tokens cannot be embedded; 1 to {context.n_ctx_seq} are possible"
+            )
         context.kv.clear()
         step = context.n_batch if context.graph_params.causal else len(tokens)
         states = []

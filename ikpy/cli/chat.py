@@ -113,9 +113,8 @@ def log_start(session: Session, text_run: TextRun, sampling: SamplingParams) -> 
         session.log(["main: interactive mode on."])
         obstacle = "" if prompt.conversation else text_run.sequence.obstacle
         if obstacle:
-            session.log(
-                [f"main: {obstacle}: the text ends when the {text_run.context.n_ctx} tokens of the context are used"]
-            )
+            end = f"the text ends when the {text_run.context.n_ctx_seq} tokens of the context are used"
+            session.log([f"main: {obstacle}: {end}"])
         session.log([f"Reverse prompt: '{text}'" for text in prompt.reverse_prompts])
         if prompt.in_prefix:
             session.log([f"Input prefix: '{prompt.in_prefix}'"])

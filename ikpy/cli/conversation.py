@@ -170,7 +170,7 @@ class Conversation:
 
     def answer(self, run: TextRun) -> None:
         """Evaluates what is new and writes the answer."""
-        tokens = self.fitting_tokens(run.context.n_ctx, run.context.n_ubatch)
+        tokens = self.fitting_tokens(run.context.n_ctx_seq, run.context.n_ubatch)
         kept = run.sequence.rewind(tokens)
         run.pending = []
         run.sampler.restart_grammar()

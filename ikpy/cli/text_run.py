@@ -102,7 +102,7 @@ class TextRun:
 
     def set_prompt(self, tokens: list[int]) -> None:
         """Stores the prompt, which the context must be able to hold, and what of it survives a context shift."""
-        n_ctx = self.context.n_ctx
+        n_ctx = self.context.n_ctx_seq
         if len(tokens) > n_ctx - RESERVE:
             most = n_ctx - RESERVE
             raise UsageError(f"prompt is too long ({len(tokens)} tokens, max {most}); raise the context with -c")
@@ -116,7 +116,7 @@ class TextRun:
         """Most tokens of the user's next text; some are left for what is generated behind it."""
         sequence = self.sequence
         kept = len(sequence.tokens) + len(self.pending) if sequence.obstacle else sequence.n_keep
-        return self.context.n_ctx - kept - RESERVE
+        return self.context.n_ctx_seq - kept - RESERVE
 
     def feed(self, tokens: list[int]) -> None:
         """Evaluates tokens that were not generated, behind a generated one that is still to be evaluated."""
@@ -163,7 +163,7 @@ class TextRun:
                 # The whole token is written, also where a reverse prompt ends within it.
                 if count == limit or self.interrupt.pressed or ends_in(text, len(piece), prompt.reverse_prompts):
                     break
-                if limit == -2 and len(self.sequence.tokens) + 1 >= self.context.n_ctx:
+                if limit == -2 and len(self.sequence.tokens) + 1 >= self.context.n_ctx_seq:
                     break
         except ContextFullError as error:
             self.session.log(["", f"main: {error}"])

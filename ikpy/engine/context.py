@@ -134,6 +134,11 @@ class Context:
     # what it holds
 
     @property
+    def n_ctx_seq(self) -> int:
+        """Tokens of one sequence at most: those of the context, or as many as the model has embeddings of positions."""
+        return min(self.n_ctx, self.model.arch.max_position or self.n_ctx)
+
+    @property
     def compute_bytes(self) -> int:
         """Bytes of the compute buffer: arena of intermediate values, work memory of the kernels, rows of pictures."""
         return self._plans.compute_bytes + self._inputs.row_bytes

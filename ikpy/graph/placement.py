@@ -20,7 +20,7 @@ CPU = "CPU"
 MIB = 1 << 20
 ALL_LAYERS = 999
 BLOCK_NAME = re.compile(r"blk\.(\d+)\.")
-EXPERT_NAME = re.compile(r"blk\.(\d+)\.ffn_(up|down|gate|gate_up)_exps\.(weight|scale)$")
+EXPERT_NAME = re.compile(r"blk\.(\d+)\.ffn_(up|down|gate|gate_up)_(?:ch)?exps\.(weight|scale)$")
 EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "token_types.", "position_embd.")
 
 
@@ -170,7 +170,9 @@ def place(
     reports = check_placement(params, [device.name for device in devices])
     layers, output, warnings = _place_layers(sizes, n_layer, params, devices)
     experts = _cpu_experts(sizes, layers, params)
-    reports += [RuleReport(rf"^blk\.{il}\.ffn_(up|down|gate|gate_up)_exps\.(weight|scale)$", CPU) for il in experts]
+    reports += [
+        RuleReport(rf"^blk\.{il}\.ffn_(up|down|gate|gate_up)_(ch)?exps\.(weight|scale)$", CPU) for il in experts
+    ]
     tensors, overridden = _apply_rules(sizes, layers, output, reports)
     caches = layers if params.kv_offload else (CPU,) * n_layer
     written = reports[: len(params.rules)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,14 @@ TOKEN_EMBEDDING = "token_embd.weight"
 PER_LAYER_TOKEN_EMBEDDING = "per_layer_token_embd.weight"
 OUTPUT = "output.weight"
 EMBEDDINGS = (TOKEN_EMBEDDING, PER_LAYER_TOKEN_EMBEDDING)
+_KEYS_AND_VALUES = re.compile(r"blk\.(\d+)\.attn_[kv]\.weight")
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the policy needs to know of a model. ``n_head_kv`` is that of the first layer that has any."""
+    """What the policy needs to know of a model. ``n_head_kv`` is that of the first layer that has any, ``n_sharing``
+    counts last layers that attend to the caches of earlier ones.
+    """
 
     architecture: str
     n_layer: int
@@ -27,6 +31,7 @@ class ModelShape:
     n_embd: int
     has_output: bool
     n_attn_v: int
+    n_sharing: int = 0
 
     @property
     def gqa_ratio(self) -> int:
@@ -52,6 +57,11 @@ class ModelShape:
         """Large vocabulary with a rather small model: attention then deserves more bits."""
         return self.n_vocab >= 127999 and self.size_class in ("8B", "70B")
 
+    def reads(self, name: str) -> bool:
+        """Whether the model multiplies by a tensor: layers without a cache have keys and values in files, too."""
+        found = _KEYS_AND_VALUES.match(name)
+        return not found or int(found[1]) < self.n_layer - self.n_sharing
+
     @classmethod
     def of(cls, metadata: Mapping[str, Any], tensor_shapes: Mapping[str, Sequence[int]]) -> ModelShape:
         """From a model's metadata and its tensor shapes (ne0 first)."""
@@ -74,5 +84,6 @@ class ModelShape:
             n_vocab=number("vocab_size", embedding[1] if len(embedding) > 1 else 0),
             n_embd=number("embedding_length"),
             has_output=OUTPUT in tensor_shapes,
+            n_sharing=number("attention.shared_kv_layers"),
             n_attn_v=sum("attn_v.weight" in name or "attn_qkv.weight" in name for name in tensor_shapes),
         )

@@ -37,6 +37,10 @@ _NEVER_QUANTIZED = (
     # Gemma 3n: what mixes the residual streams, and the low-rank residual.
     "altup_",
     "laurel_",
+    # Gemma 3n, 4 and Qwen4-Exp: small, outside the layers, whose inputs alone importance matrices know.
+    "per_layer_model_proj.weight",
+    "output_hc_down.weight",
+    "output_hc_up.weight",
 )
 _POSITION_EMBEDDINGS = ("position_embd.weight", "token_types.weight")
 _INTEGER_TYPES = ("i8", "i16", "i32", "i64")

@@ -79,7 +79,7 @@ class Engine:
         self.log = log
         self.metrics = Metrics()
         self.adapters = Adapters(context, directions)
-        self.n_ctx_slot = context.n_ctx // settings.n_slots
+        self.n_ctx_slot = min(context.n_ctx // settings.n_slots, context.n_ctx_seq)
         self.slots = [
             Slot(
                 i,

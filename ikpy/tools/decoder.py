@@ -29,6 +29,11 @@ class TimedContext:
         return self.context.n_ctx
 
     @property
+    def n_ctx_seq(self) -> int:
+        """Tokens of one sequence at most."""
+        return self.context.n_ctx_seq
+
+    @property
     def n_batch(self) -> int:
         """Most tokens of one decode call."""
         return self.context.n_batch

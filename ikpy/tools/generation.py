@@ -48,6 +48,9 @@ class SequenceContext(Protocol):
     def n_ctx(self) -> int: ...
 
     @property
+    def n_ctx_seq(self) -> int: ...
+
+    @property
     def n_batch(self) -> int: ...
 
     @property
@@ -165,11 +168,12 @@ class GrowingSequence:
         return logits
 
     def _make_room(self, n: int) -> None:
-        n_ctx = self.context.n_ctx
+        n_ctx = self.context.n_ctx_seq
         if len(self.tokens) + n <= n_ctx:
             return
         if self.obstacle:
-            raise ContextFullError(f"the context of {n_ctx} tokens is full and {self.obstacle}; raise it with -c")
+            remedy = "raise it with -c" if n_ctx == self.context.n_ctx else "the model knows no later positions"
+            raise ContextFullError(f"the context of {n_ctx} tokens is full and {self.obstacle}; {remedy}")
         keep = min(self.n_keep, len(self.tokens))
         drop = max((len(self.tokens) - keep) // 2, len(self.tokens) + n - n_ctx)
         if drop > len(self.tokens) - keep:
@@ -227,7 +231,7 @@ class GrowingSequence:
     def _draft(self, token: int, speculator: Speculator) -> list[int]:
         """Guesses at what follows ``token``: as fit the context, and no more than are rounded as single tokens are and
         can be taken back."""
-        room = min(self.context.n_ctx - len(self.tokens), self.context.max_uniform_tokens) - 1
+        room = min(self.context.n_ctx_seq - len(self.tokens), self.context.max_uniform_tokens) - 1
         return speculator.draft([*self.tokens, token], min(room, self.context.kv.removable))
 
     def _feed_draft(self, token: int, draft: list[int]) -> NDArray[np.float32]:

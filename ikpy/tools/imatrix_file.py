@@ -116,6 +116,7 @@ def _candidates(name: str) -> Iterator[str]:
     for kind, other in (
         ("ffn_gate_up_exps.weight", "ffn_up_exps.weight"),
         ("ffn_gate.weight", "ffn_up.weight"),
+        ("ffn_gate_chexps.weight", "ffn_up_chexps.weight"),
         ("attn_v_b.weight", "attn_kv_b.weight"),
         ("attn_kv_b.weight", "attn_v_b.weight"),
     ):

@@ -108,7 +108,7 @@ class Step:
     """One tensor of the output: its source, type, importance values and the console text of the decision.
 
     ``decided``: it may be converted, and the policy has chosen its type; ``free``: no option and no rule names that
-    type, so that a target may choose it.
+    type, so that a target may choose it. ``unread``: the model does without, so that importance counts for nothing.
     """
 
     name: str
@@ -119,6 +119,7 @@ class Step:
     note: str = ""
     decided: bool = False
     free: bool = False
+    unread: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -245,7 +246,7 @@ def _plan_types(
     duplicated = OUTPUT if model.has_output else TOKEN_EMBEDDING
     for name, info in tensors.items():
         current = registry.by_id(info.type_id).name
-        step = Step(name, info, current, current)
+        step = Step(name, info, current, current, unread=not model.reads(name))
         if policy and is_eligible(
             name,
             info.shape,
@@ -306,7 +307,8 @@ def _prepare_conversion(step: Step, options: QuantizeOptions) -> None:
     if options.imatrix and options.imatrix.values:
         step.imatrix = _importance(step, options.imatrix)
     ftype = options.ftype.name if options.ftype else ""
-    if step.imatrix is None and needs_imatrix(step.name, step.type, ftype) and not options.ignore_imatrix_rules:
+    is_blind = step.imatrix is None and not step.unread and needs_imatrix(step.name, step.type, ftype)
+    if is_blind and not options.ignore_imatrix_rules:
         raise UnsupportedError(
             f"Missing importance matrix for tensor {step.name} in a very low-bit quantization; "
             "give --imatrix with data for it, choose another type, or use --ignore-imatrix-rules"

@@ -45,7 +45,8 @@ class BigramContext:
 
     def __init__(self, table: np.ndarray, n_ctx: int = 512, n_batch: int = 512) -> None:
         self.table = table.astype(np.float32)
-        self.n_ctx, self.n_batch = n_ctx, n_batch
+        self.n_ctx = self.n_ctx_seq = n_ctx
+        self.n_batch = n_batch
         self.kv = BigramCells()
         self.batches: list[Batch] = []
         self.max_uniform_tokens = n_batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.cpu import older_checkpoints as older
 from tests.cpu import plain_checkpoints as plain
 from tests.cpu.seeded_checkpoints import FF, FF_EXPERT, N_EXPERT, OUTER, USED, D, Shapes, Tiny, V, gated, head
 
@@ -137,7 +138,7 @@ EUROBERT = Tiny(
     plain.config("EuroBert", "eurobert", architectures=["EuroBertModel"], hidden_act="silu", rms_norm_eps=1e-5),
     lambda: {
         name.removeprefix("model."): shape
-        for name, shape in plain.llama_shapes(norm_biases=False).items()
+        for name, shape in older.llama_shapes(norm_biases=False).items()
         if name.startswith("model.")
     },
     is_encoder=True,

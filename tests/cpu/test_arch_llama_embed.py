@@ -21,7 +21,7 @@ from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.definition_checks import RMS
-from tests.cpu.plain_checkpoints import LLAMA_EMBED
+from tests.cpu.older_checkpoints import LLAMA_EMBED
 from tests.cpu.plain_checkpoints import N_LAYER as N_TINY
 from tests.cpu.reference_models import Evaluation, RandomModel
 from tests.cpu.test_arch_gemma_embedding import TOKENS, attended

@@ -15,6 +15,7 @@ from ikpy.convert import Conversion
 from ikpy.errors import FileFormatError, UnsupportedError
 from tests.cpu import checkpoints as made
 from tests.cpu import definition_checks as checks
+from tests.cpu import older_checkpoints as older
 from tests.cpu import plain_checkpoints as plain
 from tests.cpu import reference_models as ref
 from tests.cpu import seeded_checkpoints as tiny
@@ -109,21 +110,21 @@ def of_chatglm(kind: Tiny) -> Named:
 
 HALVES: dict[str, Any] = {"norms": "rms", "act": ref.silu, "gated": True, "rotated": HEAD}
 CASES = {
-    "baichuan": (plain.BAICHUAN, of_baichuan, Form("baichuan", 0, **HALVES, kv=HEADS, fused=True), {}),
-    "xverse": (plain.XVERSE, of_llama, Form("xverse", 0, **HALVES, kv=KV), {}),
-    "pangu": (plain.PANGU, of_llama, Form("pangu-embedded", 0, **HALVES, kv=KV), {}),
+    "baichuan": (older.BAICHUAN, of_baichuan, Form("baichuan", 0, **HALVES, kv=HEADS, fused=True), {}),
+    "xverse": (older.XVERSE, of_llama, Form("xverse", 0, **HALVES, kv=KV), {}),
+    "pangu": (older.PANGU, of_llama, Form("pangu-embedded", 0, **HALVES, kv=KV), {}),
     "maincoder": (
-        plain.MAINCODER,
+        older.MAINCODER,
         of_maincoder,
         Form("maincoder", 0, **HALVES, neox=False, kv=KV, tied=True, head_norms="behind"),
         {},
     ),
-    "orion": (plain.ORION, of_llama, Form("orion", 0, **{**HALVES, "norms": "biased"}, kv=KV), {}),
-    "qwen": (plain.QWEN, of_qwen, Form("qwen", 0, **HALVES, kv=HEADS, fused=True), {}),
-    "plamo": (plain.PLAMO, of_plamo, Form("plamo", 0, **HALVES, kv=HEADS, parallel="one"), {}),
-    "codeshell": (plain.CODESHELL, of_codeshell, Form("codeshell", 0, rotated=HEAD, kv=KV, fused=True), {}),
+    "orion": (older.ORION, of_llama, Form("orion", 0, **{**HALVES, "norms": "biased"}, kv=KV), {}),
+    "qwen": (older.QWEN, of_qwen, Form("qwen", 0, **HALVES, kv=HEADS, fused=True), {}),
+    "plamo": (older.PLAMO, of_plamo, Form("plamo", 0, **HALVES, kv=HEADS, parallel="one"), {}),
+    "codeshell": (older.CODESHELL, of_codeshell, Form("codeshell", 0, rotated=HEAD, kv=KV, fused=True), {}),
     "chatglm": (
-        plain.CHATGLM,
+        older.CHATGLM,
         of_chatglm,
         Form("chatglm", 0, **{**HALVES, "rotated": HEAD // 2}, neox=False, base=5e6, kv=KV, fused=True, fused_ffn=True),
         {},
@@ -160,18 +161,18 @@ def test_rows_of_baichuan_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        (plain.BAICHUAN, {"num_hidden_layers": 40}, "layer 2 are missing"),
-        (plain.XVERSE, {"model_type": "PanguEmbedded"}, "attn_k.bias"),
-        (plain.MAINCODER, {"use_qk_norm": False}, "use_qk_norm false"),
-        (plain.ORION, {"attention_bias": True}, "attention_bias true"),
-        (plain.QWEN, {"no_bias": False}, "no_bias false"),
-        (plain.PLAMO, {"n_shared_head": 3}, "n_shared_head 3 of 4 heads"),
-        (plain.PLAMO, {"n_shared_head": 0}, "n_shared_head 0 of 4 heads"),
-        (plain.CODESHELL, {"position_embedding_type": "learned"}, "position_embedding_type 'learned'"),
-        (plain.CODESHELL, {"group_query_attention": False}, "group_query_attention false"),
-        (plain.CHATGLM, {"rmsnorm": False}, "rmsnorm false"),
-        (plain.CHATGLM, {"add_bias_linear": True}, "add_bias_linear true"),
-        (plain.CHATGLM, {"multi_query_attention": False}, "multi_query_attention false"),
+        (older.BAICHUAN, {"num_hidden_layers": 40}, "layer 2 are missing"),
+        (older.XVERSE, {"model_type": "PanguEmbedded"}, "attn_k.bias"),
+        (older.MAINCODER, {"use_qk_norm": False}, "use_qk_norm false"),
+        (older.ORION, {"attention_bias": True}, "attention_bias true"),
+        (older.QWEN, {"no_bias": False}, "no_bias false"),
+        (older.PLAMO, {"n_shared_head": 3}, "n_shared_head 3 of 4 heads"),
+        (older.PLAMO, {"n_shared_head": 0}, "n_shared_head 0 of 4 heads"),
+        (older.CODESHELL, {"position_embedding_type": "learned"}, "position_embedding_type 'learned'"),
+        (older.CODESHELL, {"group_query_attention": False}, "group_query_attention false"),
+        (older.CHATGLM, {"rmsnorm": False}, "rmsnorm false"),
+        (older.CHATGLM, {"add_bias_linear": True}, "add_bias_linear true"),
+        (older.CHATGLM, {"multi_query_attention": False}, "multi_query_attention false"),
         (plain.GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx true"),
         (plain.GPT2, {"activation_function": "relu"}, "activation 'relu'"),
         (plain.GPT2, {"n_positions": 128}, "position_embd.weight' has wrong shape"),
@@ -209,7 +210,7 @@ def ranks(folder: Path, name: str) -> dict[str, int]:
 
 
 def test_ranks_of_qwen(tmp_path: Path) -> None:
-    folder = tiny.write(plain.QWEN, tmp_path / "checkpoint", eos_token_id=None)
+    folder = tiny.write(older.QWEN, tmp_path / "checkpoint", eos_token_id=None)
     n = len(ranks(folder, "qwen.tiktoken"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": n}))
     conversion = Conversion(folder)
@@ -223,7 +224,7 @@ def test_ranks_of_qwen(tmp_path: Path) -> None:
 
 
 def test_ranks_of_glm4(tmp_path: Path) -> None:
-    folder = tiny.write(plain.CHATGLM, tmp_path / "checkpoint")
+    folder = tiny.write(older.CHATGLM, tmp_path / "checkpoint")
     n = len(ranks(folder, "tokenizer.model"))
     added = {str(n + i): {"content": text, "special": True} for i, text in enumerate(("<|endoftext|>", "[gMASK]"))}
     (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))

@@ -27,7 +27,7 @@ from tests.cpu.seeded_checkpoints import HEAD, HEADS, KV, Tiny
         (plain.STABLELM, {"use_parallel_residual": True}, r"layer 0 has ffn_norm\.(weight|bias), which config"),
         (plain.STABLELM_12B, {"qk_layernorm": False}, r"layer 0 has attn_._norm\.weight, which config"),
         (plain.STABLELM_12B, {"use_parallel_residual": False}, r"layer 0 lacks ffn_norm\.weight"),
-        (plain.PYTHIA, {"hidden_act": "gelu_fast"}, "activation 'gelu_fast'"),
+        (plain.PYTHIA, {"hidden_act": "relu"}, "activation 'relu'"),
         (plain.PYTHIA, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE scaling 'dynamic'"),
         (plain.FALCON, {"alibi": True}, "alibi true"),
         (plain.FALCON, {"parallel_attn": False}, "parallel_attn false"),
@@ -90,3 +90,11 @@ def test_heads_in_turns_lie_one_behind_the_other(tmp_path: Path) -> None:
 def test_a_window_is_told(tmp_path: Path) -> None:
     notes = Conversion(tiny.write(plain.STARCODER2, tmp_path / "checkpoint")).notes
     assert any("window of 128 tokens is not part" in note for note in notes)
+
+
+def test_an_approximation_of_gelu_is_told(tmp_path: Path) -> None:
+    """GPT-NeoX 20B has it; files cannot say which one is meant."""
+    notes = Conversion(tiny.write(plain.PYTHIA, tmp_path / "fast", hidden_act="gelu_fast")).notes
+    assert any("of which 'gelu_fast' is an approximation" in note for note in notes)
+    exact = Conversion(tiny.write(plain.PYTHIA, tmp_path / "exact")).notes
+    assert not any("GELU" in note for note in exact)

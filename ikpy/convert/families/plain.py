@@ -126,7 +126,7 @@ class GptNeoX(LayerNormFamily):
     needs_output = True
     rotates_part = True
     rotary_fraction = 0.25
-    activations = ("gelu",)
+    activations = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh")  # told by a note
     aliases: ClassVar[Mapping[str, str]] = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
     defaults: ClassVar[Mapping[str, int | float]] = {"layer_norm_eps": 1e-5, "max_position_embeddings": 2048}
     outer: ClassVar[Mapping[str, str]] = {
@@ -143,6 +143,12 @@ class GptNeoX(LayerNormFamily):
         "mlp.dense_h_to_4h": "ffn_up",
         "mlp.dense_4h_to_h": "ffn_down",
     }
+
+    def notes(self) -> list[str]:
+        kind = self.config.get("hidden_act", default="gelu")
+        if kind == "gelu":
+            return []
+        return [f"files of this architecture mean the exact GELU, of which '{kind}' is an approximation (within 5e-4)"]
 
     def keys(self) -> Keys:
         parallel = bool(self.config.get("use_parallel_residual", default=True))

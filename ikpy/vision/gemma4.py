@@ -102,7 +102,8 @@ class Gemma4Projector(Gemma4Pictures):
 
     def patches(self, image: Pixels) -> tuple[NDArray[np.float32], int, int]:
         patches, rows, columns = super().patches(image)
-        return patches * np.float32(2) - np.float32(1), rows, columns
+        with np.errstate(over="ignore"):  # as in `normalized`
+            return patches * np.float32(2) - np.float32(1), rows, columns
 
     def build(self, b: PictureGraph) -> Value:
         g, params = b.graph, self.params

@@ -14,6 +14,8 @@ from ikpy.errors import FileFormatError, ResourceError, UsageError
 MAX_PIXELS = 89_000_000
 """Pixels of the largest picture that is decoded, far more than any encoder looks at; Pillow, too, takes larger ones for
 attacks."""
+MAX_SIDE = (1 << 16) - 1
+"""Pixels of the longest side, the most that JPEG can say: work memory of resizing grows with it."""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM")
 
 Pixels = NDArray[np.uint8]
@@ -38,6 +40,8 @@ def decode_image(data: bytes, name: str = "image") -> Pixels:
             width, height = file.size
             if width * height > MAX_PIXELS:
                 raise ResourceError(f"{name} has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
+            if max(width, height) > MAX_SIDE:
+                raise ResourceError(f"{name} has {width} x {height} pixels; sides of at most {MAX_SIDE} are decoded")
             return _rgb(ImageOps.exif_transpose(file))
     except (ResourceError, MemoryError):
         raise

@@ -16,7 +16,7 @@ from ikpy.vision.images import Pixels
 from ikpy.vision.native_size import ROPE_BASE
 from ikpy.vision.params import MAX_IMAGE_SIZE, size
 from ikpy.vision.projector import Projector, Source
-from ikpy.vision.resize import Size, stretched
+from ikpy.vision.resize import Size, check_size, stretched
 from ikpy.vision.stretched_positions import StretchedEmbedding
 from ikpy.vision.weights import Linear, ProjectorWeights, value_of
 
@@ -135,6 +135,7 @@ def filled(image: Pixels, size: Size) -> Pixels:
     """The picture in the upper left corner of a black one."""
     if image.shape[:2] == size:
         return image
+    check_size(size)
     out = np.zeros((*size, 3), np.uint8)
     out[: image.shape[0], : image.shape[1]] = image
     return out

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import ikpy
-from ikpy.errors import FileFormatError, IkpyError, UnsupportedError, UsageError
+from ikpy import machine_memory
+from ikpy.errors import FileFormatError, IkpyError, ResourceError, UnsupportedError, UsageError
 from ikpy.vision.projector import open_projector
 from tests.cpu.damage import damage_bytes, damage_gguf
 from tests.cpu.tile_towers import TOWERS, picture
@@ -63,6 +64,9 @@ def test_kinds_that_are_not_there(tmp_path: Path) -> None:
     refused(tmp_path, no_kind, None, FileFormatError, "key clip.projector_type not found")
     version = dataclasses.replace(TOWERS["minicpmv"], outer={"clip.minicpmv_version": 9})
     refused(tmp_path, version, None, UnsupportedError, "clip.minicpmv_version 9 is not known")
+    for value in ("3", 3.0, float("nan"), True, [3.0, 4.0]):
+        version = dataclasses.replace(TOWERS["minicpmv"], outer={"clip.minicpmv_version": value})
+        refused(tmp_path, version, None, FileFormatError, "key clip.minicpmv_version must hold an integer")
 
 
 @pytest.mark.parametrize(
@@ -105,6 +109,14 @@ def test_tensors_that_are_missing_or_of_other_shapes(name: str, tmp_path: Path) 
     assert refusals > 5
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
+@pytest.mark.parametrize("further", [{"image_std": [1e-40] * 3}, {"image_mean": [-3e38] * 3}])
+def test_colours_that_are_infinite(name: str, further: dict[str, object], tmp_path: Path) -> None:
+    """One line and no warning beside it."""
+    refused(tmp_path, changed(TOWERS[name], **further), None, FileFormatError, "the rows of a picture are no numbers")
+
+
 def test_values_of_one_head_alone(tmp_path: Path) -> None:
     tower = TOWERS["gemma4"]
     weights = tower.weights()
@@ -118,6 +130,29 @@ def test_pictures_that_are_too_narrow(tmp_path: Path) -> None:
     opened = open_projector(str(TOWERS["gemma4"].write(tmp_path / "mmproj.gguf")), n_embd=32, n_threads=1, log=print)
     with pytest.raises(UsageError, match="a picture of 4000 x 3 pixels is too narrow for the model"):
         opened.encode(picture(3, 4000))
+
+
+def test_pictures_of_too_many_patches(tmp_path: Path) -> None:
+    """A damaged size, for which neither time nor memory would be enough."""
+    refused(
+        tmp_path,
+        changed(TOWERS["minicpmv"], image_size=8191),
+        None,
+        ResourceError,
+        "a picture of 1170 x 1170 patches; at most 262144 are possible",
+    )
+
+
+def test_pictures_that_memory_is_too_small_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And pictures of other sizes are encoded as before."""
+    opened = open_projector(str(TOWERS["gemma4"].write(tmp_path / "mmproj.gguf")), n_embd=32, n_threads=1, log=print)
+    small, large = picture(40, 61), picture(400, 610)
+    before = opened.rows(opened.tiles(small)[0])  # type: ignore[arg-type]
+    monkeypatch.setattr(machine_memory, "machine_memory", lambda swap=True: 1 << 16)
+    with pytest.raises(ResourceError, match=r"not enough memory \(a picture of .* patches takes .*: use a smaller one"):
+        opened.encode(large)
+    after = opened.rows(opened.tiles(small)[0])  # type: ignore[arg-type]
+    assert np.array_equal(before.values, after.values)
 
 
 @pytest.mark.parametrize("name", ["internvl", "gemma4", "minicpmv"])

@@ -96,6 +96,19 @@ def test_large_pictures_are_refused_before_they_are_decoded(monkeypatch: pytest.
         decode_image(stored(Image.fromarray(COLOURS)))
 
 
+def test_long_pictures_are_refused() -> None:
+    """Few pixels in a line take much memory to be resized."""
+    assert decode_image(stored(Image.new("RGB", (1, 65535)))).shape == (65535, 1, 3)
+    with pytest.raises(ResourceError, match="image has 65536 x 1 pixels; sides of at most 65535 are decoded"):
+        decode_image(stored(Image.new("RGB", (65536, 1))))
+
+
+@pytest.mark.parametrize("make", [padded, stretched])
+def test_no_encoder_wants_larger_pictures(make: Callable[..., np.ndarray]) -> None:
+    with pytest.raises(ResourceError, match="would get 65536 x 32768 pixels; at most 89000000 are possible"):
+        make(COLOURS, (32768, 65536), "bicubic")
+
+
 @pytest.mark.parametrize("format_name", ["PNG", "JPEG", "GIF", "BMP", "PPM", "WEBP"])
 def test_damaged_pictures(format_name: str) -> None:
     """A picture or one line."""

@@ -78,6 +78,7 @@ def test_kinds_that_are_not_there(tmp_path: Path) -> None:
         ("gemma3", {"attention.head_count": 5}, "embedding_length 48 is no multiple of attention.head_count 5"),
         ("gemma3", {"projector.scale_factor": 3}, "sides of 8 patches are no multiple of .*scale_factor 3"),
         ("gemma3", {"attention.layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan"),
+        ("gemma3", {"attention.layer_norm_epsilon": -1.0}, "attention.layer_norm_epsilon -1.0 is below 0"),
         ("llava_features", {"feature_layer": [4]}, "feature_layer names layers outside 0 to 3"),
         ("llava_next", {"image_grid_pinpoints": [28, 57]}, "holds no sizes of tiles of 28"),
         ("internvl", {"preproc_min_tiles": 13}, "preproc_min_tiles is larger than preproc_max_tiles"),

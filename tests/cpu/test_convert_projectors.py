@@ -241,6 +241,8 @@ def test_models_that_no_file_can_say(
         (later.EXAONE45, {"size": {}}, "'min_pixels' is None, not a number of pixels"),
         (later.EXAONE45, {"min_pixels": 200000}, "'min_pixels' 200000 is more than 'max_pixels' 100352"),
         (later.GLM5, {"patch_expand_factor": 2}, "patch_expand_factor 2"),
+        (later.GLM5, {"max_image_tokens": 3}, "pictures of 16 to 3 tokens"),
+        (later.GLM5, {"min_image_tokens": 0}, "pictures of 0 to 8000 tokens"),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -92,5 +92,6 @@ class Glm5v(Glm4v):
         self.vision.require(f"swiglu_limit {limit:g}", 0 < limit < math.inf)
         names = (("min_image_tokens", 16), ("max_image_tokens", 8000))
         n_tokens = [self.processor.count(name, default=usual) for name, usual in names]
+        self.processor.require("pictures of {} to {} tokens".format(*n_tokens), 0 < n_tokens[0] <= n_tokens[1])
         area = (self.patch_size * MERGE) ** 2
         return super().keys() | {"vision.swiglu_clamp": limit, **pixel_keys(*(n * area for n in n_tokens))}

@@ -16,8 +16,12 @@ from ikpy.vision.projector import open_projector
 from tests.cpu.damage import damage_bytes, damage_gguf
 from tests.cpu.tile_towers import TOWERS, picture
 from tests.cpu.tile_weights import TileTower, Weights
+from tests.cpu.tower_kinds import STEP3VL
+from tests.cpu.tower_kinds import TOWERS as NATIVE
+from tests.cpu.vision_towers import Tower
 
 GEMMA3 = TOWERS["gemma3"]
+ALL: dict[str, TileTower | Tower] = {**TOWERS, **NATIVE, "step3vl": STEP3VL}
 
 
 def attempt(path: Path, tower: TileTower, **options: int) -> None:
@@ -116,6 +120,38 @@ def test_tensors_that_are_missing_or_of_other_shapes(name: str, tmp_path: Path) 
 def test_colours_that_are_infinite(name: str, further: dict[str, object], tmp_path: Path) -> None:
     """One line and no warning beside it."""
     refused(tmp_path, changed(TOWERS[name], **further), None, FileFormatError, "the rows of a picture are no numbers")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_dimensions_of_1_are_stored_or_not(name: str, tmp_path: Path) -> None:
+    """Tensors of four dimensions, or of as few as there are, are the same."""
+    tower = ALL[name]
+    weights, found = tower.weights(), []
+    filled = {n: w.reshape((1,) * (4 - w.ndim) + w.shape) for n, w in weights.items()}
+    flat = {n: w.reshape(w.shape[next((i for i, k in enumerate(w.shape) if k > 1), 0) :]) for n, w in weights.items()}
+    for each in (weights, filled, flat):
+        path = tower.write(tmp_path / "mmproj.gguf", each)
+        opened = open_projector(str(path), n_embd=tower.text, n_threads=1, log=print)
+        found.append([piece for piece in opened.encode(picture(40, 61)) if not isinstance(piece, str)])
+    assert all(
+        np.array_equal(a.values, b.values) for others in found[1:] for a, b in zip(found[0], others, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_tensors_of_one_dimension(name: str, tmp_path: Path) -> None:
+    """A picture or one line."""
+    tower = ALL[name]
+    weights = tower.weights()
+    for tensor, w in weights.items():
+        if ".blk.1." in tensor or ".blk.2." in tensor:
+            continue
+        for changed in (w.reshape(-1), w.reshape(-1)[:1]):
+            path = tower.write(tmp_path / "mmproj.gguf", {**weights, tensor: changed})
+            try:
+                open_projector(str(path), n_embd=tower.text, n_threads=1, log=print).encode(picture(40, 61))
+            except IkpyError as error:
+                assert "\n" not in str(error)
 
 
 def test_values_of_one_head_alone(tmp_path: Path) -> None:

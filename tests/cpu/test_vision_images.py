@@ -58,6 +58,13 @@ def test_transparency_is_left_out() -> None:
     assert np.array_equal(found, np.repeat(COLOURS[..., :1], 3, 2))
 
 
+@pytest.mark.filterwarnings("error")
+def test_transparent_palettes_are_no_warning() -> None:
+    palette = Image.fromarray(COLOURS).quantize(200)
+    data = stored(palette, "PNG", transparency=bytes(range(200)))
+    np.testing.assert_array_equal(decode_image(data), np.asarray(palette.convert("RGB")))
+
+
 def test_a_photograph_is_turned_as_it_says() -> None:
     exif = Image.Exif()
     exif[0x112] = 6  # the camera was turned to the left

@@ -94,6 +94,16 @@ def test_keys_that_make_no_sense(name: str, further: dict[str, object], message:
     refused(tmp_path, changed(TOWERS[name], **further), None, IkpyError, message)
 
 
+@pytest.mark.parametrize("name", ["gemma4", "lfm2", "qwen2vl"])
+def test_limits_that_no_picture_keeps(name: str, tmp_path: Path) -> None:
+    """One end is the user's, the other the usual one of the family."""
+    tower = ALL[name]
+    path = tower.write(tmp_path / "mmproj.gguf", tower.weights())
+    for ends in ({"min_tokens": 5000}, {"max_tokens": 1}):
+        with pytest.raises(UsageError, match=r"pictures of at least .* tokens: change --image-min-tokens"):
+            open_projector(str(path), n_embd=tower.text, n_threads=1, log=print, **ends)
+
+
 @pytest.mark.parametrize("name", TOWERS)
 def test_tensors_that_are_missing_or_of_other_shapes(name: str, tmp_path: Path) -> None:
     """Files without a tensor are refused or, where it may be left out, read; no shape but the right one is taken."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.errors import ResourceError
+
+MAX_ID = (1 << 31) - 1
+"""Ids of batches have 32 bits."""
 
 
 class Rows(Protocol):
@@ -42,6 +46,11 @@ class Picture:
         """The picture of these rows."""
         return cls(start, len(rows), rows.grid, rows.both_ways, rows.n_positions)
 
+    @property
+    def ids(self) -> list[int]:
+        """Of its rows."""
+        return list(range(self.start, self.start + self.n))
+
 
 class MediaStore:
     """Rows of pictures and the ids that stand for them, by a key of their contents.
@@ -52,6 +61,8 @@ class MediaStore:
     A text is a list of ids as any other: equal beginnings can be shared, and positions are indices. A part of one is
     `Batch.add(tokens[a:b], a, seq_id, turn=store.turn(tokens[:a]))`, where a and b are places at which `cut` allows to
     cut it. Positions of cached tokens cannot be moved in a text with pictures.
+
+    Several threads may use it, one to encode and others to evaluate.
     """
 
     def __init__(self, n_vocab: int, max_bytes: int) -> None:
@@ -65,26 +76,42 @@ class MediaStore:
         self._by_key: dict[bytes, Picture] = {}
         self._rows: OrderedDict[int, NDArray[np.float32]] = OrderedDict()
         self._table = np.empty((0, 5), np.int64)
+        self._lock = threading.RLock()
 
     def add(self, key: bytes, make: Callable[[], Rows]) -> list[int]:
-        """The ids of a picture, one for every row; its rows are made if they are not kept."""
+        """The ids of a picture, one for every row; its rows are made if they are not kept.
+
+        ResourceError if all ids are taken.
+        """
+        with self._lock:
+            picture = self._by_key.get(key)
+            if picture is not None and picture.start in self._rows:
+                self._rows.move_to_end(picture.start)
+                return picture.ids
+        rows = make()
+        if not len(rows):
+            raise ValueError("a picture without rows")
+        with self._lock:
+            return self._known(key, rows).ids
+
+    def _known(self, key: bytes, rows: Rows) -> Picture:
+        """The picture of this key, whose rows are kept now."""
         picture = self._by_key.get(key)
-        if picture is None or picture.start not in self._rows:
-            rows = make()
-            if not len(rows):
-                raise ValueError("a picture without rows")
-            made = Picture.of(self.end if picture is None else picture.start, rows)
-            if picture is None:
-                self._by_key[key] = picture = made
-                self._pictures.append(made)
-                self.end += made.n
-            elif made != picture:
-                raise ValueError(f"rows of another shape under one key: {made} instead of {picture}")
-            self._keep(picture.start, rows.values)
-        self._rows.move_to_end(picture.start)
-        return list(range(picture.start, picture.start + picture.n))
+        made = Picture.of(self.end if picture is None else picture.start, rows)
+        if picture is None:
+            if made.start + made.n - 1 > MAX_ID:
+                raise ResourceError(f"all {MAX_ID - self.n_vocab} ids of pictures' rows are taken: start anew")
+            self._by_key[key] = picture = made
+            self._pictures.append(made)
+            self.end += made.n
+        elif made != picture:
+            raise ValueError(f"rows of another shape under one key: {made} instead of {picture}")
+        self._keep(picture.start, rows.values)
+        return picture
 
     def _keep(self, start: int, values: NDArray[np.float32]) -> None:
+        if start in self._rows:
+            self.n_bytes -= self._rows.pop(start).nbytes
         self._rows[start] = values
         self.n_bytes += values.nbytes
         while self.n_bytes > self._max_bytes and len(self._rows) > 1:
@@ -92,13 +119,14 @@ class MediaStore:
 
     def rows(self, start: int) -> NDArray[np.float32]:
         """Rows float32 [n, width] of the picture whose first id this is. ResourceError if they are not kept."""
-        if start not in self._rows:
-            raise ResourceError(
-                f"the rows of a picture are no longer kept: the pictures of one text take more than "
-                f"{self._max_bytes >> 20} MiB, or many others were added since"
-            )
-        self._rows.move_to_end(start)
-        return self._rows[start]
+        with self._lock:
+            if start not in self._rows:
+                raise ResourceError(
+                    f"the rows of a picture are no longer kept: the pictures of one text take more than "
+                    f"{self._max_bytes >> 20} MiB, or many others were added since"
+                )
+            self._rows.move_to_end(start)
+            return self._rows[start]
 
     # ids
 
@@ -114,14 +142,15 @@ class MediaStore:
         """Of every picture its first id, rows, columns of its grid (0: none), whether its rows see each other, and the
         rotation positions that it takes more than tokens; int64 [pictures, 5], rising.
         """
-        known = len(self._table)
-        if known < len(self._pictures):
-            added = [
-                (p.start, p.n, p.grid[1] if p.grid else 0, p.both_ways, p.n_positions - p.n)
-                for p in self._pictures[known:]
-            ]
-            self._table = np.concatenate([self._table, np.array(added, np.int64)])
-        return self._table
+        with self._lock:
+            known = len(self._table)
+            if known < len(self._pictures):
+                added = [
+                    (p.start, p.n, p.grid[1] if p.grid else 0, p.both_ways, p.n_positions - p.n)
+                    for p in self._pictures[known:]
+                ]
+                self._table = np.concatenate([self._table, np.array(added, np.int64)])
+            return self._table
 
     def turn(self, tokens: Sequence[int]) -> int:
         """Rotation position minus position of a token behind these: what the pictures that end in them add."""

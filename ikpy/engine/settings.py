@@ -154,6 +154,11 @@ def media_width(model: Model, media: MediaStore | None) -> int:
         raise UsageError(f"{hp.arch} models read tokens only, no pictures")
     if arch.reads_grids and arch.rope_sections is None:
         raise UsageError(f"the file does not say how pictures are rotated ({hp.arch}.rope.dimension_sections)")
+    if arch.rope_sections is not None and arch.rope_sections.lengths[3]:
+        raise UsageError(
+            f"{hp.arch}.rope.dimension_sections {list(arch.rope_sections.lengths)}: a fourth section, of pairs that "
+            "only text would rotate, is not supported"
+        )
     if media.n_vocab != hp.n_vocab:
         raise UsageError(f"ids of pictures begin at {media.n_vocab} and the model has {hp.n_vocab} tokens")
     return hp.n_embd * (1 + arch.n_deep)

@@ -50,6 +50,11 @@ def _full(shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape, *([1] * (4 - len(shape))))
 
 
+def same_shape(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether two ggml-order shapes are equal; files need not store sizes of 1 at the end."""
+    return _full(a) == _full(b)
+
+
 def split_rows(fused: Value, *sizes: int, named: int = 0) -> list[Value]:
     """Consecutive row ranges of a weight as views.
 
@@ -149,7 +154,7 @@ class WeightSource:
             if required:
                 raise FileFormatError(f"{self.gguf.path}: tensor '{name}' not found")
             return None
-        if _full(info.shape) not in [_full(s) for s in shapes]:
+        if not any(same_shape(info.shape, shape) for shape in shapes):
             expected = ", ".join(str(n) for n in _full(shapes[0]))
             found = ", ".join(str(n) for n in _full(info.shape))
             raise FileFormatError(

@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.vision.graphs import PictureGraph
+
+
+def check_head_size(n: int, path: str) -> None:
+    """FileFormatError for heads without two halves of whole pairs."""
+    if n % 4:
+        raise FileFormatError(f"{path}: heads of {n} elements cannot be rotated by two positions")
 
 
 class AxialRotation:

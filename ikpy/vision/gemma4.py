@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.ir import Value
-from ikpy.vision.axial import AxialRotation, places
+from ikpy.vision.axial import AxialRotation, check_head_size, places
 from ikpy.vision.encoder import VisionTransformer
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.grids import Limits, fitting_size
+from ikpy.vision.grids import fitting_size
 from ikpy.vision.images import Pixels
 from ikpy.vision.params import size
 from ikpy.vision.patches import cut, normalized
@@ -48,13 +48,8 @@ class Gemma4Pictures(Projector):
     def load(self, source: Source) -> None:
         self.factor = size(source.keys, "projector.scale_factor", default=3)
         self.step = self.params.patch_size * self.factor
-        least, most = source.min_tokens or TOKENS[0], source.max_tokens or TOKENS[1]
-        if least > most:
-            raise UsageError(
-                f"at least {least} and at most {most} tokens of a picture: give both --image-min-tokens and "
-                "--image-max-tokens"
-            )
-        self.limits = Limits(least * self.step**2, most * self.step**2)
+        self.limits = source.limits(TOKENS, self.step)
+        self.limits.check(self.step, self.path)
         self.positions = source.weights.array("v.position_embd.weight")
         if self.positions.ndim != 3 or self.positions.shape[::2] != (2, self.params.n_embd):
             raise FileFormatError(
@@ -89,8 +84,7 @@ class Gemma4Projector(Gemma4Pictures):
 
     def load_rest(self, weights: ProjectorWeights) -> None:
         n = self.params.n_embd
-        if self.params.head_size % 4:
-            raise FileFormatError(f"{self.path}: heads of {self.params.head_size} elements have no halves to rotate")
+        check_head_size(self.params.head_size, self.path)
         self.filters = weights.filters("v.patch_embd.weight", self.params.patch_size, n)
         self.tower = Gemma4Transformer(weights, self.params, rms=True)
         self.spread = [weights.vector(f"v.std_{name}", n) for name in ("bias", "scale")]
@@ -102,7 +96,8 @@ class Gemma4Projector(Gemma4Pictures):
 
     def patches(self, image: Pixels) -> tuple[NDArray[np.float32], int, int]:
         patches, rows, columns = super().patches(image)
-        return patches * np.float32(2) - np.float32(1), rows, columns
+        with np.errstate(over="ignore"):  # as in `normalized`
+            return patches * np.float32(2) - np.float32(1), rows, columns
 
     def build(self, b: PictureGraph) -> Value:
         g, params = b.graph, self.params

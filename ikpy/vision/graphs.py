@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -10,17 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy._native import core
+from ikpy.errors import ResourceError
 from ikpy.graph.builder import Graph
 from ikpy.graph.fusion import eliminate_dead
 from ikpy.graph.ir import F16, I32, Value, external
 from ikpy.graph.plan import CompiledPlan, aligned_bytes
 from ikpy.graph.planner import plan_arena
+from ikpy.machine_memory import check_memory
 from ikpy.vision.weights import Bounds, Linear, Norm, value_of
 
 MAX_PLANS = 8
 """Sizes of pictures whose plans are kept at most."""
 MAX_PLAN_BYTES = 1 << 28
 """Of their patches and constants together, but for those of the last one: tables of positions of large pictures."""
+
+MAX_PATCHES = 1 << 18
+"""Of a picture: each sees all others. More than any family wants by itself."""
 
 
 class PictureGraph:
@@ -51,6 +57,7 @@ class PictureGraph:
     def indices(self, array: NDArray[np.integer]) -> Value:
         """A constant i32 array, as for `Graph.get_rows` and rotation positions."""
         array = np.ascontiguousarray(array, np.int32)
+        self.n_bytes += array.nbytes
         return external(array.ctypes.data, array, I32, array.shape[::-1])
 
     def linear(self, layer: Linear, x: Value, *, dst: Value | None = None) -> Value:
@@ -178,7 +185,7 @@ class PicturePlan:
 
 
 class PicturePlans:
-    """Plans by size, the last few kept, over one arena.
+    """Plans by size, the last few kept, over one arena; threads take turns.
 
     build: makes the graph of a picture, its result being f32 [n, rows]. n_elements: of a patch.
     """
@@ -189,6 +196,7 @@ class PicturePlans:
         self._n_threads = n_threads
         self._plans: OrderedDict[tuple[int, int], PicturePlan] = OrderedDict()
         self._arena = aligned_bytes(0)
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -200,16 +208,20 @@ class PicturePlans:
 
     def run(self, patches: NDArray[np.float32], rows: int, columns: int) -> NDArray[np.float32]:
         """The result [rows, n] for the patches of a picture [rows * columns, n_elements]."""
-        plan = self._plan(rows, columns)
-        plan.patches[:] = patches
-        plan.run(self._n_threads)
-        return plan.rows.copy()
+        with self._lock:
+            plan = self._plan(rows, columns)
+            plan.patches[:] = patches
+            plan.run(self._n_threads)
+            return plan.rows.copy()
 
     def _plan(self, rows: int, columns: int) -> PicturePlan:
         size = rows, columns
         if size not in self._plans:
+            if rows * columns > MAX_PATCHES:
+                raise ResourceError(f"a picture of {columns} x {rows} patches; at most {MAX_PATCHES} are possible")
             plan = PicturePlan(self._build, self._n_elements, rows, columns)
             if plan.arena.nbytes > self._arena.nbytes:
+                check_memory(plan.arena.nbytes, f"a picture of {columns} x {rows} patches takes", "use a smaller one")
                 self._plans.clear()
                 self._arena = aligned_bytes(plan.arena.nbytes)
             plan.bind(self._arena)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.errors import UsageError
+
 Ints = NDArray[np.intp]
 F32 = np.float32
 
@@ -18,6 +20,15 @@ class Limits:
 
     least: int
     most: int
+
+    def check(self, side: int, path: str) -> None:
+        """UsageError if no picture is within them, a square of a side being a token."""
+        if self.least > self.most:
+            least, most = (n // side**2 for n in (self.least, self.most))
+            raise UsageError(
+                f"{path}: pictures of at least {least} and at most {most} tokens: change --image-min-tokens or "
+                "--image-max-tokens"
+            )
 
 
 def _whole(x: np.float32) -> int:

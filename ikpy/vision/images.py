@@ -14,6 +14,8 @@ from ikpy.errors import FileFormatError, ResourceError, UsageError
 MAX_PIXELS = 89_000_000
 """Pixels of the largest picture that is decoded, far more than any encoder looks at; Pillow, too, takes larger ones for
 attacks."""
+MAX_SIDE = (1 << 16) - 1
+"""Pixels of the longest side, the most that JPEG can say: work memory of resizing grows with it."""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM")
 
 Pixels = NDArray[np.uint8]
@@ -32,13 +34,10 @@ def decode_image(data: bytes, name: str = "image") -> Pixels:
         raise UsageError(f"{name} is empty: give a picture ({', '.join(FORMATS)})")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # refused below
-            file = Image.open(io.BytesIO(data), formats=FORMATS)
-        with file:
-            width, height = file.size
-            if width * height > MAX_PIXELS:
-                raise ResourceError(f"{name} has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
-            return _rgb(ImageOps.exif_transpose(file))
+            warnings.simplefilter("ignore")  # of large pictures, refused below, and of what is left out
+            with Image.open(io.BytesIO(data), formats=FORMATS) as file:
+                _check_size(*file.size, name)
+                return _rgb(ImageOps.exif_transpose(file))
     except (ResourceError, MemoryError):
         raise
     except Image.DecompressionBombError as error:
@@ -47,6 +46,14 @@ def decode_image(data: bytes, name: str = "image") -> Pixels:
         raise FileFormatError(f"{name} is no picture of a known format ({', '.join(FORMATS)})") from None
     except Exception as error:  # decoders raise whatever a damaged file leads them to
         raise FileFormatError(f"{name} cannot be decoded: {error}") from None
+
+
+def _check_size(width: int, height: int, name: str) -> None:
+    """ResourceError for a picture that is too large."""
+    if width * height > MAX_PIXELS:
+        raise ResourceError(f"{name} has {width} x {height} pixels; at most {MAX_PIXELS} are decoded")
+    if max(width, height) > MAX_SIDE:
+        raise ResourceError(f"{name} has {width} x {height} pixels; sides of at most {MAX_SIDE} are decoded")
 
 
 def _rgb(image: Any) -> Pixels:

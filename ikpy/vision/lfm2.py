@@ -7,7 +7,7 @@ import numpy as np
 from ikpy.graph.ir import Value
 from ikpy.vision.encoder import VisionTransformer
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.grids import Limits, fitting_size
+from ikpy.vision.grids import fitting_size
 from ikpy.vision.images import Pixels
 from ikpy.vision.params import resize_method, size
 from ikpy.vision.projector import Projector, Source
@@ -34,8 +34,8 @@ class Lfm2Projector(Projector):
         weights, n = source.weights, self.params.n_embd
         self.factor = size(source.keys, "projector.scale_factor")
         self.step = self.params.patch_size * self.factor
-        least, most = source.min_tokens or TOKENS[0], source.max_tokens or TOKENS[1]
-        self.limits = Limits(least * self.step**2, most * self.step**2)
+        self.limits = source.limits(TOKENS, self.step)
+        self.limits.check(self.step, self.path)
         self.method = resize_method(source.keys, "bilinear")
         self.embedding = StretchedEmbedding(weights, self.params)
         self.tower = VisionTransformer(weights, self.params)

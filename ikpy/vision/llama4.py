@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
-from ikpy.vision.axial import AxialRotation, places
+from ikpy.vision.axial import AxialRotation, check_head_size, places
 from ikpy.vision.embedding import FixedEmbedding
 from ikpy.vision.encoder import VisionTransformer
 from ikpy.vision.graphs import PictureGraph
@@ -28,10 +27,7 @@ class Llama4Projector(Projector):
     def load(self, source: Source) -> None:
         weights, n = source.weights, self.params.n_embd
         self.factor = merge_factor(source.keys, self.params)
-        if self.params.head_size % 4:
-            raise FileFormatError(
-                f"{source.keys.gguf.path}: heads of {self.params.head_size} elements have no halves to rotate"
-            )
+        check_head_size(self.params.head_size, self.path)
         self.embedding = FixedEmbedding(weights, self.params, token_last=True)
         self.tower = VisionTransformer(weights, self.params.with_exact_gelu)
         self.first = weights.linear("mm.model.mlp.1", n * self.factor**2)

@@ -55,13 +55,14 @@ class LlavaProjector(Projector):
     def load_projection(self, weights: ProjectorWeights, n_in: int) -> None:
         """What follows the encoder, for states of n_in elements."""
         self.first = weights.linear("mm.0", n_in)
-        self.norms = [weights.norm_if(f"mm.{i}", n) for i, n in ((1, self.first.n_out),)]
-        self.second: Linear | None = None
-        if self.norms[0] is not None and weights.has("mm.3.weight"):
-            self.second = weights.linear("mm.3", self.first.n_out)
-            self.norms.append(weights.norm("mm.4", self.second.n_out))
+        n = self.first.n_out
+        self.first_norm, self.last_norm = weights.norm_if("mm.1", n), None
+        self.second: Linear | None
+        if self.first_norm is not None and weights.has("mm.3.weight"):  # Yi-VL
+            self.second = weights.linear("mm.3", n)
+            self.last_norm = weights.norm("mm.4", self.second.n_out)
         else:
-            self.second = weights.linear_if("mm.2", self.first.n_out)
+            self.second = weights.linear_if("mm.2", n)
 
     @property
     def n_out(self) -> int:
@@ -85,13 +86,10 @@ class LlavaProjector(Projector):
 
     def project(self, b: PictureGraph, x: Value) -> Value:
         """f32 [n_out, n] of states [n_in, n]."""
-        g, eps = b.graph, self.params.eps
-        x = b.linear(self.first, x)
-        if self.norms[0] is not None:
-            x = g.layer_norm(x, self.norms[0].weight, self.norms[0].bias, eps)
-        x = g.unary(x, "gelu_erf")
+        x, eps = b.linear(self.first, x), self.params.eps
+        if self.first_norm is not None:
+            x = b.layer_norm(self.first_norm, x, eps)
+        x = b.graph.unary(x, "gelu_erf")
         if self.second is not None:
             x = b.linear(self.second, x)
-        if len(self.norms) > 1 and self.norms[1] is not None:
-            x = g.layer_norm(x, self.norms[1].weight, self.norms[1].bias, eps)
-        return x
+        return x if self.last_norm is None else b.layer_norm(self.last_norm, x, eps)

@@ -136,7 +136,10 @@ class Resampler:
 
 def model_version(keys: Keys) -> int:
     """clip.minicpmv_version, one whose marks are known; files without are of the oldest."""
-    version = int(keys.gguf.metadata.get("clip.minicpmv_version", OLD_VERSION)) or OLD_VERSION
+    found = keys.gguf.metadata.get("clip.minicpmv_version", OLD_VERSION)
+    if isinstance(found, bool) or not isinstance(found, int | np.integer):
+        raise FileFormatError(f"{keys.gguf.path}: key clip.minicpmv_version must hold an integer")
+    version = int(found) or OLD_VERSION
     if version not in VERSIONS:
         raise UnsupportedError(
             f"{keys.gguf.path}: clip.minicpmv_version {version} is not known; {', '.join(map(str, VERSIONS))} are"

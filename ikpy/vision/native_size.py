@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.ir import Value
+from ikpy.vision.axial import check_head_size
 from ikpy.vision.encoder import Rotate, VisionTransformer
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import Ints, Limits, axial_table, fitting_size, square_order
@@ -48,17 +49,9 @@ class NativeSizeProjector(Projector):
         self.path = source.keys.gguf.path
         self.merge = size(source.keys, self.merge_key, default=self.default_merge, most=MAX_MERGE)
         self.limits = self.read_limits(source)
-        if self.limits.least > self.limits.most:
-            least, most = (n // self.square**2 for n in (self.limits.least, self.limits.most))
-            raise UsageError(
-                f"{self.path}: pictures of at least {least} and at most {most} tokens: change --image-min-tokens or "
-                "--image-max-tokens"
-            )
+        self.limits.check(self.square, self.path)
         self.tower = self.load_tower(source)
-        if self.tower.head_size % 4:
-            raise FileFormatError(
-                f"{self.path}: heads of {self.tower.head_size} elements cannot be rotated by two positions"
-            )
+        check_head_size(self.tower.head_size, self.path)
         self.load_rest(source)
 
     def load_tower(self, source: Source) -> VisionTransformer:
@@ -100,8 +93,7 @@ class NativeSizeProjector(Projector):
 
     def read_limits(self, source: Source) -> Limits:
         """Pixels of a picture: as the user says or as usual."""
-        least, most = self.default_tokens
-        return Limits((source.min_tokens or least) * self.square**2, (source.max_tokens or most) * self.square**2)
+        return source.limits(self.default_tokens, self.square)
 
     def file_limits(self, source: Source) -> Limits:
         """Pixels of a picture as the file says, which must be there."""

@@ -22,9 +22,7 @@ class NemotronProjector(Projector):
         self.filters = weights.filters("v.patch_embd.weight", self.params.patch_size, n)
         self.bias = weights.vector("v.patch_embd.bias", n)
         self.positions = weights.table("v.position_embd.weight", (n, self.params.grid_size**2))
-        name = "v.class_embd"
-        shape = weights.shape(name)
-        self.registers = weights.table(name, (n, shape[1] if len(shape) > 1 else 1))
+        self.registers = weights.table("v.class_embd", (n, weights.shape("v.class_embd")[1]))
         self.tower = VisionTransformer(weights, self.params.with_exact_gelu)
         self.norm = weights.table("mm.model.mlp.0.weight", (n * self.factor**2,))
         self.first = weights.linear("mm.model.mlp.1", n * self.factor**2)

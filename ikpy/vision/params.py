@@ -72,6 +72,8 @@ class VisionParams:
                 f"{keys.gguf.path}: clip.vision.embedding_length {params.n_embd} is no multiple of "
                 f"attention.head_count {params.n_head}"
             )
+        if params.eps < 0:
+            raise FileFormatError(f"{keys.gguf.path}: clip.vision.attention.layer_norm_epsilon {params.eps} is below 0")
         if not params.std.all():
             raise FileFormatError(f"{keys.gguf.path}: clip.vision.image_std is 0")
         return params

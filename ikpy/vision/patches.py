@@ -10,8 +10,12 @@ from ikpy.vision.params import VisionParams
 
 
 def normalized(image: Pixels, params: VisionParams) -> NDArray[np.float32]:
-    """Colours as (x / 255 - mean) / std, float32 [height, width, 3]."""
-    return (image.astype(np.float32) / np.float32(255) - params.mean) / params.std
+    """Colours as (x / 255 - mean) / std, float32 [height, width, 3].
+
+    Those of a damaged file may be infinite; rows that come of them are refused.
+    """
+    with np.errstate(over="ignore"):
+        return (image.astype(np.float32) / np.float32(255) - params.mean) / params.std
 
 
 def cut(image: NDArray[np.float32], size: int) -> NDArray[np.float32]:

@@ -16,6 +16,7 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.graph.ir import Value
 from ikpy.models.keys import Keys
 from ikpy.vision.graphs import PictureGraph, PicturePlans
+from ikpy.vision.grids import Limits
 from ikpy.vision.images import Pixels
 from ikpy.vision.params import VisionParams
 from ikpy.vision.patches import cut, normalized
@@ -72,6 +73,11 @@ class Source:
     min_tokens: int | None = None
     max_tokens: int | None = None
     has_token: Callable[[str], bool] = lambda token: False
+
+    def limits(self, usual: tuple[int, int], side: int) -> Limits:
+        """Pixels of a picture, a square of a side being a row of the text; as usual where the user says nothing."""
+        least, most = self.min_tokens or usual[0], self.max_tokens or usual[1]
+        return Limits(least * side**2, most * side**2)
 
 
 class Projector(ABC):

@@ -21,20 +21,30 @@ class DeepMerger:
     down: Linear
 
 
-class Qwen3VLProjector(QwenProjector):
-    """As Qwen2-VL, with learned positions that are stretched over the picture.
+class PositionedProjector(QwenProjector):
+    """As Qwen2-VL, with learned positions that are stretched over the picture."""
 
-    States behind some layers become further parts of the rows, which are added behind the first layers of the text
+    def load_rest(self, source: Source) -> None:
+        super().load_rest(source)
+        weights = source.weights
+        self.bias = weights.vector("v.patch_embd.bias", self.params.n_embd)
+        self.positions = self.square_table(weights, "v.position_embd.weight")
+
+    def embedded(self, b: PictureGraph) -> Value:
+        """Patches with their positions, f32 [D, n]."""
+        positions = resampled(self.positions, b.rows, b.columns, "corners")[self.order(b.rows, b.columns)]
+        return b.graph.add(b.graph.mul_mat(self.filters, b.patches, self.bias), b.floats(positions))
+
+
+class Qwen3VLProjector(PositionedProjector):
+    """States behind some layers become further parts of the rows, which are added behind the first layers of the text
     model (DeepStack, arXiv:2406.04334); files of Qwen3.5 have none.
     """
 
     def load_rest(self, source: Source) -> None:
         super().load_rest(source)
-        weights, n = source.weights, self.params.n_embd
-        self.bias = weights.vector("v.patch_embd.bias", n)
-        self.positions = self.square_table(weights, "v.position_embd.weight")
-        self.norm = weights.norm("v.post_ln", n)
-        self.deep = self._read_deep(weights)
+        self.norm = source.weights.norm("v.post_ln", self.params.n_embd)
+        self.deep = self._read_deep(source.weights)
         self.n_deep = len(self.deep)
 
     def _read_deep(self, weights: ProjectorWeights) -> dict[int, DeepMerger]:
@@ -53,9 +63,7 @@ class Qwen3VLProjector(QwenProjector):
         return super().n_out * (1 + self.n_deep)
 
     def build(self, b: PictureGraph) -> Value:
-        positions = resampled(self.positions, b.rows, b.columns, "corners")[self.order(b.rows, b.columns)]
-        x = b.graph.add(b.graph.mul_mat(self.filters, b.patches, self.bias), b.floats(positions))
-        rotate, parts = self.rotation(b), []
+        x, rotate, parts = self.embedded(b), self.rotation(b), []
         for il, block in enumerate(self.tower.blocks):
             x = self.tower.layer(b, block, x, rotate, None)
             if (deep := self.deep.get(il)) is not None:
@@ -65,21 +73,17 @@ class Qwen3VLProjector(QwenProjector):
         return b.side_by_side([self.projected(b, self.up, self.down, self.joined(x)), *parts])
 
 
-class Ling3Projector(QwenProjector):
+class Ling3Projector(PositionedProjector):
     """Ling 3.0 VL: the tower of Qwen3-VL, whose states are normed before they are joined."""
 
     def load_rest(self, source: Source) -> None:
         super().load_rest(source)
-        weights, n = source.weights, self.params.n_embd
-        self.bias = weights.vector("v.patch_embd.bias", n)
-        self.positions = self.square_table(weights, "v.position_embd.weight")
-        self.norm = weights.norm("mm.input_norm", n)
+        self.norm = source.weights.norm("mm.input_norm", self.params.n_embd)
 
     def grid(self, rows: int, columns: int) -> tuple[int, int] | None:
         return None
 
     def build(self, b: PictureGraph) -> Value:
-        positions = resampled(self.positions, b.rows, b.columns, "corners")[self.order(b.rows, b.columns)]
-        x = b.graph.add(b.graph.mul_mat(self.filters, b.patches, self.bias), b.floats(positions))
-        x = self.tower.norm(b, self.norm, self.tower.layers(b, x, rotate=self.rotation(b)))
+        x = self.tower.layers(b, self.embedded(b), rotate=self.rotation(b))
+        x = self.tower.norm(b, self.norm, x)
         return self.projected(b, self.up, self.down, self.joined(x))

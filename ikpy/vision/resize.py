@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from ikpy.vision.images import Pixels
+from ikpy.errors import ResourceError
+from ikpy.vision.images import MAX_PIXELS, Pixels
 
 Size = tuple[int, int]
 """Height and width."""
@@ -15,12 +16,19 @@ BLACK: Colour = (0, 0, 0)
 F32 = np.float32
 
 
+def check_size(size: Size) -> None:
+    """ResourceError for a size that no encoder can want: a damaged file says so, or a picture is much too narrow."""
+    if size[0] * size[1] > MAX_PIXELS:
+        raise ResourceError(f"a picture would get {size[1]} x {size[0]} pixels; at most {MAX_PIXELS} are possible")
+
+
 def stretched(image: Pixels, size: Size, method: str) -> Pixels:
     """The picture in another size. method: bilinear, bicubic or lanczos."""
     from PIL import Image  # late: text needs none of it
 
     if image.shape[:2] == size:
         return image
+    check_size(size)
     resampling = Image.Resampling[method.upper()]
     # Width, then height, with whole numbers between: in one call Pillow may exchange the two, which rounds otherwise.
     wide = Image.fromarray(image).resize((size[1], image.shape[0]), resampling)
@@ -32,6 +40,7 @@ def padded(image: Pixels, size: Size, method: str, colour: Colour = BLACK) -> Pi
     height, width = image.shape[:2]
     if (height, width) == size:
         return image
+    check_size(size)
     scale = min(F32(size[1]) / F32(width), F32(size[0]) / F32(height))
     inner = min(math.ceil(F32(height) * scale), size[0]), min(math.ceil(F32(width) * scale), size[1])
     out = np.empty((*size, 3), np.uint8)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ikpy.errors import FileFormatError
 from ikpy.graph.ir import F16, Value, external
-from ikpy.vision.axial import AxialRotation, places
+from ikpy.vision.axial import AxialRotation, check_head_size, places
 from ikpy.vision.encoder import VisionTransformer
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import resampled
@@ -16,7 +16,7 @@ from ikpy.vision.images import Pixels
 from ikpy.vision.native_size import ROPE_BASE
 from ikpy.vision.params import MAX_IMAGE_SIZE, size
 from ikpy.vision.projector import Projector, Source
-from ikpy.vision.resize import Size, stretched
+from ikpy.vision.resize import Size, check_size, stretched
 from ikpy.vision.stretched_positions import StretchedEmbedding
 from ikpy.vision.weights import Linear, ProjectorWeights, value_of
 
@@ -46,10 +46,7 @@ class Step3VLProjector(Projector):
             raise FileFormatError(f"{self.path}: patches of {self.params.patch_size} pixels are larger than pictures")
         self.embedding = Embedding(weights, self.params)
         self.tower = VisionTransformer(weights, self.params)
-        if self.tower.head_size % 4:
-            raise FileFormatError(
-                f"{self.path}: heads of {self.tower.head_size} elements cannot be rotated by two positions"
-            )
+        check_head_size(self.tower.head_size, self.path)
         self.first = convolution(weights, "mm.0", n)
         self.second = convolution(weights, "mm.1", self.first.n_out)
         self.projection = weights.linear("mm.model.fc", self.second.n_out)
@@ -135,6 +132,7 @@ def filled(image: Pixels, size: Size) -> Pixels:
     """The picture in the upper left corner of a black one."""
     if image.shape[:2] == size:
         return image
+    check_size(size)
     out = np.zeros((*size, 3), np.uint8)
     out[: image.shape[0], : image.shape[1]] = image
     return out

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.graph.ir import F32, Value, external
-from ikpy.models.weights import WeightSource
+from ikpy.models.weights import WeightSource, same_shape
 from ikpy.quants import dequantize
 
 
@@ -61,17 +61,21 @@ class ProjectorWeights:
         return self.source.has(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Its shape in ggml order, which must be there."""
+        """Its shape in ggml order, which must be there: two dimensions, or those up to the last that is not 1."""
         info = self.gguf.tensors.get(name)
         if info is None:
             raise FileFormatError(f"{self.gguf.path}: tensor '{name}' not found")
-        return tuple(info.shape)
+        n = max((i + 1 for i, size in enumerate(info.shape) if size != 1), default=0)
+        return (*info.shape[:n], *[1] * (2 - n))
 
     def array(self, name: str, *shapes: Sequence[int]) -> NDArray[np.float32]:
-        """A tensor of one of these ggml-order shapes decoded to float32, in numpy order."""
-        info = self.source.find(name, shapes or [self.shape(name)])
+        """A tensor of one of these ggml-order shapes, by default its own, decoded to float32, in numpy order."""
+        wanted = shapes or [self.shape(name)]
+        info = self.source.find(name, wanted)
         assert info is not None
-        return np.array(dequantize(self.gguf.data(info), info.type_id, info.shape), np.float32)
+        shape = next(each for each in wanted if same_shape(each, info.shape))
+        values = dequantize(self.gguf.data(info), info.type_id, info.shape)
+        return np.array(values, np.float32).reshape(tuple(reversed(shape)))
 
     def table(self, name: str, *shapes: Sequence[int]) -> Value:
         """As `array`, as a graph value."""
@@ -83,8 +87,7 @@ class ProjectorWeights:
 
     def matrix(self, name: str, n_in: int, n_out: int | None = None) -> Value:
         """A matrix of any type as it is stored; n_out: None takes what the file has."""
-        shape = self.shape(name)
-        return self.source.take(name, (n_in, shape[1] if n_out is None and len(shape) > 1 else n_out or 1))
+        return self.source.take(name, (n_in, self.shape(name)[1] if n_out is None else n_out))
 
     def linear(self, name: str, n_in: int, n_out: int | None = None) -> Linear:
         """`name`.weight and, if it is there, `name`.bias."""

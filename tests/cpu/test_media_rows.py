@@ -223,6 +223,9 @@ def test_models_that_read_no_pictures(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"how pictures are rotated \(qwen2vl.rope.dimension_sections\)"):
         new_context(path, MediaStore(N_VOCAB, 1 << 20))
     new_context(path, None)  # type: ignore[arg-type]
+    model.keys["rope.dimension_sections"] = [6, 4, 4, 2]
+    with pytest.raises(UsageError, match=r"dimension_sections \[6, 4, 4, 2\]: a fourth section"):
+        new_context(model.write(tmp_path / "four.gguf"), MediaStore(N_VOCAB, 1 << 20))
     for key, value, message in (
         ("rope.dimension_sections", [9, 9, 9, 9], "are no parts of the 16 pairs"),
         ("rope.dimension_sections", [0, 0, 0, 0], "are no parts of the 16 pairs"),

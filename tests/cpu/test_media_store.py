@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from ikpy.engine import media
 from ikpy.engine.media import MediaStore
 from ikpy.errors import ResourceError
 from ikpy.vision.rows import MediaRows
@@ -58,6 +59,28 @@ def test_failures_leave_no_ids() -> None:
     store._rows.clear()
     with pytest.raises(ValueError, match="rows of another shape under one key"):
         store.add(b"a", rows(4))
+
+
+def test_ids_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches have room for 32 bits; pictures that have ids keep them."""
+    monkeypatch.setattr(media, "MAX_ID", 109)
+    store = MediaStore(N_VOCAB, 1 << 20)
+    first = store.add(b"a", rows(7))
+    with pytest.raises(ResourceError, match="all 9 ids of pictures' rows are taken: start anew"):
+        store.add(b"b", rows(4))
+    assert store.add(b"c", rows(3)) == [107, 108, 109]
+    assert store.add(b"a", rows(7)) == first
+
+
+def test_a_picture_that_two_threads_make_counts_once() -> None:
+    store, kept = MediaStore(N_VOCAB, 20 * WIDTH * 4), rows(6)
+
+    def make() -> MediaRows:
+        store.add(b"a", kept)  # as another thread meanwhile
+        return kept()
+
+    assert store.add(b"a", make) == store.add(b"a", kept) == [100, 101, 102, 103, 104, 105]
+    assert store.end == 106 and len(store.table()) == 1 and store.n_bytes == 6 * WIDTH * 4
 
 
 def test_positions_behind_pictures() -> None:

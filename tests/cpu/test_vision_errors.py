@@ -10,13 +10,18 @@ import numpy as np
 import pytest
 
 import ikpy
-from ikpy.errors import FileFormatError, IkpyError, UnsupportedError, UsageError
+from ikpy import machine_memory
+from ikpy.errors import FileFormatError, IkpyError, ResourceError, UnsupportedError, UsageError
 from ikpy.vision.projector import open_projector
 from tests.cpu.damage import damage_bytes, damage_gguf
 from tests.cpu.tile_towers import TOWERS, picture
 from tests.cpu.tile_weights import TileTower, Weights
+from tests.cpu.tower_kinds import STEP3VL
+from tests.cpu.tower_kinds import TOWERS as NATIVE
+from tests.cpu.vision_towers import Tower
 
 GEMMA3 = TOWERS["gemma3"]
+ALL: dict[str, TileTower | Tower] = {**TOWERS, **NATIVE, "step3vl": STEP3VL}
 
 
 def attempt(path: Path, tower: TileTower, **options: int) -> None:
@@ -63,6 +68,9 @@ def test_kinds_that_are_not_there(tmp_path: Path) -> None:
     refused(tmp_path, no_kind, None, FileFormatError, "key clip.projector_type not found")
     version = dataclasses.replace(TOWERS["minicpmv"], outer={"clip.minicpmv_version": 9})
     refused(tmp_path, version, None, UnsupportedError, "clip.minicpmv_version 9 is not known")
+    for value in ("3", 3.0, float("nan"), True, [3.0, 4.0]):
+        version = dataclasses.replace(TOWERS["minicpmv"], outer={"clip.minicpmv_version": value})
+        refused(tmp_path, version, None, FileFormatError, "key clip.minicpmv_version must hold an integer")
 
 
 @pytest.mark.parametrize(
@@ -74,6 +82,7 @@ def test_kinds_that_are_not_there(tmp_path: Path) -> None:
         ("gemma3", {"attention.head_count": 5}, "embedding_length 48 is no multiple of attention.head_count 5"),
         ("gemma3", {"projector.scale_factor": 3}, "sides of 8 patches are no multiple of .*scale_factor 3"),
         ("gemma3", {"attention.layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan"),
+        ("gemma3", {"attention.layer_norm_epsilon": -1.0}, "attention.layer_norm_epsilon -1.0 is below 0"),
         ("llava_features", {"feature_layer": [4]}, "feature_layer names layers outside 0 to 3"),
         ("llava_next", {"image_grid_pinpoints": [28, 57]}, "holds no sizes of tiles of 28"),
         ("internvl", {"preproc_min_tiles": 13}, "preproc_min_tiles is larger than preproc_max_tiles"),
@@ -83,6 +92,16 @@ def test_kinds_that_are_not_there(tmp_path: Path) -> None:
 )
 def test_keys_that_make_no_sense(name: str, further: dict[str, object], message: str, tmp_path: Path) -> None:
     refused(tmp_path, changed(TOWERS[name], **further), None, IkpyError, message)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "lfm2", "qwen2vl"])
+def test_limits_that_no_picture_keeps(name: str, tmp_path: Path) -> None:
+    """One end is the user's, the other the usual one of the family."""
+    tower = ALL[name]
+    path = tower.write(tmp_path / "mmproj.gguf", tower.weights())
+    for ends in ({"min_tokens": 5000}, {"max_tokens": 1}):
+        with pytest.raises(UsageError, match=r"pictures of at least .* tokens: change --image-min-tokens"):
+            open_projector(str(path), n_embd=tower.text, n_threads=1, log=print, **ends)
 
 
 @pytest.mark.parametrize("name", TOWERS)
@@ -105,6 +124,46 @@ def test_tensors_that_are_missing_or_of_other_shapes(name: str, tmp_path: Path) 
     assert refusals > 5
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
+@pytest.mark.parametrize("further", [{"image_std": [1e-40] * 3}, {"image_mean": [-3e38] * 3}])
+def test_colours_that_are_infinite(name: str, further: dict[str, object], tmp_path: Path) -> None:
+    """One line and no warning beside it."""
+    refused(tmp_path, changed(TOWERS[name], **further), None, FileFormatError, "the rows of a picture are no numbers")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_dimensions_of_1_are_stored_or_not(name: str, tmp_path: Path) -> None:
+    """Tensors of four dimensions, or of as few as there are, are the same."""
+    tower = ALL[name]
+    weights, found = tower.weights(), []
+    filled = {n: w.reshape((1,) * (4 - w.ndim) + w.shape) for n, w in weights.items()}
+    flat = {n: w.reshape(w.shape[next((i for i, k in enumerate(w.shape) if k > 1), 0) :]) for n, w in weights.items()}
+    for each in (weights, filled, flat):
+        path = tower.write(tmp_path / "mmproj.gguf", each)
+        opened = open_projector(str(path), n_embd=tower.text, n_threads=1, log=print)
+        found.append([piece for piece in opened.encode(picture(40, 61)) if not isinstance(piece, str)])
+    assert all(
+        np.array_equal(a.values, b.values) for others in found[1:] for a, b in zip(found[0], others, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_tensors_of_one_dimension(name: str, tmp_path: Path) -> None:
+    """A picture or one line."""
+    tower = ALL[name]
+    weights = tower.weights()
+    for tensor, w in weights.items():
+        if ".blk.1." in tensor or ".blk.2." in tensor:
+            continue
+        for changed in (w.reshape(-1), w.reshape(-1)[:1]):
+            path = tower.write(tmp_path / "mmproj.gguf", {**weights, tensor: changed})
+            try:
+                open_projector(str(path), n_embd=tower.text, n_threads=1, log=print).encode(picture(40, 61))
+            except IkpyError as error:
+                assert "\n" not in str(error)
+
+
 def test_values_of_one_head_alone(tmp_path: Path) -> None:
     tower = TOWERS["gemma4"]
     weights = tower.weights()
@@ -118,6 +177,29 @@ def test_pictures_that_are_too_narrow(tmp_path: Path) -> None:
     opened = open_projector(str(TOWERS["gemma4"].write(tmp_path / "mmproj.gguf")), n_embd=32, n_threads=1, log=print)
     with pytest.raises(UsageError, match="a picture of 4000 x 3 pixels is too narrow for the model"):
         opened.encode(picture(3, 4000))
+
+
+def test_pictures_of_too_many_patches(tmp_path: Path) -> None:
+    """A damaged size, for which neither time nor memory would be enough."""
+    refused(
+        tmp_path,
+        changed(TOWERS["minicpmv"], image_size=8191),
+        None,
+        ResourceError,
+        "a picture of 1170 x 1170 patches; at most 262144 are possible",
+    )
+
+
+def test_pictures_that_memory_is_too_small_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And pictures of other sizes are encoded as before."""
+    opened = open_projector(str(TOWERS["gemma4"].write(tmp_path / "mmproj.gguf")), n_embd=32, n_threads=1, log=print)
+    small, large = picture(40, 61), picture(400, 610)
+    before = opened.rows(opened.tiles(small)[0])  # type: ignore[arg-type]
+    monkeypatch.setattr(machine_memory, "machine_memory", lambda swap=True: 1 << 16)
+    with pytest.raises(ResourceError, match=r"not enough memory \(a picture of .* patches takes .*: use a smaller one"):
+        opened.encode(large)
+    after = opened.rows(opened.tiles(small)[0])  # type: ignore[arg-type]
+    assert np.array_equal(before.values, after.values)
 
 
 @pytest.mark.parametrize("name", ["internvl", "gemma4", "minicpmv"])

@@ -58,6 +58,13 @@ def test_transparency_is_left_out() -> None:
     assert np.array_equal(found, np.repeat(COLOURS[..., :1], 3, 2))
 
 
+@pytest.mark.filterwarnings("error")
+def test_transparent_palettes_are_no_warning() -> None:
+    palette = Image.fromarray(COLOURS).quantize(200)
+    data = stored(palette, "PNG", transparency=bytes(range(200)))
+    np.testing.assert_array_equal(decode_image(data), np.asarray(palette.convert("RGB")))
+
+
 def test_a_photograph_is_turned_as_it_says() -> None:
     exif = Image.Exif()
     exif[0x112] = 6  # the camera was turned to the left
@@ -94,6 +101,19 @@ def test_large_pictures_are_refused_before_they_are_decoded(monkeypatch: pytest.
     monkeypatch.setattr(images, "MAX_PIXELS", 34)
     with pytest.raises(ResourceError, match="image has 7 x 5 pixels; at most 34 are decoded"):
         decode_image(stored(Image.fromarray(COLOURS)))
+
+
+def test_long_pictures_are_refused() -> None:
+    """Few pixels in a line take much memory to be resized."""
+    assert decode_image(stored(Image.new("RGB", (1, 65535)))).shape == (65535, 1, 3)
+    with pytest.raises(ResourceError, match="image has 65536 x 1 pixels; sides of at most 65535 are decoded"):
+        decode_image(stored(Image.new("RGB", (65536, 1))))
+
+
+@pytest.mark.parametrize("make", [padded, stretched])
+def test_no_encoder_wants_larger_pictures(make: Callable[..., np.ndarray]) -> None:
+    with pytest.raises(ResourceError, match="would get 65536 x 32768 pixels; at most 89000000 are possible"):
+        make(COLOURS, (32768, 65536), "bicubic")
 
 
 @pytest.mark.parametrize("format_name", ["PNG", "JPEG", "GIF", "BMP", "PPM", "WEBP"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ikpy.errors import FileFormatError, IkpyError
+from ikpy.errors import FileFormatError, IkpyError, ResourceError
 from ikpy.vision import step3vl
 from ikpy.vision.grids import resampled
 from ikpy.vision.projector import Projector, open_projector
@@ -151,6 +151,13 @@ def test_positions_between_patches() -> None:
 
 
 # errors
+
+
+def test_thin_pictures_are_no_huge_squares(tmp_path: Path) -> None:
+    opened = projector(tmp_path)
+    assert opened.prepared(np.zeros((2, 3000, 3), np.uint8)).shape == (3000, 3000, 3)  # type: ignore[attr-defined]
+    with pytest.raises(ResourceError, match="would get 65535 x 65535 pixels"):
+        opened.encode(np.zeros((1, 65535, 3), np.uint8))
 
 
 @pytest.mark.parametrize(

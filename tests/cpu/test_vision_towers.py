@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -308,6 +309,20 @@ def test_plans_of_large_pictures_are_not_kept(tmp_path: Path, monkeypatch: pytes
         rows = rows_of(opened.encode(tower.picture(n, n))).values
         assert len(opened._plans) == kept
     assert np.array_equal(rows, found)
+
+
+def test_threads_take_turns(tmp_path: Path) -> None:
+    """Plans of all sizes share one arena."""
+    tower = TOWERS["qwen3vl"]
+    opened = projector(tmp_path, tower)
+    pictures = [tower.picture(n, 12, seed=n) for n in (8, 10, 12, 14)]
+    alone = [rows_of(opened.encode(each)).values for each in pictures]
+
+    def encode(i: int) -> bool:
+        return all(np.array_equal(rows_of(opened.encode(pictures[i])).values, alone[i]) for _ in range(25))
+
+    with ThreadPoolExecutor(len(pictures)) as threads:
+        assert all(threads.map(encode, range(len(pictures))))
 
 
 # orders and tables

@@ -108,11 +108,12 @@ class TileTower:
         data = {name: encoded(w, (types or {}).get(name, "f32")) for name, w in weights.items()}
         with GGUFWriter(path) as out:
             for key, value in self.keys.items():
-                signed = GGUFValueType.INT32 if key in SIGNED else None
+                kind = type(value[0] if isinstance(value, list) else value)
+                stored_as = GGUFValueType.INT32 if key in SIGNED and kind is int else VALUE_TYPES[kind]
                 if isinstance(value, list):
-                    out.add_array(key, signed or VALUE_TYPES[type(value[0])], value)
+                    out.add_array(key, stored_as, value)
                 else:
-                    out.add(key, signed or VALUE_TYPES[type(value)], value)
+                    out.add(key, stored_as, value)
             for name, (type_id, _) in data.items():
                 out.add_tensor(name, weights[name].shape[::-1], type_id)
             for name, (_, stored) in data.items():

@@ -160,7 +160,7 @@ class Projector:
             "vision.feed_forward_length": self.n_ff,
             "vision.block_count": self.n_layer,
             "vision.attention.head_count": self.n_head,
-            "vision.attention.layer_norm_epsilon": self.vision.number(
+            "vision.attention.layer_norm_epsilon": self.vision.epsilon(
                 "layer_norm_eps", "rms_norm_eps", "norm_eps", default=self.eps
             ),
             "vision.image_mean": self.processor.mean,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -88,8 +89,9 @@ class Glm5v(Glm4v):
 
     def keys(self) -> Keys:
         limit = self.vision.number("swiglu_limit", default=10.0)
-        self.vision.require(f"swiglu_limit {limit:g}", limit > 0)
+        self.vision.require(f"swiglu_limit {limit:g}", 0 < limit < math.inf)
         names = (("min_image_tokens", 16), ("max_image_tokens", 8000))
         n_tokens = [self.processor.count(name, default=usual) for name, usual in names]
+        self.processor.require("pictures of {} to {} tokens".format(*n_tokens), 0 < n_tokens[0] <= n_tokens[1])
         area = (self.patch_size * MERGE) ** 2
         return super().keys() | {"vision.swiglu_clamp": limit, **pixel_keys(*(n * area for n in n_tokens))}

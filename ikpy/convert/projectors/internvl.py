@@ -26,6 +26,7 @@ class InternVL(Projector):
         "ls2": "lambda_2",
     }
     activations = ("gelu",)
+    usual_tiles = 12  # at most, where files do not say it
     large = (3200, 45)
     """Width and layers of InternViT 6B, which alone has RMSNorm, also of all queries and all keys."""
     # Values of the configuration, and modules.
@@ -79,7 +80,9 @@ class InternVL(Projector):
 
     def keys(self) -> Keys:
         keys = super().keys() | {"vision.projector.scale_factor": self.factor}
-        for key, n_tiles in zip(("preproc_min_tiles", "preproc_max_tiles"), self.tiles(), strict=True):
+        least, most = self.tiles()
+        self.config.require(f"pictures of {least} to {most} tiles", (least or 1) <= (most or self.usual_tiles))
+        for key, n_tiles in (("preproc_min_tiles", least), ("preproc_max_tiles", most)):
             keys |= {f"vision.{key}": n_tiles} if n_tiles else {}
         return keys
 

@@ -105,7 +105,7 @@ class KimiK25(KimiVL):
         n_patches = self.processor.count("in_patch_limit", default=self.most_patches)
         area = self.patch_size**2
         return super().keys() | {
-            "vision.attention.layer_norm_epsilon": self.vision.number("projector_ln_eps", default=self.eps),
+            "vision.attention.layer_norm_epsilon": self.vision.epsilon("projector_ln_eps", default=self.eps),
             **pixel_keys(self.least_patches * area, n_patches * area),
         }
 

@@ -110,7 +110,7 @@ def test_several_answers_to_one_prompt() -> None:
 
 def test_a_text_whose_slot_was_taken_comes_back(arch: str) -> None:
     # What was put away of a window is what the next token needs, too little for an earlier checkpoint.
-    full = " --swa-full" if arch == "glm5-next" else ""
+    full = " --swa-full" if arch in ("glm5-next", "qwen4exp") else ""
     with listening(f"{TINY} -np 1{full}") as (client, server):
         prompt, other = text(49, 60), text(50, 60)
         first, _ = reused(client, prompt)

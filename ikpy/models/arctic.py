@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.batch import BatchGraph
 from ikpy.models.blocks import DenseFFN, Experts
 from ikpy.models.feed_forward import take_dense
-from ikpy.models.hparams import HParams
+from ikpy.models.hparams import HParams, check_experts
 from ikpy.models.keys import Keys
 from ikpy.models.transformer import Layer, Transformer
 from ikpy.models.weights import WeightSource
@@ -30,8 +29,7 @@ class Arctic(Transformer):
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
-        if not hp.n_expert:
-            raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.expert_count is 0")
+        check_experts(keys, hp)
         return hp
 
     def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:

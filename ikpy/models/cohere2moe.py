@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.batch import BatchGraph
 from ikpy.models.blocks import DenseFFN, Experts
 from ikpy.models.command_r import CommandR
-from ikpy.models.hparams import HParams
+from ikpy.models.hparams import HParams, check_experts
 from ikpy.models.keys import Keys
 from ikpy.models.prediction import PredictionLayers
 from ikpy.models.routing import Routing, gating_func
@@ -28,8 +27,7 @@ class Cohere2Moe(PredictionLayers, CommandR):
     def read_hparams(self, keys: Keys) -> HParams:
         self.layer_norm = not keys.f32(RMS_EPSILON, 0.0)
         hp = super().read_hparams(keys)
-        if not hp.n_expert:
-            raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.expert_count is 0")
+        check_experts(keys, hp)
         hp.n_swa = keys.u32("attention.sliding_window")
         hp.n_dense_layers = keys.u32("leading_dense_block_count")
         hp.n_ff_exp = keys.u32("expert_feed_forward_length")

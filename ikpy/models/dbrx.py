@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ikpy.errors import FileFormatError
-from ikpy.models.hparams import HParams
+from ikpy.models.hparams import HParams, check_experts
 from ikpy.models.keys import Keys
 from ikpy.models.transformer import Transformer
 
@@ -19,7 +18,6 @@ class Dbrx(Transformer):
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
-        if not hp.n_expert:
-            raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.expert_count is 0")
+        check_experts(keys, hp)
         hp.qkv_clamp = keys.f32("attention.clamp_kqv")
         return hp

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ikpy.errors import FileFormatError, UnsupportedError
+from ikpy.errors import UnsupportedError
 from ikpy.models.blocks import DenseFFN, Experts
-from ikpy.models.hparams import HParams
+from ikpy.models.hparams import HParams, check_experts
 from ikpy.models.keys import Keys
 from ikpy.models.routing import Routing
 from ikpy.models.transformer import Layer, Transformer
@@ -25,8 +25,7 @@ class Grok(Transformer):
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
-        if not hp.n_expert:
-            raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.expert_count is 0")
+        check_experts(keys, hp)
         hp.n_ff_exp = keys.u32("expert_feed_forward_length", 0)
         hp.routing = Routing(hp.n_expert_used, "softmax")
         hp.embedding_scale = keys.f32("embedding_scale", EMBEDDING_SCALE)

@@ -148,6 +148,12 @@ def read_hparams(
     return hp
 
 
+def check_experts(keys: Keys, hp: HParams) -> None:
+    """FileFormatError for a model whose layers have experts and whose file counts none."""
+    if not hp.n_expert:
+        raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.expert_count is 0")
+
+
 def check_any_heads(keys: Keys, hp: HParams) -> None:
     """For models that are nothing without attention, some of whose layers may lack it. Raises FileFormatError."""
     if not any(hp.n_head):

@@ -7,13 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ikpy.errors import FileFormatError, UsageError
+from ikpy.errors import UsageError
 from ikpy.graph.ir import Value
 from ikpy.models.base import Architecture
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
 from ikpy.models.blocks import DenseFFN, Experts
 from ikpy.models.feed_forward import take_experts
-from ikpy.models.hparams import HParams
+from ikpy.models.hparams import HParams, check_experts
 from ikpy.models.keys import Keys
 from ikpy.models.latent_experts import LatentExperts, latent_moe
 from ikpy.models.mamba2_layers import Mamba2, Mamba2Layers
@@ -110,8 +110,7 @@ class NemotronHMoe(NemotronH):
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
-        if not hp.n_expert:
-            raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.expert_count is 0")
+        check_experts(keys, hp)
         hp.n_ff_exp = keys.u32("expert_feed_forward_length")
         hp.n_ff_shared = keys.u32("expert_shared_feed_forward_length")
         self.n_latent = keys.u32("moe_latent_size", 0)

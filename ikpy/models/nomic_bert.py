@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ikpy.errors import FileFormatError
 from ikpy.models.blocks import DenseFFN, Experts
 from ikpy.models.encoder import Encoder
 from ikpy.models.feed_forward import take_experts
-from ikpy.models.hparams import HParams
+from ikpy.models.hparams import HParams, check_experts
 from ikpy.models.keys import Keys
 from ikpy.models.routing import Routing
 from ikpy.models.weights import WeightSource
@@ -34,8 +33,8 @@ class NomicBertMoe(Encoder):
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
         self.moe_period = keys.u32("moe_every_n_layers", 0)
-        if self.moe_period and not hp.n_expert:
-            raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.expert_count is 0")
+        if self.moe_period:
+            check_experts(keys, hp)
         hp.routing = Routing(hp.n_expert_used, "softmax", normalize=False)
         return hp
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ikpy.errors import FileFormatError
-from ikpy.models.hparams import HParams
+from ikpy.models.hparams import HParams, check_experts
 from ikpy.models.keys import Keys
 from ikpy.models.long_rope import LongRope
 from ikpy.models.routing import Routing
@@ -25,7 +24,6 @@ class PhiMoe(LongRope, Transformer):
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
-        if not hp.n_expert:
-            raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.expert_count is 0")
+        check_experts(keys, hp)
         hp.routing = Routing(hp.n_expert_used, "sparse_mixer")
         return hp

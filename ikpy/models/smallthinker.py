@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.batch import BatchGraph
 from ikpy.models.blocks import Experts, moe_ffn
-from ikpy.models.hparams import HParams
+from ikpy.models.hparams import HParams, check_experts
 from ikpy.models.keys import Keys
 from ikpy.models.routing import SIGMOID, Routing, gating_func
 from ikpy.models.transformer import Layer, Transformer
@@ -28,8 +27,7 @@ class SmallThinker(Transformer):
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
-        if not hp.n_expert:
-            raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.expert_count is 0")
+        check_experts(keys, hp)
         hp.n_ff_exp = keys.u32("expert_feed_forward_length", 0)
         hp.n_swa = keys.u32("attention.sliding_window", 0)
         if hp.n_swa:

@@ -18,7 +18,7 @@ from ikpy.graph.ir import F16, I32, Value, external
 from ikpy.graph.plan import CompiledPlan, aligned_bytes
 from ikpy.graph.planner import plan_arena
 from ikpy.machine_memory import check_memory
-from ikpy.vision.weights import Bounds, Linear, Norm, value_of
+from ikpy.vision.weights import Bounds, Linear, Mlp, Norm, value_of
 
 MAX_PLANS = 8
 """Sizes of pictures whose plans are kept at most."""
@@ -89,6 +89,10 @@ class PictureGraph:
         if kind == "gelu_quick":
             return self.graph.gated(self.graph.scale(x, 1.702), x, "sigmoid")
         return self.graph.unary(x, kind)
+
+    def mlp(self, mlp: Mlp, x: Value, activation: str) -> Value:
+        """second(activation(first x))."""
+        return self.linear(mlp.second, self.activated(self.linear(mlp.first, x), activation))
 
     def attention(
         self,

@@ -41,12 +41,11 @@ class InternVLProjector(Projector):
         self.embedding = FixedEmbedding(weights, self.params)
         self.tower = VisionTransformer(weights, self.params.with_exact_gelu, rms=(n, self.params.n_layer) == RMS_SIZE)
         self.norm = weights.norm("mm.model.mlp.0", n * self.factor**2)
-        self.first = weights.linear("mm.model.mlp.1", n * self.factor**2)
-        self.second = weights.linear("mm.model.mlp.3", self.first.n_out)
+        self.mlp = weights.mlp("mm.model.mlp.1", "mm.model.mlp.3", n * self.factor**2)
 
     @property
     def n_out(self) -> int:
-        return self.second.n_out
+        return self.mlp.n_out
 
     def tiles(self, image: Pixels) -> list[str | Pixels]:
         whole, rows = tiled(image, self.params.image_size, self.sizes)
@@ -56,7 +55,7 @@ class InternVLProjector(Projector):
         x = self.tower.layers(b, self.embedding.build(b))
         x = b.merged(self.embedding.patches_of(b, x), self.factor)
         x = b.layer_norm(self.norm, x, NORM_EPS)
-        return b.linear(self.second, b.graph.unary(b.linear(self.first, x), "gelu_erf"))
+        return b.mlp(self.mlp, x, "gelu_erf")
 
 
 def tile_sizes(side: int, least: int, most: int) -> list[Size]:

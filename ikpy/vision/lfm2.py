@@ -40,12 +40,11 @@ class Lfm2Projector(Projector):
         self.embedding = StretchedEmbedding(weights, self.params)
         self.tower = VisionTransformer(weights, self.params)
         self.norm = weights.norm_if("mm.input_norm", n * self.factor**2)
-        self.first = weights.linear("mm.1", n * self.factor**2)
-        self.second = weights.linear("mm.2", self.first.n_out)
+        self.mlp = weights.mlp("mm.1", "mm.2", n * self.factor**2)
 
     @property
     def n_out(self) -> int:
-        return self.second.n_out
+        return self.mlp.n_out
 
     def tiles(self, image: Pixels) -> list[str | Pixels]:
         height, width = image.shape[:2]
@@ -69,4 +68,4 @@ class Lfm2Projector(Projector):
         x = b.merged(self.tower.layers(b, self.embedding.build(b)), self.factor)
         if self.norm is not None:
             x = b.layer_norm(self.norm, x, NORM_EPS)
-        return b.linear(self.second, b.activated(b.linear(self.first, x), "gelu_erf"))
+        return b.mlp(self.mlp, x, "gelu_erf")

@@ -25,12 +25,11 @@ class NemotronProjector(Projector):
         self.registers = weights.table("v.class_embd", (n, weights.shape("v.class_embd")[1]))
         self.tower = VisionTransformer(weights, self.params.with_exact_gelu)
         self.norm = weights.table("mm.model.mlp.0.weight", (n * self.factor**2,))
-        self.first = weights.linear("mm.model.mlp.1", n * self.factor**2)
-        self.second = weights.linear("mm.model.mlp.3", self.first.n_out)
+        self.mlp = weights.mlp("mm.model.mlp.1", "mm.model.mlp.3", n * self.factor**2)
 
     @property
     def n_out(self) -> int:
-        return self.second.n_out
+        return self.mlp.n_out
 
     def tiles(self, image: Pixels) -> list[str | Pixels]:
         side = self.params.image_size
@@ -44,4 +43,4 @@ class NemotronProjector(Projector):
         g.copy(patches, x.slice(1, n_registers, b.n_patches))
         x = self.tower.layers(b, x).slice(1, n_registers, b.n_patches)
         x = g.rms_norm(b.merged(x, self.factor), self.norm, NORM_EPS)
-        return b.linear(self.second, g.unary(b.linear(self.first, x), "relu_squared"))
+        return b.mlp(self.mlp, x, "relu_squared")

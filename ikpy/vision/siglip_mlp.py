@@ -30,12 +30,11 @@ class Phi4Projector(Projector):
             raise UsageError(f"{self.path}: clip.vision.image_min_pixels is larger than image_max_pixels")
         self.embedding = StretchedEmbedding(weights, self.params)
         self.tower = VisionTransformer(weights, self.params)
-        self.first = weights.linear("mm.0", self.params.n_embd)
-        self.second = weights.linear("mm.2", self.first.n_out)
+        self.mlp = weights.mlp("mm.0", "mm.2", self.params.n_embd)
 
     @property
     def n_out(self) -> int:
-        return self.second.n_out
+        return self.mlp.n_out
 
     def tiles(self, image: Pixels) -> list[str | Pixels]:
         height, width = image.shape[:2]
@@ -43,7 +42,7 @@ class Phi4Projector(Projector):
 
     def build(self, b: PictureGraph) -> Value:
         x = self.tower.layers(b, self.embedding.build(b))
-        return b.linear(self.second, b.activated(b.linear(self.first, x), "gelu_erf"))
+        return b.mlp(self.mlp, x, "gelu_erf")
 
 
 class JanusProjector(Projector):
@@ -54,12 +53,11 @@ class JanusProjector(Projector):
         self.exact = self.params.with_exact_gelu
         self.embedding = FixedEmbedding(weights, self.params)
         self.tower = VisionTransformer(weights, self.exact)
-        self.first = weights.linear("mm.0", self.params.n_embd)
-        self.second = weights.linear("mm.1", self.first.n_out)
+        self.mlp = weights.mlp("mm.0", "mm.1", self.params.n_embd)
 
     @property
     def n_out(self) -> int:
-        return self.second.n_out
+        return self.mlp.n_out
 
     def tiles(self, image: Pixels) -> list[str | Pixels]:
         side = self.params.image_size
@@ -67,4 +65,4 @@ class JanusProjector(Projector):
 
     def build(self, b: PictureGraph) -> Value:
         x = self.tower.layers(b, self.embedding.build(b))
-        return b.linear(self.second, b.activated(b.linear(self.first, x), self.exact.activation))
+        return b.mlp(self.mlp, x, self.exact.activation)

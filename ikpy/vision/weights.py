@@ -42,6 +42,19 @@ class Linear:
 
 
 @dataclass
+class Mlp:
+    """Two matrices with an activation between them."""
+
+    first: Linear
+    second: Linear
+
+    @property
+    def n_out(self) -> int:
+        """Elements of a result."""
+        return self.second.n_out
+
+
+@dataclass
 class Norm:
     """Factors of a norm and, of LayerNorm, what is added."""
 
@@ -109,6 +122,11 @@ class ProjectorWeights:
     def linear_if(self, name: str, n_in: int, n_out: int | None = None) -> Linear | None:
         """As `linear`; None without the weight."""
         return self.linear(name, n_in, n_out) if self.has(f"{name}.weight") else None
+
+    def mlp(self, first: str, second: str, n_in: int) -> Mlp:
+        """Two matrices of these names."""
+        matrix = self.linear(first, n_in)
+        return Mlp(matrix, self.linear(second, matrix.n_out))
 
     def norm(self, name: str, n: int) -> Norm:
         """`name`.weight and, if it is there, `name`.bias."""

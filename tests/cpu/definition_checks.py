@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.session import put_state, take_state
+from ikpy.errors import IkpyError
 from tests.cpu import reference_models as ref
 from tests.cpu.peer_captures import check_against_peer
 from tests.cpu.reference_models import N_VOCAB, RandomModel
@@ -129,6 +132,19 @@ def check_quantized_cache(path: Path, truth: np.ndarray, bound: float) -> None:
         error = float(np.median(errors) if routes else errors.max())
         token = "the median token" if routes else f"token {errors.argmax()}"
         assert FLOAT_BOUND < error < bound, f"{form}, Q8_0 cache: {token} is off by {error:.1e} relative"
+
+
+def context_of(path: Path, **params: Any) -> Context:
+    """A context of the usual size on a model file."""
+    settings = {"n_ctx": 256, "n_threads": 2, **params}
+    return Context(Model.load(path, ModelParams(mla=settings.get("mla", 3))), ContextParams(**settings))
+
+
+def refuses(model: RandomModel, key: str, value: Any, message: str, folder: Path) -> None:
+    """Holds that a file of the model with another value of a key is refused with this message."""
+    model.keys[key] = value
+    with pytest.raises(IkpyError, match=message):
+        Model.load(model.write(folder / "model.gguf"))
 
 
 def hold(form: str, logits: np.ndarray, truth: np.ndarray, bound: float) -> None:

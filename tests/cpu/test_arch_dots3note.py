@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,14 @@ from tests.cpu.dots3note_model import Dots3Note, Kind, Sizes, random_model
 
 BOUND = 2e-5
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "type_indexer": "f32"}
+context_of = partial(checks.context_of, **EXACT)
+hold = partial(checks.hold, bound=BOUND)
 VARIANTS = {
     "plain": Sizes(),
     "odd": Sizes(layers=3, windows=(0,), local=Kind(5, 24, 8, 20, 56), window=130, dense=0, index_size=24, top_k=5),
     "no window": Sizes(layers=2, windows=()),
     "windows alone": Sizes(layers=2, windows=(0, 1)),
 }
-
-
-def context_of(path: Path, **params: Any) -> Context:
-    settings = {"n_ctx": 256, "n_threads": 2, **EXACT, **params}
-    return Context(Model.load(path, ModelParams(mla=settings.get("mla", 3))), ContextParams(**settings))
-
-
-def hold(what: str, logits: np.ndarray, truth: np.ndarray) -> None:
-    checks.hold(what, logits, truth, BOUND)
 
 
 @pytest.mark.parametrize("flash", [True, False])
@@ -110,10 +104,7 @@ def test_sequences_that_go_back_share_and_are_saved(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be(key: str, value: Any, message: str, tmp_path: Path) -> None:
-    model = random_model(Sizes())
-    model.keys[key] = value
-    with pytest.raises(IkpyError, match=message):
-        Model.load(model.write(tmp_path / "model.gguf"))
+    checks.refuses(random_model(Sizes()), key, value, message, tmp_path)
 
 
 def test_what_does_not_go(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from tests.cpu.reference_models import RandomModel
 
 BOUND = 1e-4
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "type_indexer": "f32"}
+context_of = partial(checks.context_of, **EXACT)
+hold = partial(checks.hold, bound=BOUND)
 VARIANTS = {
     "plain": Sizes(),
     "softplus": Sizes(bound=None),
@@ -51,15 +54,6 @@ def glm5_next() -> tuple[RandomModel, np.ndarray]:
     n = Sizes()
     m = random_model(n)
     return m, Glm5Next(m, n).logits(TOKENS)
-
-
-def context_of(path: Path, **params: Any) -> Context:
-    settings = {"n_ctx": 256, "n_threads": 2, **EXACT, **params}
-    return Context(Model.load(path, ModelParams(mla=settings.get("mla", 3))), ContextParams(**settings))
-
-
-def hold(what: str, logits: np.ndarray, truth: np.ndarray) -> None:
-    checks.hold(what, logits, truth, BOUND)
 
 
 @pytest.mark.parametrize("flash", [True, False])
@@ -139,10 +133,7 @@ def test_quantized_caches(kind: str, options: dict[str, Any], tmp_path: Path) ->
     ],
 )
 def test_what_cannot_be(key: str, value: Any, message: str, tmp_path: Path) -> None:
-    model = random_model(Sizes())
-    model.keys[key] = value
-    with pytest.raises(IkpyError, match=message):
-        Model.load(model.write(tmp_path / "model.gguf"))
+    checks.refuses(random_model(Sizes()), key, value, message, tmp_path)
 
 
 def test_prediction_layers_are_left_out(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,14 @@ from tests.cpu.minimax_m3_model import MiniMaxM3, Sizes, random_model
 
 BOUND = 2e-5
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "type_indexer": "f32"}
+context_of = partial(checks.context_of, **EXACT)
+hold = partial(checks.hold, bound=BOUND)
 VARIANTS = {
     "plain": Sizes(),
     "odd": Sizes(heads=6, kv=3, head=40, index_size=24, top_k=4, block=3, local=2, dense=0),
     "one KV head": Sizes(layers=2, sparse=(0,), kv=1, block=16, top_k=1, local=0),
     "dense": Sizes(sparse=()),
 }
-
-
-def context_of(path: Path, **params: Any) -> Context:
-    return Context(Model.load(path), ContextParams(**{"n_ctx": 256, "n_threads": 2, **EXACT, **params}))
-
-
-def hold(what: str, logits: np.ndarray, truth: np.ndarray) -> None:
-    checks.hold(what, logits, truth, BOUND)
 
 
 @pytest.mark.parametrize("flash", [True, False])
@@ -107,10 +102,7 @@ def test_sequences_that_go_back_share_and_are_saved(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be(key: str, value: Any, message: str, tmp_path: Path) -> None:
-    model = random_model(Sizes())
-    model.keys[key] = value
-    with pytest.raises(IkpyError, match=message):
-        Model.load(model.write(tmp_path / "model.gguf"))
+    checks.refuses(random_model(Sizes()), key, value, message, tmp_path)
 
 
 def test_an_indexer_that_is_not_whole(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from tests.cpu.reference_models import RandomModel
 
 BOUND = 1e-4
 EXACT: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "type_indexer": "f32"}
+context_of = partial(checks.context_of, **EXACT)
+hold = partial(checks.hold, bound=BOUND)
 ODD = Sizes(
     layers=4,
     attends=(0, 2, 3),
@@ -64,15 +67,6 @@ def qwen4exp() -> tuple[RandomModel, np.ndarray]:
     n = Sizes()
     m = random_model(n)
     return m, Qwen4Exp(m, n).logits(TOKENS)
-
-
-def context_of(path: Path, **params: Any) -> Context:
-    settings = {"n_ctx": 256, "n_threads": 2, **EXACT, **params}
-    return Context(Model.load(path), ContextParams(**settings))
-
-
-def hold(what: str, logits: np.ndarray, truth: np.ndarray) -> None:
-    checks.hold(what, logits, truth, BOUND)
 
 
 @pytest.mark.parametrize("flash", [True, False])

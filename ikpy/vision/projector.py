@@ -146,7 +146,10 @@ class Projector(ABC):
         patches, rows, columns = self.patches(image)
         values = self._plans.run(patches, rows, columns)
         if not np.isfinite(values).all():
-            raise FileFormatError(f"{self.path}: the rows of a picture are no numbers: the file is damaged")
+            wrong = (
+                f", or a kernel of {self._device.device.name} is wrong (--no-mmproj-offload)" if self._device else ""
+            )
+            raise FileFormatError(f"{self.path}: the rows of a picture are no numbers: the file is damaged{wrong}")
         return MediaRows(values, self.grid(rows, columns), self.both_ways)
 
     # memory of a device

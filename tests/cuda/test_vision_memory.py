@@ -15,7 +15,7 @@ from ikpy.backends.cuda.api import DeviceMemoryError
 from ikpy.backends.cuda.devices import available, encoder_device
 from ikpy.backends.cuda.encoder_runtime import EncoderRuntime
 from ikpy.cli import main
-from ikpy.errors import UsageError
+from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.ir import Node
 from ikpy.graph.placement import DeviceParams, PlacementParams
 from ikpy.vision.projector import Projector, open_projector
@@ -243,6 +243,24 @@ def test_a_small_device_gets_fewer_layers(files: Path) -> None:
             del llm
             gc.collect()
         assert counts[1] < counts[0]
+
+
+def test_text_models_say_what_the_projector_has(files: Path) -> None:
+    with emulated(1, mib=4):
+        with pytest.raises(DeviceMemoryError, match=r"MiB are free.*projector has \d+ MiB there \(--no-mmproj-off"):
+            LLM(files / "text.gguf", n_ctx=8192, n_threads=1, mmproj=files / "mmproj.gguf")
+        with pytest.raises(DeviceMemoryError, match=r"MiB are free.*choose$"):
+            LLM(files / "text.gguf", n_ctx=8192, n_threads=1, mmproj=files / "mmproj.gguf", mmproj_offload=False)
+
+
+def test_rows_that_are_no_numbers(tmp_path: Path) -> None:
+    weights, lines = TOWER.weights(), list[str]()
+    weights["mm.2.bias"][:] = np.nan
+    path = TOWER.write(tmp_path / "mmproj.gguf", weights)
+    with emulated(1):
+        projector = opened(path, lines, EncoderRuntime(available()[0], DeviceParams(), lines.append), max_tokens=20)
+        with pytest.raises(FileFormatError, match=r"damaged, or a kernel of CUDA0 is wrong \(--no-mmproj-offload\)"):
+            rows_of(projector, 4, 4)
 
 
 # the command line

@@ -9,11 +9,11 @@ SHAPE: of a published encoder (default: all), with random weights and few layers
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,20 +22,57 @@ from ikpy.backends.cuda.encoder_runtime import EncoderRuntime
 from ikpy.graph.placement import DeviceParams
 from ikpy.threads import physical_cores
 from ikpy.vision.projector import Projector, open_projector
-from tests.cpu.vision_towers import Tower
 
-SHAPES = {
-    "qwen3vl": Tower("qwen3vl_merger", 1152, 16, 4304, patch=16, side=48, text=4096, activation="tanh"),
-    "qwen25vl": Tower(
-        "qwen2.5vl_merger", 1280, 16, 3420, patch=14, text=3584, rms=True, gated=True, activation="silu", windows=4
-    ),
-    "pixtral": Tower(
-        "pixtral", 1024, 16, 4096, patch=16, merge=1, text=5120, rms=True, gated=True, biases=False, activation="silu"
-    ),
+if TYPE_CHECKING:
+    from tests.cpu.vision_towers import Tower
+
+GATED = {"rms": True, "gated": True, "activation": "silu"}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3vl": {
+        "kind": "qwen3vl_merger",
+        "d": 1152,
+        "heads": 16,
+        "ff": 4304,
+        "patch": 16,
+        "side": 48,
+        "text": 4096,
+        "activation": "tanh",
+    },
+    "qwen25vl": {
+        "kind": "qwen2.5vl_merger",
+        "d": 1280,
+        "heads": 16,
+        "ff": 3420,
+        "patch": 14,
+        "text": 3584,
+        "windows": 4,
+        **GATED,
+    },
+    "pixtral": {
+        "kind": "pixtral",
+        "d": 1024,
+        "heads": 16,
+        "ff": 4096,
+        "patch": 16,
+        "merge": 1,
+        "text": 5120,
+        "biases": False,
+        **GATED,
+    },
 }
+"""Arguments of `Tower`."""
 BOUND = 2e-2
 """Of the largest value: queries, keys and values are f16, activations of some types less exact."""
 RUNS = 5
+
+
+def tower_of(shape: str, layers: int) -> Tower:
+    """A random encoder."""
+    try:
+        from tests.cpu.vision_towers import Tower
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"random encoders need a checkout's tests: {error}") from None
+    return Tower(**SHAPES[shape], layers=layers)
 
 
 def encoder(path: Path, tower: Tower, device: EncoderRuntime | None) -> Projector:
@@ -72,7 +109,7 @@ def main() -> int:
     device, wrong = available()[0], 0
     layers, side, runs = (1, 4, 1) if arguments.small else (arguments.layers, arguments.side, RUNS)
     for name in arguments.shapes or SHAPES:
-        tower = dataclasses.replace(SHAPES[name], layers=layers)
+        tower = tower_of(name, layers)
         with tempfile.TemporaryDirectory() as folder:
             path = tower.write(Path(folder) / "mmproj.gguf", tower.weights(), arguments.type.lower())
             picture = tower.picture(side, side)

@@ -15,6 +15,8 @@ F32 = np.float32
 
 MAX_PATCHES = 1 << 18
 """Of a picture: each sees all others. More than any family wants by itself."""
+MEASURED_PATCHES = 1 << 16
+"""Of a picture that memory of a device is kept for: limits of some files are far above what anybody encodes."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,9 @@ def whole_picture_size(height: int, width: int, side: int, limits: Limits) -> tu
 
 
 def near_square(n: int, side: int) -> tuple[int, int]:
-    """Rows and columns of patches, squares of a side of them, of a picture of n squares, or of one a little larger."""
-    n = max(1, min(n, MAX_PATCHES // side**2))
+    """Rows and columns of patches, squares of a side of them, of a picture of n squares, or of one a little larger; of
+    about MEASURED_PATCHES at most."""
+    n = max(1, min(n, MEASURED_PATCHES // side**2))
     rows = math.isqrt(n)
     return rows * side, -(-n // rows) * side
 

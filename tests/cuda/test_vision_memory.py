@@ -298,7 +298,7 @@ def test_command_line(files: Path, capfd: pytest.CaptureFixture[str], monkeypatc
         assert "CLIP using CPU backend" in run(files, capfd)[2]
         monkeypatch.delenv("LLAMA_ARG_MMPROJ_OFFLOAD")
         status, _, said = run(files, capfd, "-mmdev", "CUDA9")
-        assert status == 1 and "--device CUDA9: no such device" in said
+        assert status == 1 and "--mmproj-device CUDA9: no such device" in said
 
 
 def test_plans_and_fit_count_the_projector(files: Path, capfd: pytest.CaptureFixture[str]) -> None:

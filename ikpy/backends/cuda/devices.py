@@ -86,7 +86,7 @@ def encoder_device(
     if offload is False:
         return None
     if name is not None:
-        return None if name.lower() in NO_DEVICE else selected([name.upper()])[0]
+        return None if name.lower() in NO_DEVICE else selected([name.upper()], "--mmproj-device")[0]
     if wanted := os.environ.get(ENCODER_DEVICE):
         if wanted.lower() in NO_DEVICE:
             return None
@@ -105,8 +105,9 @@ def wanted_devices(placement: PlacementParams, params: DeviceParams) -> list[Dev
     return [] if placement.n_gpu_layers == 0 else selected(params.names)
 
 
-def selected(names: Sequence[str] | None) -> list[Device]:
-    """Devices by name in the given order, all for None. Raises UsageError for a name that does not exist, or twice."""
+def selected(names: Sequence[str] | None, option: str = "--device") -> list[Device]:
+    """Devices by name in the given order, all for None. Raises UsageError, which begins with the option, for a name
+    that does not exist, or twice."""
     devices = available()
     if names is None:
         return list(devices)
@@ -114,8 +115,8 @@ def selected(names: Sequence[str] | None) -> list[Device]:
     unknown = [name for name in names if name not in by_name]
     if unknown:
         known = ", ".join(by_name) or f"none: {why_none()}"
-        raise UsageError(f"--device {unknown[0]}: no such device (available: {known})")
+        raise UsageError(f"{option} {unknown[0]}: no such device (available: {known})")
     repeated = [name for i, name in enumerate(names) if name in names[:i]]
     if repeated:
-        raise UsageError(f"--device {repeated[0]}: the device is named twice")
+        raise UsageError(f"{option} {repeated[0]}: the device is named twice")
     return [by_name[name] for name in names]

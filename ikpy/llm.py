@@ -82,19 +82,18 @@ class LLM:
         if unknown:
             raise UsageError(f"unknown parameter {', '.join(sorted(unknown))}; see ModelParams and ContextParams")
         model_params = ModelParams(**model_values)
-        model_file = open_model(path or default_model_path(), model_params)
-        told, projector, vocab = log or (lambda line: None), None, None
+        file = open_model(path or default_model_path(), model_params)
+        self.vocab = Vocab.from_metadata({**file.metadata, **dict(model_params.kv_overrides)})
+        told, projector = log or (lambda line: None), None
         if mmproj is not None:
-            vocab = Vocab.from_metadata({**model_file.metadata, **dict(model_params.kv_overrides)})
             threads = ContextParams(**context_values)
-            n_threads = threads.n_threads_batch or threads.n_threads
             device = picture_device(model_params, mmproj_offload, told)
+            n_threads = threads.n_threads_batch or threads.n_threads
             options = ProjectorOptions(n_threads, image_min_tokens, image_max_tokens, device)
-            projector, model_params = open_beside(os.fspath(mmproj), model_file, vocab, model_params, options, told)
-        self.model = Model.load(model_file, model_params, log=log)
-        self.vocab = vocab or Vocab.from_metadata(self.model.metadata)
+            projector, model_params = open_beside(os.fspath(mmproj), file, self.vocab, model_params, options, told)
+        self.model = Model.load(file, model_params, log=log)
         given = list(context_values.get("adapters", ()))
-        context_values["adapters"] = [*given, *(LoraAdapter.load(file, self.model) for file, _ in lora)]
+        context_values["adapters"] = [*given, *(LoraAdapter.load(name, self.model) for name, _ in lora)]
         self._adapter_scales = [1.0] * len(given) + [scale for _, scale in lora]
         if speculative and "mtp" in speculative.types:
             self.model.prediction_head()  # says so if there is none

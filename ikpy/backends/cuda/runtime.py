@@ -272,7 +272,7 @@ class DeviceRuntime:
         for state in self.states.values():
             state.drain()
 
-    def remedy(self, device: Device) -> str:
+    def _remedy(self, device: Device) -> str:
         """What helps where a device has too little memory."""
         remedy = (
             "offload fewer layers (-ngl), keep more experts on the CPU (-ncmoe), use a smaller -c or -ub, or let --fit "
@@ -292,7 +292,7 @@ class DeviceRuntime:
                 parts = ", ".join(f"{name} {nbytes / MIB:.0f}" for name, nbytes in sizes.items())
                 raise DeviceMemoryError(
                     f"{device.name}: failed to allocate buffer: {wanted / MIB:.0f} MiB are needed ({parts}), "
-                    f"{free / MIB:.0f} MiB are free; {self.remedy(device)}"
+                    f"{free / MIB:.0f} MiB are free; {self._remedy(device)}"
                 )
         for device in self.setup.devices:
             self.states[device.name] = state = DeviceState(

@@ -1,5 +1,5 @@
-// Flash attention for the head sizes of grouped-query models and of encoders of pictures (72, 88): 16 rows per block
-// (few queries) or 64.
+// Flash attention for the head sizes of grouped-query models and of encoders of pictures (72, 88): 16 rows
+// per block (few queries) or 64.
 #include "flash.cuh"
 
 IKPY_FLASH(flash16_64_64, 64, 64, 1, 4, 64, false, 4);

@@ -25,7 +25,7 @@ from ikpy.engine.adapter import LoraAdapter
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.forks import check_threads
-from ikpy.engine.model import Model
+from ikpy.engine.model import Model, open_model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.pooling import POOLINGS, pool
 from ikpy.engine.sampling import SamplingParams
@@ -33,7 +33,7 @@ from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import UsageError
 from ikpy.tools.generation import ContextFullError, GrowingSequence
 from ikpy.tools.picture_marks import Marks, divided, with_markers, with_marks
-from ikpy.tools.picture_tokens import open_reader
+from ikpy.tools.picture_tokens import ProjectorOptions, new_reader, open_beside, picture_device
 from ikpy.tools.pictures import Picture, picture_from
 from ikpy.tools.sampler_setup import make_sampler
 from ikpy.tools.speculation import DraftFiles, kept_states, make_speculation
@@ -52,9 +52,9 @@ class LLM:
     :class:`ikpy.ModelParams` and :class:`ikpy.ContextParams`, such as ``n_ctx``, ``n_threads``, ``type_k``, ``mla``.
     ``lora``: adapter files with their scales. ``speculative``, ``draft_files``: what drafts and the files it reads,
     such as a draft model; ``speculator.lines()`` tells how it went. ``mmproj``: projector file, with which prompts may
-    have pictures; ``image_min_tokens``, ``image_max_tokens``: rows of a picture, for projectors that keep its
-    proportions. ``log``: called with every line of the loader.
-    Raises IkpyError subclasses with one line of explanation.
+    have pictures; ``mmproj_offload``: whether a GPU encodes them, None: if the model uses one; ``image_min_tokens``,
+    ``image_max_tokens``: rows of a picture, for projectors that keep its proportions. ``log``: called with every line
+    of the loader. Raises IkpyError subclasses with one line of explanation.
 
     Calls of several threads wait for each other: they share one context. A prompt that begins as the last one did is
     evaluated from the first difference on.
@@ -68,6 +68,7 @@ class LLM:
         speculative: SpeculativeParams | None = None,
         draft_files: DraftFiles | None = None,
         mmproj: str | os.PathLike[str] | None = None,
+        mmproj_offload: bool | None = None,
         image_min_tokens: int | None = None,
         image_max_tokens: int | None = None,
         log: Callable[[str], None] | None = None,
@@ -80,10 +81,19 @@ class LLM:
         unknown = set(params) - set(model_values) - set(context_values)
         if unknown:
             raise UsageError(f"unknown parameter {', '.join(sorted(unknown))}; see ModelParams and ContextParams")
-        self.model = Model.load(path or default_model_path(), ModelParams(**model_values), log=log)
-        self.vocab = Vocab.from_metadata(self.model.metadata)
+        model_params = ModelParams(**model_values)
+        file = open_model(path or default_model_path(), model_params)
+        self.vocab = Vocab.from_metadata({**file.metadata, **dict(model_params.kv_overrides)})
+        told, projector = log or (lambda line: None), None
+        if mmproj is not None:
+            threads = ContextParams(**context_values)
+            device = picture_device(model_params, mmproj_offload, told)
+            n_threads = threads.n_threads_batch or threads.n_threads
+            options = ProjectorOptions(n_threads, image_min_tokens, image_max_tokens, device)
+            projector, model_params = open_beside(os.fspath(mmproj), file, self.vocab, model_params, options, told)
+        self.model = Model.load(file, model_params, log=log)
         given = list(context_values.get("adapters", ()))
-        context_values["adapters"] = [*given, *(LoraAdapter.load(file, self.model) for file, _ in lora)]
+        context_values["adapters"] = [*given, *(LoraAdapter.load(name, self.model) for name, _ in lora)]
         self._adapter_scales = [1.0] * len(given) + [scale for _, scale in lora]
         if speculative and "mtp" in speculative.types:
             self.model.prediction_head()  # says so if there is none
@@ -92,9 +102,8 @@ class LLM:
             context_values["n_kept_states"] = kept_states(speculative or SpeculativeParams())
         self.context_params = ContextParams(**context_values)
         self._pictures: PictureReader | None = None
-        if mmproj is not None:
-            limits = image_min_tokens, image_max_tokens
-            self._pictures = self._open_projector(os.fspath(mmproj), *limits, log or (lambda line: None))
+        if projector is not None:
+            self._pictures = new_reader(projector, self.model, self.vocab, told)
             self.context_params.media = self._pictures.store
         self.context = self._new_context(self.context_params, log)
         self.speculator = self._make_speculator(speculative, draft_files, log)
@@ -102,14 +111,6 @@ class LLM:
         self._running: Generator[int, None, None] | None = None
         """The text that is being generated, or was last."""
         self._lock = threading.RLock()
-
-    def _open_projector(
-        self, path: str, min_tokens: int | None, max_tokens: int | None, log: Callable[[str], None]
-    ) -> PictureReader:
-        params = self.context_params
-        n_threads = params.n_threads_batch or params.n_threads
-        more = {"min_tokens": min_tokens, "max_tokens": max_tokens}
-        return open_reader(path, self.model, self.vocab, n_threads=n_threads, log=log, **more)
 
     def _new_context(self, params: ContextParams, log: Callable[[str], None] | None = None) -> Context:
         context = Context(self.model, params, log=log)

@@ -18,6 +18,7 @@ IKPY = (*PYTHON, "ikpy")
 RACE_TESTS = [f"tests/cuda/test_kernels_{name}.py" for name in ("ops", "recurrent", "indexer", "weights", "attention")]
 KERNEL_TESTS = [*RACE_TESTS, *(f"tests/cuda/test_kernels_{name}.py" for name in ("large", "wgmma"))]
 MODEL_TESTS = [f"tests/cuda/test_{name}.py" for name in ("models", "recurrent_models", "sparse_models", "adapters")]
+PICTURE_TESTS = ["tests/cuda/test_vision.py"]
 # A launch returns when the kernel is done: an error is that of the launch that says so. Not for models, whose copies
 # and waits between streams are to be as they are in use.
 BLOCKING = ("env", "CUDA_LAUNCH_BLOCKING=1")
@@ -87,6 +88,13 @@ def _checks(choice: Choice) -> list[Step]:
     return found
 
 
+def _pictures(choice: Choice) -> list[Step]:
+    """Encoders: tests of every family, and a picture of usual size by usual shapes, compared and timed."""
+    tests = _tests(choice, PICTURE_TESTS, *(("-k", "llava or heads") if choice.small else ()))
+    shapes = ("pixtral", "--small") if choice.small else ()
+    return [tests, Step((*PYTHON, "benchmarks.pictures", *shapes))]
+
+
 def real(choice: Choice) -> list[Section]:
     """Sections that show whether everything is right."""
     small = ("-k", "norm or rope or head_sizes") if choice.small else ()
@@ -101,6 +109,7 @@ def real(choice: Choice) -> list[Section]:
         Section("check", 40, _checks(choice)),
         Section("kernels", 150, [_tests(choice, KERNEL_TESTS, *small, before=BLOCKING)]),
         Section("models", 120, [_tests(choice, MODEL_TESTS, *(("-k", "qwen3-") if choice.small else ()))]),
+        Section("pictures", 60, _pictures(choice)),
         Section("memcheck", 240, [_sanitized("memcheck", *IKPY, *prompt, "8"), _sanitized("memcheck", *memory_tests)]),
         Section("racecheck", 180, [_sanitized("racecheck", *race_tests)]),
     ]

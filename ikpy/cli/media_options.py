@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 class MediaOptions:
     """Pictures: the projector that encodes them, and where they are.
 
-    use_projector: False takes none, True also one that lies in the folder of the model.
+    use_projector: False takes none, True also one that lies in the folder of the model. offload, device: as of
+    `encoder_device`.
     """
 
     projector: str | None = None
@@ -20,3 +21,5 @@ class MediaOptions:
     max_tokens: int | None = None
     n_threads: int | None = None
     folder: str | None = None
+    offload: bool | None = None
+    device: str | None = None

@@ -267,8 +267,9 @@ def merge(params: CommonParams) -> None:
         model.fit_margin = model.fit_targets[0]
     else:
         model.fit_margins |= dict(enumerate(model.fit_targets))
-    if model.devices and not has_devices():
-        model.devices = ()
+    if (model.devices or params.media.device) and not has_devices():
+        model.devices = () if model.devices else model.devices
+        params.media.device = None
     if context.reranking:
         context.embeddings = True
         context.pooling = context.pooling or "rank"

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ikpy.gguf.reader import GGUFFile
     from ikpy.tools.picture_tokens import PictureReader
     from ikpy.tools.run_logs import Timings
+    from ikpy.vision.projector import Projector
     from ikpy.vocab import Vocab
 
 
@@ -51,8 +52,7 @@ class Session:
     path: str
     timings: Timings
     started: float = field(default_factory=time.perf_counter)
-    projector: str | None = None
-    """Projector file."""
+    projector: Projector | None = None
 
     def log(self, lines: Iterable[str]) -> None:
         """Print log lines unless --log-disable was given."""
@@ -90,22 +90,13 @@ class Session:
     @cached_property
     def pictures(self) -> PictureReader | None:
         """What gives pictures their tokens, if there is a projector."""
-        from ikpy.tools.picture_tokens import STORE_BYTES, open_reader
+        from ikpy.tools.picture_tokens import STORE_BYTES, new_reader
 
         if self.projector is None or self.params.model.dry_run:
             return None
-        media = self.params.media
+        n_bytes = STORE_BYTES if self.params.tool == "server" else None
         with used_if_possible(self.params):
-            return open_reader(
-                self.projector,
-                self.model,
-                self.vocab,
-                n_threads=media.n_threads or self.params.n_threads_batch,
-                log=lambda line: self.log([line]),
-                min_tokens=media.min_tokens,
-                max_tokens=media.max_tokens,
-                n_bytes=STORE_BYTES if self.params.tool == "server" else None,
-            )
+            return new_reader(self.projector, self.model, self.vocab, lambda line: self.log([line]), n_bytes)
         return None
 
     @cached_property
@@ -192,6 +183,7 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     read = not (model_params.use_mmap or model_params.header_only)
     file = open_model(path, replace(model_params, use_mmap=True))  # checks all but the data before it is read
     vocab = show_file(params, file, path)
+    opened, model_params = open_projector(params, projector, file, vocab, model_params)
     place_automatically(params, path, model_params, context_changes)
     with ProgressDots(params) as dots:
         file = open_model(path, model_params, dots) if read else file
@@ -199,7 +191,7 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     with ProgressDots(params) as dots:
         model = Model.load(file, model_params, log=dots.log, progress=None if model_params.header_only else dots)
     timings = run_logs.Timings(load=time.perf_counter() - started)
-    return Session(params, model, vocab, path, timings, started, projector)
+    return Session(params, model, vocab, path, timings, started, opened)
 
 
 @contextmanager
@@ -226,6 +218,27 @@ def checked_projector(params: CommonParams) -> str | None:
                 projector_type(file)
         return path
     return None
+
+
+def open_projector(
+    params: CommonParams, path: str | None, file: GGUFFile, vocab: Vocab, model_params: ModelParams
+) -> tuple[Projector | None, ModelParams]:
+    """The projector of a file, if there is one, for a model, and the parameters to load the model with."""
+    from ikpy.tools.picture_tokens import ProjectorOptions, open_beside, picture_device
+
+    if path is None:
+        return None, model_params
+    media = params.media
+
+    def log(line: str) -> None:
+        print_log(params, [line])
+
+    device = picture_device(model_params, media.offload, log, media.device)
+    n_threads = media.n_threads or params.n_threads_batch
+    options = ProjectorOptions(n_threads, media.min_tokens, media.max_tokens, device)
+    with used_if_possible(params):
+        return open_beside(path, file, vocab, model_params, options, log)
+    return None, model_params
 
 
 def show_file(params: CommonParams, file: GGUFFile, path: str) -> Vocab:

@@ -13,9 +13,9 @@ from ikpy._native.tables import Taken
 from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.check import check_values
 from ikpy.backends.cuda.compare import NodeError, compare_nodes
+from ikpy.backends.cuda.inputs import Inputs
 from ikpy.backends.cuda.plan import HybridPlan, Run
 from ikpy.backends.cuda.runtime import DeviceRuntime
-from ikpy.backends.cuda.state import Inputs
 from ikpy.engine.batch import Batch
 from ikpy.engine.expert_reads import expert_reads
 from ikpy.engine.forks import check_threads

@@ -28,13 +28,17 @@ def fit(
 ) -> PlacementParams:
     """The placement that keeps most on the devices while `margin` MiB (margins: of single devices) stay free on each.
 
-    Experts of the last layers go to the CPU first, whole layers after all experts. Nothing but the header of the file
-    is read. Raises OutOfMemoryError if not even one layer fits.
+    Experts of the last layers go to the CPU first, whole layers after all experts. What the projector of pictures takes
+    counts (`PlacementParams.taken`). Nothing but the header of the file is read. Raises OutOfMemoryError if not even
+    one layer fits.
     """
     devices = wanted_devices(model_params.placement, model_params.devices)
     if not devices:
         return model_params.placement
-    room = {d.name: d.memory().free - (margins or {}).get(d.index, margin) * MIB for d in devices}
+    taken = dict(model_params.placement.taken)
+    room = {
+        d.name: d.memory().free - (margins or {}).get(d.index, margin) * MIB - taken.get(d.name, 0) for d in devices
+    }
     planned = replace(model_params, header_only=True, use_mlock=False)
     gguf = open_model(path, planned)
     wanted = replace(model_params.placement, n_gpu_layers=ALL_LAYERS, n_cpu_moe=0)
@@ -52,7 +56,7 @@ def fit(
         free = ", ".join(f"{name} {max(0, nbytes) // MIB} MiB" for name, nbytes in room.items())
         raise OutOfMemoryError(
             f"Unable to auto-fit model: not one layer fits the devices (free after the margin: {free}); "
-            "use a smaller -c or -ub, a smaller --fit-margin, or -ngl 0"
+            f"use a smaller -c or -ub, a smaller --fit-margin, {'--no-mmproj-offload, ' if taken else ''}or -ngl 0"
         )
     for name, nbytes in needs(placement).items():
         log(f"fit: {name}: {nbytes / MIB:.2f} MiB of {room[name] / MIB:.2f} MiB")

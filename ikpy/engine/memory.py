@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 KINDS = ("mapped", "copied", "derived", "KV cache", "compute")
 """Tensors used in the file's mapping; repacked, decoded and joined ones; computed ones (MLA); cache; compute buffer."""
+PROJECTOR = "projector"
+"""A further kind, where there is one on a device: weights of the encoder of pictures, and what the largest takes."""
 
 
 @dataclass
@@ -27,7 +29,7 @@ class MemoryReport:
     def add(self, device: str, kind: str, nbytes: int) -> None:
         """Counts bytes of a kind on a device."""
         kinds = self.devices.setdefault(device, dict.fromkeys(KINDS, 0))
-        kinds[kind] += nbytes
+        kinds[kind] = kinds.get(kind, 0) + nbytes
 
     @property
     def total(self) -> int:
@@ -36,10 +38,11 @@ class MemoryReport:
 
     def lines(self) -> list[str]:
         """A table in MiB: a row per device, a column per kind."""
-        columns = (*KINDS, "total")
+        further = [PROJECTOR] if any(PROJECTOR in kinds for kinds in self.devices.values()) else []
+        columns = (*KINDS, *further, "total")
         lines = [f"memory plan (MiB): {'device':>10}" + "".join(f" {name:>12}" for name in columns)]
         for device, kinds in self.devices.items():
-            values = (*kinds.values(), sum(kinds.values()))
+            values = (*(kinds.get(kind, 0) for kind in (*KINDS, *further)), sum(kinds.values()))
             lines.append(f"memory plan (MiB): {device:>10}" + "".join(f" {value / MIB:12.2f}" for value in values))
         return lines + self.shortages()
 
@@ -75,6 +78,8 @@ def memory_report(context: Context) -> MemoryReport:
         # What graphs read there: output matrices that are embeddings in host memory too, derived tensors, parts.
         report.add(device, "mapped", needs.weight_bytes)
         report.add(device, "compute", needs.compute_bytes)
+    for device, nbytes in model.params.placement.taken:
+        report.add(device, PROJECTOR, nbytes)
     if devices:
         report.free = {device.name: device.memory().free for device in devices.setup.devices}
     return report

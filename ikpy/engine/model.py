@@ -25,13 +25,12 @@ from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.division import OUTPUTS, Matrix
 from ikpy.graph.ir import I32, Buffer, Value
 from ikpy.graph.placement import CPU, EXPERT_NAME, Placement, check_placement, place, placement_lines
-from ikpy.graph.weight_parts import whole_name
 from ikpy.machine_memory import available_memory
 from ikpy.models import architecture
 from ikpy.models.base import Architecture
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
-from ikpy.models.weights import WeightSource, interleaved_sizes, interleaved_type
+from ikpy.models.weights import WeightSource, interleaved_sizes, interleaved_type, page_dropper
 from ikpy.quants import registry
 
 MIB = 1 << 20
@@ -108,17 +107,6 @@ def _matrices(gguf: GGUFFile, arch: Architecture) -> dict[str, Matrix]:
         for info in gguf.tensors.values()
         if len(info.shape) > 1 and info.name not in unused
     }
-
-
-def _page_dropper(gguf: GGUFFile) -> Callable[[Buffer], None]:
-    """Takes the pages of a mapped tensor out of this process's memory."""
-
-    def drop(buffer: Buffer) -> None:
-        info = gguf.tensors.get(whole_name(buffer.name))
-        if info is not None and gguf.address(info) == buffer.address:
-            gguf.release(info)
-
-    return drop
 
 
 class Model:
@@ -234,9 +222,10 @@ class Model:
         )
         for line in placement_lines(self.placement, sizes, seen, self.replaced):
             log(line)
-        self.devices = setup.device_setup(devices, self.placement, self.params.devices)
+        taken = dict(self.params.placement.taken)
+        self.devices = setup.device_setup(devices, self.placement, self.params.devices, taken)
         if self.devices and not self.params.use_mlock:
-            self.devices.weights.uploaded = _page_dropper(self.gguf)
+            self.devices.weights.uploaded = page_dropper(self.gguf)
         self.arch.buffer_of = self.placement.device_of
 
     def _buffers_on_cpu(self, own: Container[str]) -> list[Buffer]:

@@ -37,7 +37,8 @@ class PlacementParams:
     """What the user asked for; the defaults are those of the command line.
 
     n_gpu_layers: last layers on the devices, above the layer count also the output matrix, negative = all.
-    rules: (regular expression searched in the tensor name, device), the first match wins.
+    rules: (regular expression searched in the tensor name, device), the first match wins. taken: devices and bytes of
+    them that the projector of pictures takes before the model does.
     """
 
     n_gpu_layers: int = -1
@@ -47,6 +48,7 @@ class PlacementParams:
     rules: tuple[tuple[str, str], ...] = ()
     n_cpu_moe: int = 0
     kv_offload: bool = True
+    taken: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

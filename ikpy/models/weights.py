@@ -13,7 +13,8 @@ from ikpy._native import core
 from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.gguf.huge_pages import Block
 from ikpy.gguf.reader import GGUFFile, TensorInfo
-from ikpy.graph.ir import F32, I32, PLANNED_ADDRESS, Value, external
+from ikpy.graph.ir import F32, I32, PLANNED_ADDRESS, Buffer, Value, external
+from ikpy.graph.weight_parts import whole_name
 from ikpy.machine_memory import check_memory
 from ikpy.quants import dequantize, registry
 
@@ -85,6 +86,17 @@ def interleaved_sizes(infos: Iterable[TensorInfo]) -> list[int]:
     """Bytes of each tensor that may be rearranged, once it is."""
     targets = [(info, interleaved_type(info)) for info in infos]
     return [target.tensor_nbytes(info.shape) for info, target in targets if target]
+
+
+def page_dropper(gguf: GGUFFile) -> Callable[[Buffer], None]:
+    """Takes the pages of a mapped tensor out of this process's memory."""
+
+    def drop(buffer: Buffer) -> None:
+        info = gguf.tensors.get(whole_name(buffer.name))
+        if info is not None and gguf.address(info) == buffer.address:
+            gguf.release(info)
+
+    return drop
 
 
 class WeightSource:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -14,9 +14,13 @@ from ikpy.errors import UsageError
 from ikpy.tools.picture_marks import MARKER
 
 if TYPE_CHECKING:
+    from ikpy.backends.cuda.api import Device
     from ikpy.engine.media import MediaStore
     from ikpy.engine.model import Model
+    from ikpy.engine.params import ModelParams
+    from ikpy.gguf.reader import GGUFFile
     from ikpy.tools.pictures import Picture, Pixels
+    from ikpy.vision.projector import Projector
     from ikpy.vision.rows import MediaRows
     from ikpy.vocab import Vocab
 
@@ -149,30 +153,55 @@ class _Again:
         return piece
 
 
-def open_reader(
-    path: str,
-    model: Model,
-    vocab: Vocab,
-    *,
-    n_threads: int,
-    log: Callable[[str], None],
-    min_tokens: int | None = None,
-    max_tokens: int | None = None,
-    n_bytes: int | None = None,
-) -> PictureReader:
-    """A reader with the projector of a file and a store for so many bytes of its rows. Raises an IkpyError with one
-    line."""
-    from ikpy.engine.media import MediaStore
+@dataclass(frozen=True)
+class ProjectorOptions:
+    """min_tokens, max_tokens: rows of a picture, for projectors that keep its proportions. device: where pictures are
+    encoded, None: on the CPU."""
+
+    n_threads: int
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    device: Device | None = None
+
+
+def picture_device(
+    params: ModelParams, offload: bool | None, log: Callable[[str], None], name: str | None = None
+) -> Device | None:
+    """Where pictures are encoded beside a model, None: on the CPU. Arguments as of `encoder_device`."""
+    from ikpy.backends.cuda.devices import encoder_device
+
+    return encoder_device(params.placement, params.devices, offload=offload, name=name, log=log)
+
+
+def open_beside(
+    path: str, file: GGUFFile, vocab: Vocab, params: ModelParams, options: ProjectorOptions, log: Callable[[str], None]
+) -> tuple[Projector, ModelParams]:
+    """The projector of a file for the text model in another, and the parameters to load that with: its placement
+    leaves what the projector takes of a device. Raises an IkpyError with one line."""
+    from ikpy.backends.cuda.encoder_runtime import EncoderRuntime
+    from ikpy.models.keys import Keys
     from ikpy.vision.projector import open_projector
 
-    hparams = model.hparams
+    device = options.device
+    runtime = EncoderRuntime(device, params.devices, log, plan_only=params.header_only) if device else None
     projector = open_projector(
         path,
-        n_embd=hparams.n_embd,
-        n_threads=n_threads,
+        n_embd=Keys(file, params.kv_overrides).u32("embedding_length"),
+        n_threads=options.n_threads,
         log=log,
-        min_tokens=min_tokens,
-        max_tokens=max_tokens,
+        min_tokens=options.min_tokens,
+        max_tokens=options.max_tokens,
         has_token=lambda text: len(vocab.tokenize(text, add_special=False, parse_special=True)) == 1,
+        device=runtime,
     )
-    return PictureReader(projector, MediaStore(hparams.n_vocab, n_bytes or ONE_TEXT_BYTES), vocab)
+    return projector, replace(params, placement=replace(params.placement, taken=tuple(projector.device_bytes.items())))
+
+
+def new_reader(
+    projector: Projector, model: Model, vocab: Vocab, log: Callable[[str], None], n_bytes: int | None = None
+) -> PictureReader:
+    """A reader with a store for so many bytes of rows; takes the memory of the projector's device."""
+    from ikpy.engine.media import MediaStore
+
+    projector.take_memory(log)
+    return PictureReader(projector, MediaStore(model.hparams.n_vocab, n_bytes or ONE_TEXT_BYTES), vocab)

@@ -12,7 +12,7 @@ from ikpy.graph.ir import Value
 from ikpy.vision.axial import AxialRotation, check_head_size, places
 from ikpy.vision.encoder import VisionTransformer
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.grids import fitting_size
+from ikpy.vision.grids import fitting_size, near_square
 from ikpy.vision.images import Pixels
 from ikpy.vision.params import size
 from ikpy.vision.patches import cut, normalized
@@ -65,6 +65,10 @@ class Gemma4Pictures(Projector):
     def side(self) -> int:
         """Pixels of a side of what has a position."""
         return self.params.patch_size
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        return near_square(self.limits.most // self.step**2, self.step // self.side)
 
     def tiles(self, image: Pixels) -> list[str | Pixels]:
         height, width = image.shape[:2]

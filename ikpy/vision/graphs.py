@@ -1,32 +1,17 @@
-"""Graphs over one picture: built once for every size, run on the CPU."""
+"""Graphs over one picture, built once for every size (plans.py)."""
 
 from __future__ import annotations
 
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ikpy._native import core
-from ikpy.errors import ResourceError
 from ikpy.graph.builder import Graph
-from ikpy.graph.fusion import eliminate_dead
-from ikpy.graph.ir import F16, I32, Value, external
-from ikpy.graph.plan import CompiledPlan, aligned_bytes
-from ikpy.graph.planner import plan_arena
-from ikpy.machine_memory import check_memory
+from ikpy.graph.ir import F16, F32, I32, Value, external
 from ikpy.vision.weights import Bounds, Linear, Mlp, Norm, value_of
-
-MAX_PLANS = 8
-"""Sizes of pictures whose plans are kept at most."""
-MAX_PLAN_BYTES = 1 << 28
-"""Of their patches and constants together, but for those of the last one: tables of positions of large pictures."""
-
-MAX_PATCHES = 1 << 18
-"""Of a picture: each sees all others. More than any family wants by itself."""
 
 
 class PictureGraph:
@@ -40,25 +25,32 @@ class PictureGraph:
         self.graph = Graph(core)
         self.rows = rows
         self.columns = columns
-        self.patches = value_of(patches)
-        self.n_bytes = patches.nbytes
-        """Of the patches and all constants."""
+        self.patches = value_of(patches, role="input")
+        self.constants: list[NDArray[np.generic]] = []
+        self._ranges: dict[tuple[int, ...], tuple[object, Value]] = {}
+        self._masks: dict[int, Value] = {}
 
     @property
     def n_patches(self) -> int:
         """All of them."""
         return self.rows * self.columns
 
+    @property
+    def n_bytes(self) -> int:
+        """Of the patches and all constants."""
+        return self.patches.buffer.nbytes + sum(array.nbytes for array in self.constants)
+
     def floats(self, array: NDArray[np.floating]) -> Value:
         """A constant float32 array."""
-        self.n_bytes += 4 * array.size
-        return value_of(np.asarray(array, np.float32))
+        return self._constant(np.ascontiguousarray(array, np.float32), F32)
 
     def indices(self, array: NDArray[np.integer]) -> Value:
         """A constant i32 array, as for `Graph.get_rows` and rotation positions."""
-        array = np.ascontiguousarray(array, np.int32)
-        self.n_bytes += array.nbytes
-        return external(array.ctypes.data, array, I32, array.shape[::-1])
+        return self._constant(np.ascontiguousarray(array, np.int32), I32)
+
+    def _constant(self, array: NDArray[np.generic], type_id: int) -> Value:
+        self.constants.append(array)
+        return external(array.ctypes.data, array, type_id, array.shape[::-1], role="input")
 
     def linear(self, layer: Linear, x: Value, *, dst: Value | None = None) -> Value:
         """weight x + bias for x [n_in, T], within the bounds of the layer."""
@@ -109,13 +101,23 @@ class PictureGraph:
         ranges [T, 2]: first token that each sees and the one behind the last; None: all see all. sinks [H]: as those of
         `Graph.attention`.
         """
-        n = k.shape[2]
-        if ranges is None:
-            ranges = np.tile(np.array([[0, n]]), (q.shape[2], 1))
-        open_row = np.zeros(n, np.float16)  # nothing is hidden: one row stands for all
-        mask = external(open_row.ctypes.data, open_row, F16, (n,)).view((n, q.shape[2]), (0,))
-        out = self.graph.attention(q, [k], v, (mask, self.indices(ranges)), scale=scale, flash=True, sinks=sinks)
+        mask = self._mask(k.shape[2], q.shape[2]), self._seen(ranges, k.shape[2], q.shape[2])
+        out = self.graph.attention(q, [k], v, mask, scale=scale, flash=True, sinks=sinks)
         return out.reshape(out.shape[0] * out.shape[1], out.shape[2])
+
+    def _mask(self, n: int, n_rows: int) -> Value:
+        """Nothing is hidden: one row of n cells stands for all."""
+        if n not in self._masks:
+            self._masks[n] = self._constant(np.zeros(n, np.float16), F16)
+        return self._masks[n].view((n, n_rows), (0,))
+
+    def _seen(self, ranges: NDArray[np.integer] | None, n: int, n_rows: int) -> Value:
+        """Ranges [n_rows, 2], once for all layers that have the same."""
+        key = (n, n_rows) if ranges is None else (id(ranges),)
+        if key not in self._ranges:
+            array = np.tile(np.array([[0, n]]), (n_rows, 1)) if ranges is None else ranges
+            self._ranges[key] = ranges, self.indices(array)
+        return self._ranges[key][1]
 
     def side_by_side(self, parts: Sequence[Value]) -> Value:
         """f32 [sum of their sizes, T] of parts [D, T]."""
@@ -160,77 +162,3 @@ class PictureGraph:
         for part in parts[1:]:
             total = g.add(total, part)
         return g.scale(total, 1.0 / (factor * factor)).reshape(size, across * down)
-
-
-class PicturePlan:
-    """A compiled graph of pictures of one size."""
-
-    def __init__(self, build: Callable[[PictureGraph], Value], n_elements: int, rows: int, columns: int) -> None:
-        self.patches = np.zeros((rows * columns, n_elements), np.float32)
-        b = PictureGraph(self.patches, rows, columns)
-        result = build(b)
-        self._result = result if result.is_contiguous else b.graph.copy(result, b.graph.new(*result.shape))
-        self._nodes = eliminate_dead(b.graph.nodes, {self._result.buffer})
-        self.arena = plan_arena(self._nodes, {self._result.buffer})
-        self.n_bytes = b.n_bytes
-        self._compiled: CompiledPlan | None = None
-
-    def bind(self, memory: NDArray[np.uint8]) -> None:
-        """Compiles it for an arena."""
-        self._compiled = CompiledPlan(core, self._nodes, self.arena, memory.ctypes.data)
-        start = self.arena.offsets[self._result.buffer] + self._result.offset
-        n, rows = self._result.shape[:2]
-        self.rows = memory[start : start + 4 * n * rows].view(np.float32).reshape(rows, n)
-
-    def run(self, n_threads: int) -> None:
-        """Evaluates the picture in `patches`."""
-        assert self._compiled is not None
-        self._compiled.run(1, n_threads)
-
-
-class PicturePlans:
-    """Plans by size, the last few kept, over one arena; threads take turns.
-
-    build: makes the graph of a picture, its result being f32 [n, rows]. n_elements: of a patch.
-    """
-
-    def __init__(self, build: Callable[[PictureGraph], Value], n_elements: int, n_threads: int) -> None:
-        self._build = build
-        self._n_elements = n_elements
-        self._n_threads = n_threads
-        self._plans: OrderedDict[tuple[int, int], PicturePlan] = OrderedDict()
-        self._arena = aligned_bytes(0)
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._plans)
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of what the plans hold beside the arena."""
-        return sum(plan.n_bytes for plan in self._plans.values())
-
-    def run(self, patches: NDArray[np.float32], rows: int, columns: int) -> NDArray[np.float32]:
-        """The result [rows, n] for the patches of a picture [rows * columns, n_elements]."""
-        with self._lock:
-            plan = self._plan(rows, columns)
-            plan.patches[:] = patches
-            plan.run(self._n_threads)
-            return plan.rows.copy()
-
-    def _plan(self, rows: int, columns: int) -> PicturePlan:
-        size = rows, columns
-        if size not in self._plans:
-            if rows * columns > MAX_PATCHES:
-                raise ResourceError(f"a picture of {columns} x {rows} patches; at most {MAX_PATCHES} are possible")
-            plan = PicturePlan(self._build, self._n_elements, rows, columns)
-            if plan.arena.nbytes > self._arena.nbytes:
-                check_memory(plan.arena.nbytes, f"a picture of {columns} x {rows} patches takes", "use a smaller one")
-                self._plans.clear()
-                self._arena = aligned_bytes(plan.arena.nbytes)
-            plan.bind(self._arena)
-            self._plans[size] = plan
-            while len(self._plans) > 1 and (len(self._plans) > MAX_PLANS or self.n_bytes > MAX_PLAN_BYTES):
-                self._plans.popitem(last=False)
-        self._plans.move_to_end(size)
-        return self._plans[size]

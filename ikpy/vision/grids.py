@@ -13,6 +13,11 @@ from ikpy.errors import UsageError
 Ints = NDArray[np.intp]
 F32 = np.float32
 
+MAX_PATCHES = 1 << 18
+"""Of a picture: each sees all others. More than any family wants by itself."""
+MEASURED_PATCHES = 1 << 16
+"""Of a picture that memory of a device is kept for: limits of some files are far above what anybody encodes."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -79,6 +84,14 @@ def whole_picture_size(height: int, width: int, side: int, limits: Limits) -> tu
         else:
             high = inner - 1
     return best[0] * side, best[1] * side
+
+
+def near_square(n: int, side: int) -> tuple[int, int]:
+    """Rows and columns of patches, squares of a side of them, of a picture of n squares, or of one a little larger; of
+    about MEASURED_PATCHES at most."""
+    n = max(1, min(n, MEASURED_PATCHES // side**2))
+    rows = math.isqrt(n)
+    return rows * side, -(-n // rows) * side
 
 
 # orders of patches

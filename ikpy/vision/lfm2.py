@@ -7,7 +7,7 @@ import numpy as np
 from ikpy.graph.ir import Value
 from ikpy.vision.encoder import VisionTransformer
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.grids import fitting_size
+from ikpy.vision.grids import fitting_size, near_square
 from ikpy.vision.images import Pixels
 from ikpy.vision.params import resize_method, size
 from ikpy.vision.projector import Projector, Source
@@ -45,6 +45,10 @@ class Lfm2Projector(Projector):
     @property
     def n_out(self) -> int:
         return self.mlp.n_out
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        return near_square(max(self.limits.most, TILE**2) // self.step**2, self.factor)
 
     def tiles(self, image: Pixels) -> list[str | Pixels]:
         height, width = image.shape[:2]

@@ -56,6 +56,12 @@ class MiniCPMVPictures(Projector):
         """Pixels that sides of pictures are multiples of."""
         return self.params.patch_size * self.factor
 
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Sides are rounded."""
+        side = (-(-self.params.image_size // self.step) + 1) * self.factor
+        return side, side
+
     def whole(self, image: Pixels) -> Pixels | None:
         """A picture that has no tiles in its final size; None: it has some."""
         side = self.params.image_size

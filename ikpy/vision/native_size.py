@@ -14,7 +14,7 @@ from ikpy.graph.ir import Value
 from ikpy.vision.axial import check_head_size
 from ikpy.vision.encoder import Rotate, VisionTransformer
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.grids import Ints, Limits, axial_table, fitting_size, square_order
+from ikpy.vision.grids import Ints, Limits, axial_table, fitting_size, near_square, square_order
 from ikpy.vision.images import Pixels
 from ikpy.vision.params import size
 from ikpy.vision.projector import Projector, Source
@@ -107,6 +107,14 @@ class NativeSizeProjector(Projector):
         if tokens > max(MAX_TOKENS, self.limits.most // self.square**2):
             raise UsageError(f"the picture of {width} x {height} pixels is too narrow: it would have {tokens} tokens")
         return [stretched(image, target, "bicubic") if self.stretches else padded(image, target, "bicubic")]
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Of `longest_edge`, if there is one, or of the pixels that pictures have at most."""
+        n = self.limits.most // self.square**2
+        if self.longest_edge is not None:
+            n = min(n, math.ceil(self.longest_edge / self.square) ** 2)
+        return near_square(n, self.merge)
 
     # order and positions of patches
 

@@ -11,15 +11,19 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.backends.cuda.api import MIB
+from ikpy.backends.cuda.encoder_runtime import EncoderRuntime
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.graph.ir import Value
 from ikpy.models.keys import Keys
-from ikpy.vision.graphs import PictureGraph, PicturePlans
+from ikpy.models.weights import page_dropper
+from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import Limits
 from ikpy.vision.images import Pixels
 from ikpy.vision.params import VisionParams
 from ikpy.vision.patches import cut, normalized
+from ikpy.vision.plans import PicturePlans
 from ikpy.vision.rows import MediaRows
 from ikpy.vision.weights import ProjectorWeights
 
@@ -65,7 +69,7 @@ FAMILIES = {
 class Source:
     """What a projector is made of. min_tokens, max_tokens: rows that the user wants of a picture at least and at most,
     for families whose pictures keep their proportions. has_token: whether the text model knows a special token, which
-    families ask whose projectors serve several vocabularies."""
+    families ask whose projectors serve several vocabularies. device: where pictures are encoded, None: on the CPU."""
 
     keys: Keys
     params: VisionParams
@@ -73,6 +77,7 @@ class Source:
     min_tokens: int | None = None
     max_tokens: int | None = None
     has_token: Callable[[str], bool] = lambda token: False
+    device: EncoderRuntime | None = None
 
     def limits(self, usual: tuple[int, int], side: int) -> Limits:
         """Pixels of a picture, a square of a side being a row of the text; as usual where the user says nothing."""
@@ -95,8 +100,9 @@ class Projector(ABC):
         self.path = source.keys.gguf.path
         self.n_deep = 0
         self.params = source.params
+        self._device = source.device
         self.load(source)
-        self._plans = PicturePlans(self.build, self.n_patch_elements, n_threads)
+        self._plans = PicturePlans(self.build, self.n_patch_elements, n_threads, source.device)
 
     @abstractmethod
     def load(self, source: Source) -> None:
@@ -114,6 +120,11 @@ class Projector(ABC):
     @abstractmethod
     def tiles(self, image: Pixels) -> list[str | Pixels]:
         """Pictures that are encoded one by one, in their final size, and the text around them."""
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Rows and columns of patches of the largest picture, or tile of one; narrow ones may have a few more."""
+        return self.params.grid_size, self.params.grid_size
 
     @property
     def n_patch_elements(self) -> int:
@@ -135,8 +146,34 @@ class Projector(ABC):
         patches, rows, columns = self.patches(image)
         values = self._plans.run(patches, rows, columns)
         if not np.isfinite(values).all():
-            raise FileFormatError(f"{self.path}: the rows of a picture are no numbers: the file is damaged")
+            wrong = (
+                f", or a kernel of {self._device.device.name} is wrong (--no-mmproj-offload)" if self._device else ""
+            )
+            raise FileFormatError(f"{self.path}: the rows of a picture are no numbers: the file is damaged{wrong}")
         return MediaRows(values, self.grid(rows, columns), self.both_ways)
+
+    # memory of a device
+
+    def measure(self) -> None:
+        """Counts what the weights and the largest picture take on the device, if there is one."""
+        if self._device is not None:
+            self._plans.measure(*self.largest)
+
+    @property
+    def device_bytes(self) -> dict[str, int]:
+        """Bytes that were measured of the device, by its name; nothing without one."""
+        return {} if self._device is None else {self._device.device.name: self._device.own_needs.total}
+
+    def take_memory(self, log: Callable[[str], None]) -> None:
+        """Brings the weights to the device and makes room for the largest picture, if there is a device."""
+        if self._device is None:
+            return
+        needs, name = self._device.own_needs, self._device.device.name
+        self._device.commit()
+        log(f"vision: {name:>10} buffer size = {needs.weight_bytes / MIB:8.2f} MiB")
+        log(f"vision: {name:>10} compute buffer size = {needs.compute_bytes / MIB:8.2f} MiB")
+
+    # pictures
 
     def encode(self, image: Pixels) -> list[str | MediaRows]:
         """Rows of a picture uint8 [h, w, 3] and the text between them, in order.
@@ -157,23 +194,30 @@ def open_projector(
     min_tokens: int | None = None,
     max_tokens: int | None = None,
     has_token: Callable[[str], bool] = lambda token: False,
+    device: EncoderRuntime | None = None,
 ) -> Projector:
     """The projector of a file, for a text model of n_embd.
 
-    The other arguments are those of `Source`. Raises FileFormatError, UnsupportedError or UsageError with one line.
+    The other arguments are those of `Source`. What it takes of a device is measured; it is taken by `take_memory`, or
+    with the first picture. Raises FileFormatError, UnsupportedError or UsageError with one line.
     """
     if min_tokens and max_tokens and min_tokens > max_tokens:
         raise UsageError(f"at least {min_tokens} and at most {max_tokens} tokens of a picture: exchange the two")
     gguf = GGUFFile.open(path)
     kind = projector_type(gguf)
     keys = Keys(gguf)
-    source = Source(keys, VisionParams.read(keys), ProjectorWeights(gguf, log), min_tokens, max_tokens, has_token)
+    weights = ProjectorWeights(gguf, log)
+    source = Source(keys, VisionParams.read(keys), weights, min_tokens, max_tokens, has_token, device)
     module, name = FAMILIES[kind].split(".")
     projector: Projector = getattr(import_module(f"ikpy.vision.{module}"), name)(source, n_threads)
     if projector.n_out != n_embd * (1 + projector.n_deep):
         made = projector.n_out // (1 + projector.n_deep)
         raise UsageError(f"{path} makes rows of {made} elements, the text model wants {n_embd}: it is another model's")
     log(f"vision: {path}: projector {kind}, {projector.params.n_layer} layers of {projector.params.n_embd}")
+    log(f"clip_ctx: CLIP using {device.device.name if device else 'CPU'} backend")
+    if device is not None:
+        device.setup.weights.uploaded = page_dropper(gguf)
+        projector.measure()
     return projector
 
 

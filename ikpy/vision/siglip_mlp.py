@@ -7,7 +7,7 @@ from ikpy.graph.ir import Value
 from ikpy.vision.embedding import FixedEmbedding
 from ikpy.vision.encoder import VisionTransformer
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.grids import Limits, fitting_size
+from ikpy.vision.grids import Limits, fitting_size, near_square
 from ikpy.vision.images import Pixels
 from ikpy.vision.params import size
 from ikpy.vision.projector import Projector, Source
@@ -35,6 +35,10 @@ class Phi4Projector(Projector):
     @property
     def n_out(self) -> int:
         return self.mlp.n_out
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        return near_square(self.limits.most // self.params.patch_size**2, 1)
 
     def tiles(self, image: Pixels) -> list[str | Pixels]:
         height, width = image.shape[:2]

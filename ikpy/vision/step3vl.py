@@ -55,6 +55,11 @@ class Step3VLProjector(Projector):
     def n_out(self) -> int:
         return self.projection.n_out
 
+    @property
+    def largest(self) -> tuple[int, int]:
+        side = max(WINDOW, self.params.image_size) // self.params.patch_size
+        return side, side
+
     def tiles(self, image: Pixels) -> list[str | Pixels]:
         image, side = self.prepared(image), self.params.image_size
         pieces: list[str | Pixels] = []
@@ -149,7 +154,7 @@ def convolution(weights: ProjectorWeights, name: str, n_in: int) -> Linear:
     weight = value_of(matrix, name)
     if weights.gguf.tensors[f"{name}.weight"].type_id == F16:
         half = matrix.astype(np.float16)
-        weight = external(half.ctypes.data, half, F16, half.shape[::-1], name)
+        weight = external(half.ctypes.data, half, F16, half.shape[::-1], name, "weight")
     return Linear(weight, weights.vector(f"{name}.bias", n_out))
 
 

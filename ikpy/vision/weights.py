@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile
-from ikpy.graph.ir import F32, Value, external
+from ikpy.graph.ir import F32, Role, Value, external
 from ikpy.models.weights import WeightSource, same_shape
 from ikpy.quants import dequantize
 
 
-def value_of(array: NDArray[np.float32], name: str = "") -> Value:
+def value_of(array: NDArray[np.float32], name: str = "", role: Role = "weight") -> Value:
     """A graph value over a float32 array, which it keeps; its shape in ggml order."""
     array = np.ascontiguousarray(array, np.float32)
-    return external(array.ctypes.data, array, F32, array.shape[::-1], name)
+    return external(array.ctypes.data, array, F32, array.shape[::-1], name, role)
 
 
 Bounds = tuple[float, float]

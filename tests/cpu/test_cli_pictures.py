@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from ikpy import LLM
+from ikpy.backends.cuda import devices
 from ikpy.cli import main
 from ikpy.errors import FileFormatError, IkpyError, UsageError
 from tests.picture_models import IMAGE, N_ROWS, data_uri, png, write_projector, write_text
@@ -60,6 +61,16 @@ def user(*parts: Any) -> list[dict[str, Any]]:
 def said(out: str) -> str:
     """The answer behind the message that is repeated."""
     return out.split("\n", 2)[2].removesuffix("\n")
+
+
+def test_machines_without_gpus(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One command line serves them too."""
+    monkeypatch.setattr(devices, "_open", lambda *_: ([], "there is no CUDA GPU"))
+    want = cli("--image", "1.png", "-p", "describe")[1]
+    for arguments in (("-mmdev", "CUDA0"), ("--mmproj-offload",), ("--no-mmproj-offload",)):
+        status, out, err = cli("--image", "1.png", "-p", "describe", *arguments)
+        assert (status, out) == (0, want)
+        assert ("no effect" in err) == (arguments[0] != "--no-mmproj-offload")
 
 
 def test_one_message(cli, llm: LLM, files: Path) -> None:

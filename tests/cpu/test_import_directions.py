@@ -32,7 +32,7 @@ ALLOWED = {
     "graph": "errors quants",
     "backends": "errors file_locks held_interrupts threads _native gguf graph quants",
     "models": "errors threads machine_memory _native gguf graph quants",
-    "vision": "errors machine_memory _native gguf graph models quants",
+    "vision": "errors machine_memory _native backends gguf graph models quants",
     "engine": "errors held_interrupts threads machine_memory numa _native backends gguf graph models quants",
     "convert": "errors threads _native gguf models quants vocab",
     "tools": "errors file_locks held_interrupts threads _native backends engine gguf graph models quants vision vocab",

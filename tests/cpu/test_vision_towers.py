@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ikpy.errors import FileFormatError, IkpyError, UsageError
-from ikpy.vision import graphs
+from ikpy.vision import plans
 from ikpy.vision.grids import Limits, axial_table, fitting_size, ranges_of, resampled, square_order, window_order
 from ikpy.vision.kimi import GLM_WORDS
 from ikpy.vision.native_size import NativeSizeProjector
@@ -304,7 +304,7 @@ def test_plans_of_large_pictures_are_not_kept(tmp_path: Path, monkeypatch: pytes
     found = rows_of(opened.encode(tower.picture(8, 8))).values
     one = opened._plans.n_bytes
     assert one > 64 * (108 + 60) * 4  # patches and positions
-    monkeypatch.setattr(graphs, "MAX_PLAN_BYTES", 2 * one)
+    monkeypatch.setattr(plans, "MAX_PLAN_BYTES", 2 * one)
     for n, kept in ((6, 2), (10, 1), (8, 1)):
         rows = rows_of(opened.encode(tower.picture(n, n))).values
         assert len(opened._plans) == kept

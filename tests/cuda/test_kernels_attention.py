@@ -70,7 +70,7 @@ def grouped(n: int, n_tokens: int, type_name: str = "f16", n_cells: int = 96, **
 
 
 @pytest.mark.parametrize("n_tokens", [1, 25])
-@pytest.mark.parametrize("n", [64, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("n", [64, 72, 80, 88, 96, 112, 128, 256])
 def test_head_sizes(n: int, n_tokens: int) -> None:
     case = grouped(n, n_tokens)
     assert case.kernel() == f"flash{16 if n_tokens == 1 else 64}_{n}_{n}"

@@ -249,8 +249,8 @@ def test_growth_that_fails_leaves_a_context_that_works(monkeypatch: pytest.Monke
         state = context.devices.states["CUDA0"]
         plain = type(context.devices).measure
 
-        def measure(self: Any, graph: Any) -> None:
-            plain(self, graph)
+        def measure(self: Any, graph: Any, inputs: int) -> None:
+            plain(self, graph, inputs)
             self.needs["CUDA0"].arena = 1 << 40
 
         monkeypatch.setattr(type(context.devices), "measure", measure)

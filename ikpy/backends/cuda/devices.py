@@ -6,7 +6,7 @@ IKPY_CUDA_EMULATE=N emulates N devices in host memory (for tests), each of IKPY_
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 
@@ -16,6 +16,8 @@ from ikpy.graph.placement import DeviceParams, PlacementParams
 
 EMULATE = "IKPY_CUDA_EMULATE"
 EMULATED_MIB = "IKPY_CUDA_EMULATE_MIB"
+ENCODER_DEVICE = "MTMD_BACKEND_DEVICE"
+NO_DEVICE = ("none", "cpu")
 # A wheel that was built here before is in the cache of pip; a release of numpy is none of this.
 REINSTALL = "build PyCUDA again: pip install --force-reinstall --no-deps --no-cache-dir --no-binary pycuda pycuda"
 NO_PYCUDA = "PyCUDA is not installed (pip install pycuda)"
@@ -68,13 +70,44 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
+def encoder_device(
+    placement: PlacementParams,
+    params: DeviceParams,
+    *,
+    offload: bool | None = None,
+    name: str | None = None,
+    log: Callable[[str], None] = lambda _: None,
+) -> Device | None:
+    """The device of an encoder beside a model, None: the CPU.
+
+    The main one of the model's devices, if it has any (offload None) or there are any (True). name, or the variable
+    MTMD_BACKEND_DEVICE: another one, "none" or "CPU" for none. Raises UsageError for a name that does not exist.
+    """
+    if offload is False:
+        return None
+    if name is not None:
+        return None if name.lower() in NO_DEVICE else selected([name.upper()], "--mmproj-device")[0]
+    if wanted := os.environ.get(ENCODER_DEVICE):
+        if wanted.lower() in NO_DEVICE:
+            return None
+        try:
+            return selected([wanted.upper()])[0]
+        except UsageError:
+            log(f"warning: {ENCODER_DEVICE}={wanted}: no such device; pictures are encoded on the usual one")
+    found = selected(params.names) if offload else wanted_devices(placement, params)
+    if not found:
+        return None
+    return found[placement.main_gpu] if placement.main_gpu < len(found) else found[0]
+
+
 def wanted_devices(placement: PlacementParams, params: DeviceParams) -> list[Device]:
     """Devices for a model: none with -ngl 0. Raises UsageError for names of devices that do not exist."""
     return [] if placement.n_gpu_layers == 0 else selected(params.names)
 
 
-def selected(names: Sequence[str] | None) -> list[Device]:
-    """Devices by name in the given order, all for None. Raises UsageError for a name that does not exist, or twice."""
+def selected(names: Sequence[str] | None, option: str = "--device") -> list[Device]:
+    """Devices by name in the given order, all for None. Raises UsageError, which begins with the option, for a name
+    that does not exist, or twice."""
     devices = available()
     if names is None:
         return list(devices)
@@ -82,8 +115,8 @@ def selected(names: Sequence[str] | None) -> list[Device]:
     unknown = [name for name in names if name not in by_name]
     if unknown:
         known = ", ".join(by_name) or f"none: {why_none()}"
-        raise UsageError(f"--device {unknown[0]}: no such device (available: {known})")
+        raise UsageError(f"{option} {unknown[0]}: no such device (available: {known})")
     repeated = [name for i, name in enumerate(names) if name in names[:i]]
     if repeated:
-        raise UsageError(f"--device {repeated[0]}: the device is named twice")
+        raise UsageError(f"{option} {repeated[0]}: the device is named twice")
     return [by_name[name] for name in names]

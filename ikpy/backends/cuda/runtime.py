@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ikpy.backends.cuda.api import Device, DeviceError, DeviceMemoryError, aligned
+from ikpy.backends.cuda.inputs import Block, ContextInputs, InputMemory, Inputs, input_bytes
 from ikpy.backends.cuda.plan import HybridPlan, Told
 from ikpy.backends.cuda.setup import DeviceSetup
 from ikpy.backends.cuda.staging import pinned_or_pageable
-from ikpy.backends.cuda.state import Block, DeviceState, Inputs, input_bytes
+from ikpy.backends.cuda.state import DeviceState
 from ikpy.backends.cuda.state_memory import DeviceStates
 from ikpy.graph.assign import Assignment, DeviceRules, Step, assign, read, written
 from ikpy.graph.divide import Divider
@@ -198,10 +199,11 @@ class DeviceRuntime:
 
     # memory
 
-    def measure(self, graph: SplitGraph) -> None:
-        """Adds the memory that a graph needs; commit() makes room for all that was measured."""
+    def measure(self, graph: SplitGraph, inputs: int = 0) -> None:
+        """Adds the memory that a graph needs, and that its inputs do; commit() makes room for all that was measured."""
         for name in graph.devices:
             needs, steps = self.needs[name], graph.steps(name)
+            needs.inputs = max(needs.inputs, inputs)
             resident, slot_bytes = _weights(steps)
             needs.weights.update((b.name, b) for b in resident)
             needs.arena = max(needs.arena, graph.arenas[name].nbytes)
@@ -238,13 +240,13 @@ class DeviceRuntime:
                 state.upload_weights(list(self.needs[name].weights.values()), self.needs[name].slot, held)
         return moved
 
-    def grow(self, graph: SplitGraph) -> bool:
+    def grow(self, graph: SplitGraph, inputs: int = 0) -> bool:
         """Makes room for a graph of a shape that was not measured; True if compiled plans became invalid.
 
         After a DeviceError they are invalid as well, and what was measured before still has its room.
         """
         before = {name: replace(needs, weights=dict(needs.weights)) for name, needs in self.needs.items()}
-        self.measure(graph)
+        self.measure(graph, inputs)
         try:
             return self.commit()
         except DeviceError:
@@ -256,7 +258,7 @@ class DeviceRuntime:
         wanted: list[tuple[Block, int]] = []
         for name, state in self.states.items():
             needs = self.needs[name]
-            wanted += [(state.arena, needs.arena), (state.scratch, needs.scratch)]
+            wanted += [(state.inputs.block, needs.inputs), (state.arena, needs.arena), (state.scratch, needs.scratch)]
             wanted += [(slot.block, needs.slot) for slot in state.slots]
         grown = [(block, nbytes) for block, nbytes in wanted if nbytes > block.nbytes]
         if grown:
@@ -270,6 +272,15 @@ class DeviceRuntime:
         for state in self.states.values():
             state.drain()
 
+    def _remedy(self, device: Device) -> str:
+        """What helps where a device has too little memory."""
+        remedy = (
+            "offload fewer layers (-ngl), keep more experts on the CPU (-ncmoe), use a smaller -c or -ub, or let --fit "
+            "choose"
+        )
+        taken = self.setup.taken.get(device.name, 0)
+        return f"{remedy}; the projector has {taken / MIB:.0f} MiB there (--no-mmproj-offload)" if taken else remedy
+
     def _make_states(self) -> None:
         for device in self.setup.devices:
             needs = self.needs[device.name]
@@ -281,13 +292,18 @@ class DeviceRuntime:
                 parts = ", ".join(f"{name} {nbytes / MIB:.0f}" for name, nbytes in sizes.items())
                 raise DeviceMemoryError(
                     f"{device.name}: failed to allocate buffer: {wanted / MIB:.0f} MiB are needed ({parts}), "
-                    f"{free / MIB:.0f} MiB are free; offload fewer layers (-ngl), keep more experts on the CPU "
-                    "(-ncmoe), use a smaller -c or -ub, or let --fit choose"
+                    f"{free / MIB:.0f} MiB are free; {self._remedy(device)}"
                 )
         for device in self.setup.devices:
-            self.states[device.name] = state = DeviceState(device, self.setup.weights, self._inputs, self._log)
+            self.states[device.name] = state = DeviceState(
+                device, self.setup.weights, self.input_memory(device), self._log
+            )
             state.add_caches(self._on(device, self._caches), mirrored=True, copies=self._copies())
             state.add_caches(self._on(device, self._states), mirrored=False)
+
+    def input_memory(self, device: Device) -> InputMemory:
+        """Memory for the inputs on a device."""
+        return ContextInputs(device, self._inputs, self._log)
 
     def host_memory(self, nbytes: int) -> np.ndarray:
         """Host memory uint8 [nbytes] that is copied without delay, at a multiple of 64; what it replaces may go."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ikpy.backends.cuda.api import Device
@@ -14,30 +14,46 @@ from ikpy.graph.placement import Device as PlacementDevice
 
 @dataclass
 class DeviceSetup:
-    """A model's devices, the placement of its tensors, and how the devices are used."""
+    """A model's devices, the placement of its tensors, and how the devices are used. taken: bytes of devices that the
+    projector of pictures has."""
 
     devices: Sequence[Device]
     placement: Placement
     kernels: Kernels
     params: DeviceParams
     weights: WeightStore = field(default_factory=WeightStore)
+    taken: Mapping[str, int] = field(default_factory=dict)
 
 
 def placement_devices(devices: Sequence[Device], params: PlacementParams) -> tuple[PlacementDevice, ...]:
     """Devices as the placement sees them; their memory is looked at where it decides how layers are divided."""
     divided = len(devices) > 1 and params.split_mode != "none" and not any(params.tensor_split)
-    return tuple(PlacementDevice(device.name, device.memory_estimate().free if divided else 1) for device in devices)
+    taken = dict(params.taken)
+
+    def free(device: Device) -> int:
+        return max(1, device.memory_estimate().free - taken.get(device.name, 0))
+
+    return tuple(PlacementDevice(device.name, free(device) if divided else 1) for device in devices)
 
 
-def device_setup(devices: Sequence[Device], where: Placement, params: DeviceParams) -> DeviceSetup | None:
-    """The devices that hold anything or have layers; None if everything is on the CPU.
+def device_setup(
+    devices: Sequence[Device], where: Placement, params: DeviceParams, taken: Mapping[str, int]
+) -> DeviceSetup | None:
+    """The devices that hold anything or have layers; None if everything is on the CPU. taken: as of DeviceSetup.
 
     A device whose layers' tensors are all in host memory (-ot, -nkvo) still multiplies their large batches.
     """
     shared = {part.device for division in where.divisions.values() for part in division.parts}
     used = {*where.tensors.values(), *where.caches, *where.layers, where.output, *shared} - {CPU}
     chosen = [device for device in devices if device.name in used]
-    return DeviceSetup(chosen, where, default_kernels(chosen, params), params) if chosen else None
+    if not chosen:
+        return None
+    return DeviceSetup(chosen, where, default_kernels(chosen, params), params, taken=taken)
+
+
+def encoder_setup(device: Device, params: DeviceParams) -> DeviceSetup:
+    """A device that holds all of an encoder."""
+    return DeviceSetup([device], Placement({}, (), (), device.name), default_kernels([device], params), params)
 
 
 def default_kernels(devices: Sequence[Device], params: DeviceParams) -> Kernels:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -11,38 +10,13 @@ import numpy as np
 
 from ikpy.backends.cuda import staging
 from ikpy.backends.cuda.api import Device, DeviceError, Event, LaunchLike, aligned
+from ikpy.backends.cuda.inputs import Block, InputMemory
 from ikpy.backends.cuda.memory import WeightStore, fill_host, host_parts
-from ikpy.backends.cuda.staging import Log, Part, StagingRing, pinned_or_pageable
+from ikpy.backends.cuda.staging import Log, Part, StagingRing
 from ikpy.backends.cuda.state_memory import DeviceStates
 from ikpy.graph.ir import Buffer, Node, Value
 from ikpy.graph.planner import Arena
 from ikpy.held_interrupts import Held
-
-# Room for run-time scalars in front of the inputs; the first one is n_kv.
-RUNTIME_BYTES = 256
-
-
-@dataclass
-class Inputs:
-    """Arrays of a context that graphs read.
-
-    batch: written before every run. cells, windows: positions and sequences of the cache cells, of which few change;
-    a run looks at the first n_kv entries of those in cells, and at all of windows.
-    """
-
-    batch: Sequence[np.ndarray] = field(default_factory=list)
-    cells: Sequence[np.ndarray] = field(default_factory=list)
-    windows: Sequence[np.ndarray] = field(default_factory=list)
-
-    @property
-    def arrays(self) -> list[np.ndarray]:
-        """All of them."""
-        return [*self.batch, *self.cells, *self.windows]
-
-
-def input_bytes(inputs: Inputs) -> int:
-    """Bytes of the run-time scalars and the inputs on a device."""
-    return RUNTIME_BYTES + sum(aligned(array.nbytes) for array in inputs.arrays)
 
 
 class AddressOf(Protocol):
@@ -76,38 +50,6 @@ class Kernels(Protocol):
         """Bytes of the activations that an act_prepare node makes on a device."""
 
 
-class Block:
-    """Device memory that grows when more is asked for; its address changes then."""
-
-    def __init__(self, device: Device, purpose: str) -> None:
-        self._device, self._purpose = device, purpose
-        self.nbytes = 0
-        self.address = 0
-
-    def reserve(self, nbytes: int) -> bool:
-        """Makes room; True if the address changed. After a DeviceError it may have changed too, with the old size."""
-        if nbytes <= self.nbytes:
-            return False
-        before = self.nbytes
-        self.release()
-        try:
-            self._take(nbytes)
-        except DeviceError:
-            self._take(before)
-            raise
-        return True
-
-    def _take(self, nbytes: int) -> None:
-        if nbytes:
-            self.address, self.nbytes = self._device.alloc(nbytes, self._purpose), nbytes
-
-    def release(self) -> None:
-        """Gives the memory back."""
-        if self.nbytes:
-            self._device.release(self.address)
-        self.nbytes = self.address = 0
-
-
 class WeightSlot:
     """Memory for weights that are uploaded for one node. ready: the copy is done; free: the node is done."""
 
@@ -120,7 +62,7 @@ class WeightSlot:
 class DeviceState:
     """Memory and streams of a context on one device."""
 
-    def __init__(self, device: Device, weights: WeightStore, inputs: Inputs, log: Log) -> None:
+    def __init__(self, device: Device, weights: WeightStore, inputs: InputMemory, log: Log) -> None:
         self.device = device
         self.weights = weights
         self._log = log
@@ -139,7 +81,7 @@ class DeviceState:
         self._caches: dict[str, tuple[int, Buffer]] = {}
         self._mirrored: list[str] = []
         self._copies: set[str] = set()
-        self._make_inputs(inputs)
+        self.inputs = inputs
 
     def go_without_graphs(self, reason: DeviceError) -> None:
         """From now on kernels are launched one by one."""
@@ -148,54 +90,14 @@ class DeviceState:
 
     # inputs
 
-    def _make_inputs(self, inputs: Inputs) -> None:
-        """One block: run-time scalars, the inputs of a batch, and behind them the arrays of the cells."""
-        self._inputs = inputs
-        self._offsets: dict[int, int] = {}
-        end = RUNTIME_BYTES
-        for array in inputs.arrays:
-            self._offsets[array.ctypes.data] = end
-            end += aligned(array.nbytes)
-        self._batch_bytes = input_bytes(Inputs(inputs.batch))
-        self._staging = pinned_or_pageable(self.device, end, self._log)
-        self.runtime = self.device.alloc(end, "inputs")
-        # Cells that no context has make the first comparison, of all cells, find all of them changed.
-        self._staging[:] = 0x80
-        self._reach = max(map(len, inputs.cells))
-
-    def _staged(self, array: np.ndarray) -> tuple[int, np.ndarray]:
-        start = self._offsets[array.ctypes.data]
-        return start, self._staging[start : start + array.nbytes]
+    @property
+    def runtime(self) -> int:
+        """Address of the run-time scalars."""
+        return self.inputs.block.address
 
     def upload_inputs(self, n_kv: int) -> None:
-        """Starts the copy of the run-time scalars, of the batch, and of the cells that changed.
-
-        Cells behind n_kv are empty, on the device too, where they may have been in use: some ops look at all.
-        """
-        # Earlier copies read the staging memory, and those of the last run read host buffers that this run fills.
-        self.uploaded.synchronize()
-        self._staging[:8].view(np.int64)[0] = n_kv
-        for array in self._inputs.batch:
-            self._staged(array)[1][:] = array.view(np.uint8)
-        for array in self._inputs.cells:
-            self._upload_changes(array, max(n_kv, self._reach))
-        self._reach = n_kv
-        for array in self._inputs.windows:
-            self._upload_changes(array, len(array))
-        self.stream.upload(self.runtime, self._staging[: self._batch_bytes])
-        self.stream.record(self.uploaded)
-
-    def _upload_changes(self, array: np.ndarray, n: int) -> None:
-        """Of the first n entries, an even number."""
-        start, known = self._staged(array)
-        current = array[:n].view(np.uint8)
-        known = known[: len(current)]
-        changed = np.flatnonzero(known.view(np.int64) != current.view(np.int64))
-        if not len(changed):
-            return
-        first, last = int(changed[0]) * 8, int(changed[-1]) * 8 + 8
-        known[first:last] = current[first:last]
-        self.stream.upload(self.runtime + start + first, known[first:last])
+        """Starts the copy of the run-time scalars and the inputs."""
+        self.inputs.upload(self.stream, n_kv, self.uploaded)
 
     def set_directions(self, directions: np.ndarray) -> None:
         """Copies control vectors, which change so rarely that they are no part of the inputs of a run."""
@@ -259,8 +161,8 @@ class DeviceState:
             return self.weights.address(self.device, buffer)
         elif buffer.role == "cache" and buffer.name in self._caches:
             return self._caches[buffer.name][0]
-        elif buffer.role == "input" and buffer.address in self._offsets:
-            return self.runtime + self._offsets[buffer.address]
+        elif buffer.role == "input" and (offset := self.inputs.offset(buffer)) is not None:
+            return self.runtime + offset
         elif self._steering is not None and buffer.address == self._steering.ctypes.data:
             return self._directions.address
         raise DeviceError(f"{self.device.name}: {buffer.role} {buffer.name} is not on the device")
@@ -303,9 +205,9 @@ class DeviceState:
     def release(self) -> None:
         """Gives all memory of the context back."""
         self.drain()
-        for block in (self.arena, self.scratch, self._directions, *(slot.block for slot in self.slots)):
+        blocks = self.arena, self.scratch, self._directions, self.inputs.block
+        for block in (*blocks, *(slot.block for slot in self.slots)):
             block.release()
         for address, _ in self._caches.values():
             self.device.release(address)
         self._caches.clear()
-        self.device.release(self.runtime)

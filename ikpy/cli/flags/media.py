@@ -1,11 +1,10 @@
 """Options of pictures."""
 
 from ikpy.cli import values
-from ikpy.cli.options import FLAG, OFF, PATH, TEXT, Kind, always, ignored, option, refused
+from ikpy.cli.options import FLAG, NO_GPU, OFF, PATH, TEXT, Kind, ignored, option, refused
 
 SC = "SC"
 NO_AUDIO = "audio and video are not supported, only pictures"
-ON_CPU = "pictures are encoded on the CPU"
 ROWS = Kind("N", values.bounded(1))
 
 MULTIMODAL_ROWS = (
@@ -27,9 +26,25 @@ MULTIMODAL_ROWS = (
         env="LLAMA_ARG_MMPROJ_AUTO",
     ),
     option("--no-mmproj --no-mmproj-auto", OFF, "media.use_projector", "no projector", SC),
-    ignored("--mmproj-offload", ON_CPU, "projector on the GPU", SC),
-    always("--no-mmproj-offload", "projector in host memory", SC),
-    ignored("-mmdev --mmproj-device", ON_CPU, "device of the projector", SC, TEXT, quiet="none"),
+    option(
+        "--mmproj-offload",
+        FLAG,
+        "media.offload",
+        "encode pictures on the first GPU, or that of -mg; default: where GPUs are used",
+        SC,
+        reason=NO_GPU,
+        env="LLAMA_ARG_MMPROJ_OFFLOAD",
+    ),
+    option("--no-mmproj-offload", OFF, "media.offload", "encode pictures on the CPU", SC),
+    option(
+        "-mmdev --mmproj-device",
+        Kind("CUDA0|none"),
+        "media.device",
+        "GPU that encodes pictures, none for the CPU",
+        SC,
+        reason=NO_GPU,
+        quiet="none",
+    ),
     option(
         "--image",
         Kind("FILE", values.to_list, many=True),

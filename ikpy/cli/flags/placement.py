@@ -27,7 +27,13 @@ ROWS = (
         "cache and the output matrix; row, attn and tensor are read as layer",
         reason=NO_GPU,
     ),
-    option("-mg --main-gpu", COUNT, "model.main_gpu", "device that holds everything with -sm none", reason=NO_GPU),
+    option(
+        "-mg --main-gpu",
+        COUNT,
+        "model.main_gpu",
+        "device that holds everything with -sm none, and encodes pictures",
+        reason=NO_GPU,
+    ),
     option(
         "-ts --tensor-split",
         WEIGHT,

@@ -7,13 +7,13 @@ namespace {
 constexpr int kWarps = 4;
 }
 
-// One block per (head, token). Warps take cells in turn; lanes share a head. Dynamic shared memory: the query
+// One block per (token, head). Warps take cells in turn; lanes share a head. Dynamic shared memory: the query
 // [dk], then per warp sums [dv]; f32.
 IKPY_KERNEL __launch_bounds__(128) attention_any(Attention a) {
     IKPY_DYNAMIC_SHARED(memory);
     __shared__ float maxima[kWarps], denominators[kWarps];
     auto* q = reinterpret_cast<float*>(memory);
-    const int head = blockIdx.x, token = blockIdx.y, d0 = a.k.ne[0], d1 = a.k1.data ? a.k1.ne[0] : 0;
+    const int token = blockIdx.x, head = blockIdx.y, d0 = a.k.ne[0], d1 = a.k1.data ? a.k1.ne[0] : 0;
     const int dk = d0 + d1, dv = a.v.ne[0], lane = lane_id(), warp = warp_id();
     float* sums = q + dk + warp * dv;
     const float* query = a.q.row<const float>(head, token);

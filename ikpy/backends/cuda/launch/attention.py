@@ -54,7 +54,9 @@ class _Operands:
 # block on a multiprocessor with 100 KiB of shared memory, and by their registers for two, not three, on a larger one.
 _FLASH = {
     (64, 64): (64, (64, 64), (128, 128)),
+    (72, 72): (64, (64, 64), (128, 128)),
     (80, 80): (64, (64, 64), (128, 128)),
+    (88, 88): (64, (64, 64), (128, 128)),
     (96, 96): (64, (64, 64), (128, 128)),
     (112, 112): (64, (64, 32), (128, 128)),
     (128, 128): (64, (64, 32), (128, 128)),
@@ -172,7 +174,7 @@ def _launches(c: OpContext, operands: _Operands, op: Node, work: int) -> list[La
     if flash is None:
         shared = 4 * (q.shape[0] + 4 * v.shape[0])
         args = [operands.pack(c, 0, 1)]
-        return [Launch("attention_any", (q.shape[1], q.shape[2], 1), (128, 1, 1), shared, args)]
+        return [Launch("attention_any", (q.shape[2], q.shape[1], 1), (128, 1, 1), shared, args)]
     struct_bytes = operands.pack(c, work if flash.n_parts > 1 else 0, flash.n_parts)
     grid = (flash.row_tiles, flash.kv_heads, flash.n_parts)
     args = [struct_bytes, i32(max(flash.v_column, 0))]

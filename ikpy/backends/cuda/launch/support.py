@@ -74,8 +74,6 @@ def _check_attention(op: Node) -> str | None:
             return f"cache type {value.type_name} has no CUDA attention kernel"
     if q.shape[0] > 1024 or v.shape[0] > 1024:
         return f"head size {max(q.shape[0], v.shape[0])} is above 1024"
-    if q.shape[2] > MAX_GRID_YZ:
-        return f"{q.shape[2]} tokens at once are above {MAX_GRID_YZ}"
     return None
 
 

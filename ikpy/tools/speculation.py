@@ -100,9 +100,9 @@ def _head_maker(
     if model is None:
         raise UsageError("--spec-type mtp needs the model itself")
     own = replace(draft_params, embeddings=True, token_states=False, n_kept_states=0, adapters=())
-    context = Context(model.prediction_head(), own, log=log)
-    n_ctx = context.n_ctx // own.n_seq_max
-    return lambda seq_id: HeadDraft(context, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
+    contexts = [Context(head, own, log=log) for head in model.prediction_heads()]
+    n_ctx = contexts[0].n_ctx // own.n_seq_max
+    return lambda seq_id: HeadDraft(*contexts, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
 
 
 def _corpus(path: str, vocab: Vocab) -> SuffixAutomaton:

@@ -225,7 +225,7 @@ def head_entries(server: Server) -> set[int]:
     assert slot.speculator is not None
     (drafter,) = slot.speculator.drafters
     assert isinstance(drafter, HeadDraft)
-    return server.engine.call(lambda: set(drafter._context.kv.pos.tolist()) - {-1}).result()
+    return server.engine.call(lambda: set(drafter._contexts[0].kv.pos.tolist()) - {-1}).result()
 
 
 def test_prediction_heads_know_restored_texts(

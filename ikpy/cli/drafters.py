@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ikpy.cli.params import CommonParams
@@ -34,11 +35,12 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
     settings = speculative_params(session.params)
     if settings.n_min > settings.n_max:
         session.log([f"warning: no drafts: --draft-min {settings.n_min} is above --draft-max {settings.n_max}"])
+    media = session.pictures.store if session.pictures is not None else None
     found = make_speculation(
         settings,
         session.vocab,
         files,
-        draft_params=session.params.context_params(**changes),
+        draft_params=replace(session.params.context_params(**changes), media=media),
         model=session.model,
         log=lambda line: session.log([line]),
     )

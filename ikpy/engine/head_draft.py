@@ -53,6 +53,7 @@ class HeadDraft(Drafter):
     def __init__(self, *contexts: Context, p_min: float, n_ctx: int, seq_id: int = 0) -> None:
         self._contexts, self._p_min, self._n_ctx, self._seq_id = contexts, p_min, n_ctx, seq_id
         self._n_batch = min(context.n_batch for context in contexts)
+        self._media = contexts[0].params.media
         self._text: list[int] = []
         self._oldest = 0
         """First entry that has not been dropped for lack of cells."""
@@ -72,7 +73,9 @@ class HeadDraft(Drafter):
             self._catch_up()
             self._states, self._next = [], start
         self._states += list(states)
-        if len(self._states) > self._n_batch:
+        # Rows of pictures may not be kept for long.
+        has_rows = self._media is not None and self._media.has_media(text[start:])
+        if has_rows or len(self._states) > self._n_batch:
             self._catch_up()
 
     def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
@@ -183,17 +186,17 @@ class HeadDraft(Drafter):
         n = min(len(self._states), len(self._text) - 1 - self._next)
         logits = None
         while n > 0:
-            step = min(n, self._n_batch, self._n_ctx // 4)
-            end = self._next + step
+            left, step = self._text[self._next + 1 : self._next + 1 + n], min(n, self._n_batch, self._n_ctx // 4)
+            step = step if self._media is None else self._media.cut(left, step)
+            end, tokens, turn = self._next + step, left[:step], self._turn(self._next)
             self._make_room(end + n_drafted)
-            tokens = self._text[self._next + 1 : end + 1]
             states = np.array(self._states[:step])
             first, *others = self._contexts
             with held_back():  # entries that are not known to be there would be made twice
                 for context in others:
-                    context.decode(Batch.single(tokens, self._next, self._seq_id, "none"), states, copy=False)
+                    context.decode(Batch.single(tokens, self._next, self._seq_id, "none", turn), states, copy=False)
                 wanted = "last" if n_drafted and step == n else "none"
-                logits = first.decode(Batch.single(tokens, self._next, self._seq_id, wanted), states, copy=False)
+                logits = first.decode(Batch.single(tokens, self._next, self._seq_id, wanted, turn), states, copy=False)
                 del self._states[:step]
                 self._next = end
             n -= step
@@ -210,10 +213,16 @@ class HeadDraft(Drafter):
 
         ``read``: those that were made before it for this draft.
         """
-        n = len(found)
+        n, turn = len(found), self._turn(end)
         made = self._contexts[(n - 1) % len(self._contexts)].embeddings
         assert made is not None
         if len(self._contexts) == 1:
-            return self._contexts[0].decode(Batch.one(found[-1], end + n - 1, self._seq_id), made[-1:], copy=False)[-1]
+            batch = Batch.one(found[-1], end + n - 1, self._seq_id, turn)
+            return self._contexts[0].decode(batch, made[-1:], copy=False)[-1]
         read.append(made[-1])
-        return self._contexts[n].decode(Batch.single(found, end, self._seq_id), np.array(read), copy=False)[-1]
+        batch = Batch.single(found, end, self._seq_id, "last", turn)
+        return self._contexts[n].decode(batch, np.array(read), copy=False)[-1]
+
+    def _turn(self, entry: int) -> int:
+        """Rotation position minus position of an entry: it has the place of its token."""
+        return 0 if self._media is None else self._media.turn(self._text[: entry + 1])

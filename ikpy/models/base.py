@@ -321,7 +321,7 @@ class Decoder(Architecture):
         x = self.embed(b)
         for il in range(self.hp.n_layer):
             x = b.steer(il, self.layer(b, il, x))
-            if il < self.n_deep:
+            if il < self.n_deep and not self.reads_states:
                 x = b.with_deep_rows(il, x)
         if b.keeps_states and b.n_outputs != b.n_tokens:
             b.token_states = self.states_of_all(b)

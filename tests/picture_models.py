@@ -152,7 +152,12 @@ class RandomPredictingText(RandomText):
         self.norm("output_norm", D)
         for il in range(4):
             p = f"blk.{il}"
-            for name, size in (("attn_norm", D), ("post_attention_norm", D), ("attn_q_norm", HEAD), ("attn_k_norm", HEAD)):
+            for name, size in (
+                ("attn_norm", D),
+                ("post_attention_norm", D),
+                ("attn_q_norm", HEAD),
+                ("attn_k_norm", HEAD),
+            ):
                 self.norm(f"{p}.{name}", size)
             self.attention(p, D, 4, 2, HEAD)
             self.matrix(f"{p}.attn_q", 2 * 4 * HEAD, D)

@@ -85,8 +85,7 @@ def run_session(session: Session) -> bool:
         session.log([""])  # the error's line shall not stand behind the text
         raise
     if speculator:
-        speculator.save()
-        session.log(["", *speculator.lines()])
+        session.log(["", *(f"warning: {reason}" for reason in speculator.save()), *speculator.lines()])
     session.log(["", *text_run.times.lines()] if text_run.times.n_generated else [])
     if not text_run.times.n_generated:
         session.log([""])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ikpy.errors import UsageError
+from ikpy.errors import IkpyError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,7 +130,7 @@ class Drafter:
         """Goes on with a text that `write_state` wrote. Raises OSError, FileFormatError, KVCacheFullError."""
 
     def save(self) -> None:
-        """Writes what should outlive the program."""
+        """Writes what should outlive the program. Raises IkpyError if that cannot be done."""
 
 
 @dataclass
@@ -274,10 +274,15 @@ class Speculator:
         """Bytes that `take_states` would copy."""
         return sum(drafter.state_nbytes for drafter in self.drafters)
 
-    def save(self) -> None:
-        """Lets the drafters write their files."""
+    def save(self) -> list[str]:
+        """Lets the drafters write their files; why those that could not be written were not."""
+        failures = []
         for drafter in self.drafters:
-            drafter.save()
+            try:
+                drafter.save()
+            except IkpyError as error:
+                failures.append(str(error))
+        return failures
 
     def lines(self) -> list[str]:
         """Acceptance rate and a line per drafter."""

@@ -17,8 +17,8 @@ from ikpy.models.hparams import HParams
 from ikpy.models.hyper_connections import StreamSizes
 from ikpy.models.keys import Keys
 from ikpy.models.kimi_linear import KimiLinear
-from ikpy.models.prediction import from_layer
 from ikpy.models.pooled_indexer import PooledIndexer, PooledSizes, choose_pools, take_pooled_indexer
+from ikpy.models.prediction import from_layer
 from ikpy.models.sparse_attention import Indexer
 from ikpy.models.stream_latent import StreamLatentDecoder
 from ikpy.models.weights import WeightSource
@@ -48,7 +48,9 @@ class Glm5Next(StreamLatentDecoder, KimiLinear):
         first = next((il for il in range(hp.n_layer) if hp.n_head_kv[il]), None)
         if first is not None and not self.indexer_sizes.full[first]:
             raise FileFormatError(f"{path}: layer {first} shares the choice of an indexer, and none is before it")
-        self.indexer_sizes = replace(self.indexer_sizes, full=(*self.indexer_sizes.full, *[True] * self.n_predict_layers))
+        self.indexer_sizes = replace(
+            self.indexer_sizes, full=(*self.indexer_sizes.full, *[True] * self.n_predict_layers)
+        )
         self.read_lower_bound(keys, None)
         self.limits, self.shared_limits = swiglu_clamps(keys, hp.n_layer)
         return hp

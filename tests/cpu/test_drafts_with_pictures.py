@@ -116,7 +116,9 @@ def test_drafts_are_those_of_the_definition(tmp_path: Path) -> None:
 def grown(loaded: Model, ids: list[int], store: MediaStore, speculator: Speculator | None) -> list[int]:
     """N greedy tokens behind a text."""
     reads = speculator is not None and speculator.needs_states
-    context = Context(loaded, settings(media=store, token_states=reads, n_kept_states=4 if speculator else 0, n_ubatch=16))
+    context = Context(
+        loaded, settings(media=store, token_states=reads, n_kept_states=4 if speculator else 0, n_ubatch=16)
+    )
     sequence = GrowingSequence(context, speculator=speculator, media=store)
     sampler = Sampler(SamplingParams(temperature=0.0), N_VOCAB)
     return list(islice(sequence.generate(sampler, sequence.feed(ids), frozenset()), N))

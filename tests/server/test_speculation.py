@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from ikpy.engine import ngram_cache
 from ikpy.engine.head_draft import HeadDraft
 from ikpy.errors import UsageError
 from ikpy.server.build import Server
@@ -226,6 +228,24 @@ def head_entries(server: Server) -> set[int]:
     (drafter,) = slot.speculator.drafters
     assert isinstance(drafter, HeadDraft)
     return server.engine.call(lambda: set(drafter._contexts[0].kv.pos.tolist()) - {-1}).result()
+
+
+def test_a_lookup_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line says so when the server has ended, and the statistics follow for all slots."""
+    monkeypatch.setattr(ngram_cache, "replacing", lambda path: (_ for _ in ()).throw(OSError(28, "no space")))
+    command = f"{COMMAND} --spec-type ngram-cache -lcd {tmp_path}/cache.bin"
+    server = start_server(command, tmp_path)
+    server.engine.log = ServerLog("json", log := io.StringIO(), log)
+    with ThreadPoolExecutor() as pool:
+        client = TestClient(server.app, raise_server_exceptions=False)
+        list(pool.map(lambda prompt: complete(client, prompt=prompt), PROMPTS[:2]))
+    server.engine.stop(10)
+    server.engine.finish_drafts()
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    said = [line for line in lines if line["function"] == "finish_drafts"]
+    assert [(line["level"], line["error"]) for line in said] == [
+        ("WARN", f"cannot write lookup cache '{tmp_path}/cache.bin': no space")
+    ]
 
 
 def test_prediction_heads_know_restored_texts(

@@ -280,11 +280,14 @@ class Context:
         """Evaluates a batch in micro-batches; returns logits float32 [n_outputs, n_vocab] in batch order.
 
         copy=False: the logits may be memory of the context that the next call overwrites, for who has done with them
-        by then. states: float32 [n, state size], for prediction heads: the hidden state behind the token before each one.
-        With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]; with params.token_states,
-        self.token_states holds the hidden states of all tokens, float32 [n, state size]. Raises KVCacheFullError, and
-        UsageError for tokens, positions or sequences out of range. Nothing of a batch that fails, or is interrupted,
-        stays in the cache; after an interruption window layers may lack tokens, which `kv.rewind` heeds.
+        by then. states: float32 [n, state_size], for prediction heads: the hidden state behind the token before each
+        one. With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd], of prediction heads their states
+        [n_outputs, state_size]; with params.token_states, self.token_states holds the hidden states of all tokens,
+        float32 [n, state_size].
+
+        Raises KVCacheFullError, and UsageError for tokens, positions or sequences out of range. Nothing of a batch that
+        fails, or is interrupted, stays in the cache; after an interruption window layers may lack tokens, which
+        `kv.rewind` heeds.
         """
         results = None if states is not None else self._steps.run(batch)
         if results is None:

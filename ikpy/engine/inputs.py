@@ -48,8 +48,8 @@ class MediaArrays:
 class BatchInputs(InputArrays):
     """Inputs of micro-batches of at most n tokens.
 
-    cells: the kinds of cells that tokens are stored in. states: float32 [n, state_size], for graphs that read
-    hidden states; None if that is 0. keep_slots: where states of recurrent layers are copied to, int32 [n]. media_width:
+    cells: the kinds of cells that tokens are stored in. states: float32 [n, state_size], for graphs that read hidden
+    states; None if that is 0. keep_slots: where states of recurrent layers are copied to, int32 [n]. media_width:
     elements of a picture's row, 0 without pictures; turns: whether these turn the positions of what follows.
     """
 

@@ -119,9 +119,9 @@ class PredictionLayers(Decoder):
 
     def embed(self, b: BatchGraph) -> Value:
         x = super().embed(b)
-        return x if self.prediction is None else self._joined(b, x, self.prediction)
+        return x if self.prediction is None else self.join_states(b, x, self.prediction)
 
-    def _joined(self, b: BatchGraph, x: Value, prediction: Prediction) -> Value:
+    def join_states(self, b: BatchGraph, x: Value, prediction: Prediction) -> Value:
         """Embeddings x [D, T] joined with the states: [D, T], or [D, n, T] where these are of n residual streams."""
         assert b.states is not None
         g, d, n_tokens = b.graph, self.hp.n_embd, b.n_tokens

@@ -35,9 +35,7 @@ class Predicting:
 def add_inputs(
     m: RandomModel, il: int, d: int, *, norm: str = "nextn.shared_head_norm", streams: tuple[int, ...] = ()
 ) -> None:
-    """What joins a token's embedding with a state, whose streams may have norms apart, and the norm behind the layer, if
-    it has one.
-    """
+    """What joins a token's embedding with a state, whose streams may have norms apart; the norm behind the layer."""
     m.matrix(f"blk.{il}.nextn.eh_proj", d, 2 * d)
     for name in ("nextn.enorm", *([norm] if norm else [])):
         m.norm(f"blk.{il}.{name}", d)

@@ -42,9 +42,9 @@ def model_of_pictures() -> RandomModel:
 
 def right_head(model: RandomModel) -> RandomModel:
     """Makes the next token depend on the last one alone, so that the head knows it."""
-    for name, w in model.weights.items():
+    for name in model.weights:
         if name.endswith(("attn_output", "ffn_down", "ssm_out")):
-            w *= 0.001
+            model.weights[name] *= 0.001
     p = f"blk.{delta.N_LAYER}.nextn"
     model.weights[f"{p}.eh_proj"] = np.eye(media.D, 2 * media.D, dtype=np.float32)
     model.weights[f"{p}.enorm"][:] = 1

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ikpy.cli import main
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.head_draft import HeadDraft
@@ -19,6 +20,7 @@ from ikpy.engine.sampling_params import SamplingParams
 from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.tools.generation import GrowingSequence
+from ikpy.tools.imatrix_data import ImatrixData
 from tests.cpu import definition_checks as checks
 from tests.cpu import prediction_models as models
 from tests.cpu.definition_checks import LONG, TOKENS
@@ -237,3 +239,36 @@ def test_norms_behind_a_layer(tmp_path: Path) -> None:
         found.append(Context(head, settings()).decode(Batch.single(TOKENS), states))
     assert np.abs(found[1] - found[0]).max() > 0.01
     np.testing.assert_allclose(found[2], 2 * found[1], rtol=1e-5)
+
+
+def test_importance_and_quantization(tmp_path: Path) -> None:
+    """`ikpy imatrix --mtp` knows every matrix of the layers, and quantized files keep them all."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"word{token}" for token in np.random.default_rng(3).integers(4, N_VOCAB, 1200)))
+    small = models.qwen4.Sizes(rank=32, row=32)
+    for name, make in (("a", lambda: models.qwen4exp(n=small)), ("b", models.deepseek4), ("c", models.glm5_next)):
+        predicting = make()
+        path, out = predicting.model.write(tmp_path / f"{name}.gguf"), tmp_path / f"{name}.imatrix.gguf"
+        line = ["imatrix", "-m", str(path), "-f", str(text), "-o", str(out), "-c", "256", "-t", "2", "--no-ppl"]
+        prefix = f"blk.{predicting.n_layer}."
+        known = []
+        for more in ([], ["--mtp"]):
+            assert main([*line, *more]) == 0
+            data = ImatrixData()
+            data.load(str(out))
+            known.append({key for key in data.loaded if key.startswith(prefix)})
+        assert not known[0]
+        loaded = Model.load(path)
+        matrices = {key for key, info in loaded.gguf.tensors.items() if key.startswith(prefix) and len(info.shape) > 1}
+        apart = {key for key in matrices if "_gate_exps" in key or key.endswith(("_ape.weight", "hnorm.weight"))}
+        assert known[1] >= matrices - apart, sorted(matrices - apart - known[1])
+        assert main(["quantize", "--imatrix", str(out), str(path), str(tmp_path / "q.gguf"), "Q8_0"]) == 0
+        quantized = Model.load(tmp_path / "q.gguf")
+        assert quantized.gguf.tensors.keys() == loaded.gguf.tensors.keys()
+        assert quantized.gguf.tensors[f"{prefix}nextn.eh_proj.weight"].type_id == 8
+        states = random_states(loaded, len(TOKENS))
+        found = [
+            Context(m.prediction_head(), settings()).decode(Batch.single(TOKENS, logits="all"), states)
+            for m in (loaded, quantized)
+        ]
+        assert np.median(np.abs(found[0] - found[1]).max(axis=1)) < 0.25 * np.abs(found[0]).max()

@@ -19,7 +19,9 @@ from ikpy.engine.sampling import Sampler
 from ikpy.engine.sampling_params import SamplingParams
 from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import FileFormatError, UsageError
+from ikpy.graph.activations import ActivationCollector
 from ikpy.tools.generation import GrowingSequence
+from ikpy.tools.imatrix import Run, Settings
 from ikpy.tools.imatrix_data import ImatrixData
 from tests.cpu import definition_checks as checks
 from tests.cpu import prediction_models as models
@@ -241,34 +243,62 @@ def test_norms_behind_a_layer(tmp_path: Path) -> None:
     np.testing.assert_allclose(found[2], 2 * found[1], rtol=1e-5)
 
 
+class Numbers:
+    """A tokenizer of numbers."""
+
+    bos, add_bos, add_eos = None, False, False
+
+    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        return [int(word) for word in text.split()]
+
+
+def collected(loaded: Model, folder: Path, n_ubatch: int, *, predicts: bool) -> dict[str, Any]:
+    """Statistics of two chunks by name."""
+    stored = {name: (*info.shape, 1, 1)[2] for name, info in loaded.gguf.tensors.items()}
+    collector, own = ActivationCollector(stored), ActivationCollector(stored)
+    own.entries = collector.entries
+    heads = loaded.prediction_heads() if predicts else []
+    contexts = [Context(head, settings(n_ubatch=n_ubatch, collector=own)) for head in heads]
+    main_context = Context(loaded, settings(n_ubatch=n_ubatch, collector=collector, token_states=predicts))
+    data = ImatrixData()
+    data.live = collector.entries
+    text = " ".join(map(str, np.random.default_rng(3).integers(4, N_VOCAB, 512)))
+    asked = Settings(output=str(folder / "imatrix.gguf"), output_format="gguf", n_micro_batch=n_ubatch, verbosity=0)
+    Run(main_context, Numbers(), data, asked, heads=contexts, log=lambda line: None).run(text)
+    return collector.entries
+
+
 def test_importance_and_quantization(tmp_path: Path) -> None:
-    """`ikpy imatrix --mtp` knows every matrix of the layers, and quantized files keep them all."""
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"word{token}" for token in np.random.default_rng(3).integers(4, N_VOCAB, 1200)))
+    """Every matrix of the layers has statistics of all tokens but the last, and quantized files keep them all."""
     small = models.qwen4.Sizes(rank=32, row=32)
-    for name, make in (("a", lambda: models.qwen4exp(n=small)), ("b", models.deepseek4), ("c", models.glm5_next)):
+    for make in (lambda: models.qwen4exp(n=small), models.deepseek4, models.glm5_next):
         predicting = make()
-        path, out = predicting.model.write(tmp_path / f"{name}.gguf"), tmp_path / f"{name}.imatrix.gguf"
-        line = ["imatrix", "-m", str(path), "-f", str(text), "-o", str(out), "-c", "256", "-t", "2", "--no-ppl"]
-        prefix = f"blk.{predicting.n_layer}."
-        known = []
-        for more in ([], ["--mtp"]):
-            assert main([*line, *more]) == 0
-            data = ImatrixData()
-            data.load(str(out))
-            known.append({key for key in data.loaded if key.startswith(prefix)})
-        assert not known[0]
+        path = predicting.model.write(tmp_path / "model.gguf")
         loaded = Model.load(path)
+        prefix = f"blk.{predicting.n_layer}."
+        assert not any(key.startswith(prefix) for key in collected(loaded, tmp_path, 256, predicts=False))
+        found = [collected(loaded, tmp_path, n, predicts=True) for n in (256, 96)]
+        known = {key for key in found[0] if key.startswith(prefix)}
         matrices = {key for key, info in loaded.gguf.tensors.items() if key.startswith(prefix) and len(info.shape) > 1}
         apart = {key for key in matrices if "_gate_exps" in key or key.endswith(("_ape.weight", "hnorm.weight"))}
-        assert known[1] >= matrices - apart, sorted(matrices - apart - known[1])
-        assert main(["quantize", "--imatrix", str(out), str(path), str(tmp_path / "q.gguf"), "Q8_0"]) == 0
+        assert known >= matrices - apart, sorted(matrices - apart - known)
+        name = f"{prefix}nextn.eh_proj.weight"
+        n_rows = 2 * 255 * loaded.arch.state_size // loaded.hparams.n_embd
+        assert found[0][name].rows == n_rows == found[1][name].rows
+        np.testing.assert_allclose(found[0][name].sums, found[1][name].sums, rtol=1e-3)
+        line = ["quantize", "--imatrix", str(tmp_path / "imatrix.gguf"), str(path), str(tmp_path / "q.gguf"), "Q8_0"]
+        assert main(line) == 0
         quantized = Model.load(tmp_path / "q.gguf")
         assert quantized.gguf.tensors.keys() == loaded.gguf.tensors.keys()
-        assert quantized.gguf.tensors[f"{prefix}nextn.eh_proj.weight"].type_id == 8
+        assert quantized.gguf.tensors[name].type_id == 8
         states = random_states(loaded, len(TOKENS))
-        found = [
-            Context(m.prediction_head(), settings()).decode(Batch.single(TOKENS, logits="all"), states)
-            for m in (loaded, quantized)
+        rows = [
+            Context(model.prediction_head(), settings()).decode(Batch.single(TOKENS, logits="all"), states)
+            for model in (loaded, quantized)
         ]
-        assert np.median(np.abs(found[0] - found[1]).max(axis=1)) < 0.25 * np.abs(found[0]).max()
+        assert np.median(np.abs(rows[0] - rows[1]).max(axis=1)) < 0.25 * np.abs(rows[0]).max()
+
+
+def test_statistics_of_layers_that_are_not_there(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["imatrix", "-p", "one two three " * 400, "--mtp", "-c", "256", "-t", "1"]) == 1
+    assert "the model has no layers that predict further tokens" in capfd.readouterr().err

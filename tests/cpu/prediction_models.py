@@ -249,6 +249,7 @@ def deepseek4(n: V4 | None = None, *, counted: bool = True) -> Predicting:
         "attention.indexer.head_count": n.index_heads,
         "attention.indexer.key_length": n.index_size,
         "attention.indexer.top_k": 4,
+        "hash_layer_count": 0,
         "swiglu_clamp_exp": [n.limit] * len(listed),
         "hyper_connection.count": n.streams,
         "hyper_connection.sinkhorn_iterations": ITERATIONS,

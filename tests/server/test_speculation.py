@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from ikpy.server.build import Server
 from ikpy.server.log import ServerLog
 from ikpy.server.read_params import read_generation
 from ikpy.server.tasks import CompletionTask
+from tests.cpu.prediction_models import mimo2
 from tests.cpu.reference_models import N_VOCAB
 from tests.cpu.test_prediction_head import glm4moe, right_head
 from tests.server.harness import MODELS, read_events, running, start_server
@@ -153,10 +155,17 @@ def test_guesses_of_a_cancelled_request_leave_the_cache() -> None:
     assert engine.context.kv.seq_pos_max(slot.id) == len(slot.tokens) - 1
 
 
-@pytest.fixture(scope="module", params=["random", "right"])
+@pytest.fixture(scope="module", params=["random", "right", "turns"])
 def heads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[TestClient]]:
-    """A plain server and one that drafts, of a model with a prediction layer that is random or always right."""
-    model = glm4moe(own_matrices=True) if request.param == "random" else right_head(glm4moe(own_matrices=False))
+    """A plain server and one that drafts, of a model with a prediction layer that is random or always right, or with
+    two that take turns.
+    """
+    makers = {
+        "random": lambda: glm4moe(own_matrices=True),
+        "right": lambda: right_head(glm4moe(own_matrices=False)),
+        "turns": lambda: mimo2().model,
+    }
+    model = makers[request.param]()
     model.words = [f"w{i}" for i in range(N_VOCAB - 8)]
     name = f"HEAD-{request.param}"
     MODELS[name] = str(model.write(tmp_path_factory.mktemp("heads") / "model.gguf"))
@@ -190,7 +199,7 @@ def test_prediction_heads_draft_in_every_slot(heads: list[TestClient], request: 
             assert all(t["draft_n_accepted"] >= 28 and t["draft_n"] - t["draft_n_accepted"] < 3 for t in timings)
         else:
             assert sum(t["draft_n"] - t["draft_n_accepted"] for t in timings) > 0
-        words = [[int(word[1:]) + 4 for word in answer["content"].split()] for answer in wanted]
+        words = [[int(word) + 4 for word in re.findall(r"w(\d+)", answer["content"])] for answer in wanted]
         prompts = [[*prompt, *found, 5 + turn] for prompt, found in zip(prompts, words, strict=True)]
 
 
@@ -271,7 +280,8 @@ def test_prediction_heads_know_restored_texts(
         assert head_entries(server) >= set(range(len(text) - 2))
     finally:
         server.engine.stop(10)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".text.mtp", "text", "text.tokens.json"]
+    second = [".text.mtp.1"] if name == "HEAD-turns" else []
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".text.mtp", *second, "text", "text.tokens.json"]
     server = start_server(command, tmp_path)
     server.engine.log = ServerLog("json", log := io.StringIO())
     try:

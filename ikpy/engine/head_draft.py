@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ikpy.engine.batch import Batch
+from ikpy.engine.entry_numbers import EntryNumbers
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.prefix import common_prefix
 from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_sequence
@@ -54,6 +55,7 @@ class HeadDraft(Drafter):
         self._contexts, self._p_min, self._n_ctx, self._seq_id = contexts, p_min, n_ctx, seq_id
         self._n_batch = min(context.n_batch for context in contexts)
         self._media = contexts[0].params.media
+        self._numbers = EntryNumbers(gapless=any(context.kv.stretches for context in contexts))
         self._text: list[int] = []
         self._oldest = 0
         """First entry that has not been dropped for lack of cells."""
@@ -98,8 +100,10 @@ class HeadDraft(Drafter):
         other._catch_up()
         n = min(n, len(other._text))
         self._remove(-1, -1)
+        end = max(0, n - 1)
         for context in self._contexts:
-            context.kv.seq_cp(other._seq_id, self._seq_id, -1, max(0, n - 1))
+            context.kv.seq_cp(other._seq_id, self._seq_id, -1, other._numbers.position(end))
+        self._numbers.adopt(other._numbers, end)
         self._text, self._oldest = other._text[:n], other._oldest
         self._states, self._next = other._states[: max(0, n - other._next)], other._next
 
@@ -170,15 +174,21 @@ class HeadDraft(Drafter):
         self._follow([])
 
     def _remove(self, first: int, end: int) -> None:
-        """Drops entries from all caches."""
+        """Drops entries from all caches; -1: from the first, or to the last."""
+        p0, p1 = (entry if entry < 0 else self._numbers.position(entry) for entry in (first, end))
         for context in self._contexts:
-            context.kv.seq_rm(self._seq_id, first, end)
+            context.kv.seq_rm(self._seq_id, p0, p1)
+        if end < 0:
+            self._numbers.cut(max(0, first))
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """The cache holds the entries of this text."""
         self._text, self._states = list(tokens), []
         self._next = max(0, len(tokens) - 1)
-        self._oldest = max(0, self._contexts[0].kv.seq_pos_min(self._seq_id))
+        kv = self._contexts[0].kv
+        first, end = max(0, kv.seq_pos_min(self._seq_id)), kv.seq_pos_max(self._seq_id) + 1
+        self._numbers.follow(end, self._next)
+        self._oldest = self._next - end + first if self._numbers.gapless else first
 
     def _catch_up(self, n_drafted: int = 0) -> NDArray[np.float32] | None:
         """Makes the entries whose tokens are known, with room for ``n_drafted`` more; logits behind the last one if
@@ -188,15 +198,17 @@ class HeadDraft(Drafter):
         while n > 0:
             left, step = self._text[self._next + 1 : self._next + 1 + n], min(n, self._n_batch, self._n_ctx // 4)
             step = step if self._media is None else self._media.cut(left, step)
-            end, tokens, turn = self._next + step, left[:step], self._turn(self._next)
+            end, tokens = self._next + step, left[:step]
             self._make_room(end + n_drafted)
             states = np.array(self._states[:step])
             first, *others = self._contexts
             with held_back():  # entries that are not known to be there would be made twice
+                pos, turn = self._place(self._next)
                 for context in others:
-                    context.decode(Batch.single(tokens, self._next, self._seq_id, "none", turn), states, copy=False)
+                    context.decode(Batch.single(tokens, pos, self._seq_id, "none", turn), states, copy=False)
                 wanted = "last" if n_drafted and step == n else "none"
-                logits = first.decode(Batch.single(tokens, self._next, self._seq_id, wanted, turn), states, copy=False)
+                logits = first.decode(Batch.single(tokens, pos, self._seq_id, wanted, turn), states, copy=False)
+                self._numbers.add(self._next, step)
                 del self._states[:step]
                 self._next = end
             n -= step
@@ -213,16 +225,19 @@ class HeadDraft(Drafter):
 
         ``read``: those that were made before it for this draft.
         """
-        n, turn = len(found), self._turn(end)
+        n, (pos, turn) = len(found), self._place(end)
         made = self._contexts[(n - 1) % len(self._contexts)].embeddings
         assert made is not None
         if len(self._contexts) == 1:
-            batch = Batch.one(found[-1], end + n - 1, self._seq_id, turn)
+            batch = Batch.one(found[-1], pos + n - 1, self._seq_id, turn)
             return self._contexts[0].decode(batch, made[-1:], copy=False)[-1]
         read.append(made[-1])
-        batch = Batch.single(found, end, self._seq_id, "last", turn)
+        batch = Batch.single(found, pos, self._seq_id, "last", turn)
         return self._contexts[n].decode(batch, np.array(read), copy=False)[-1]
 
-    def _turn(self, entry: int) -> int:
-        """Rotation position minus position of an entry: it has the place of its token."""
-        return 0 if self._media is None else self._media.turn(self._text[: entry + 1])
+    def _place(self, entry: int) -> tuple[int, int]:
+        """The position of an entry behind all others, and the rotation position, which is that of its token, minus it;
+        where no pictures may be, the position alone counts.
+        """
+        pos = self._numbers.end if self._numbers.gapless else entry
+        return pos, 0 if self._media is None else self._media.turn(self._text[: entry + 1]) + entry - pos

@@ -355,3 +355,18 @@ def test_numbers_of_entries() -> None:
     plain = EntryNumbers(gapless=False)
     plain.add(7, 3)
     assert plain.position(8) == 8
+
+
+def test_automatic_placement_counts_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--fit plans the context that drafts need."""
+    predicting, planned = models.qwen4exp(), []
+
+    def fit(path: str, params: ModelParams, context: ContextParams, **more: Any) -> Any:
+        planned.append(context)
+        return params.placement
+
+    monkeypatch.setattr("ikpy.engine.fit.fit", fit)
+    path = predicting.model.write(tmp_path / "model.gguf")
+    line = ["cli", "-m", str(path), "-p", "w", "-n", "2", "-c", "256", "-t", "1", "--fit", "--log-disable"]
+    assert main([*line, "-mtp", "--draft-max", "3"]) == 0 == main(line)
+    assert [(context.token_states, context.n_kept_states) for context in planned] == [(True, 3), (False, 0)]

@@ -112,13 +112,12 @@ class StreamDecoder(Decoder):
     stream_sizes: StreamSizes
     has_stream_head: ClassVar[bool] = True
     """Whether a hyper-connection joins the streams behind the last layer."""
+    predicts_from_normed = False
 
     def load_global(self, weights: WeightSource) -> None:
         super().load_global(weights)
         if self.has_stream_head:
             self.head = take_head(weights, "output_hc", self.hp.n_embd, self.stream_sizes)
-
-    predicts_from_normed = False
 
     @property
     def state_size(self) -> int:

@@ -370,3 +370,19 @@ def test_automatic_placement_counts_states(tmp_path: Path, monkeypatch: pytest.M
     line = ["cli", "-m", str(path), "-p", "w", "-n", "2", "-c", "256", "-t", "1", "--fit", "--log-disable"]
     assert main([*line, "-mtp", "--draft-max", "3"]) == 0 == main(line)
     assert [(context.token_states, context.n_kept_states) for context in planned] == [(True, 3), (False, 0)]
+
+
+def test_a_layer_that_compresses_its_cache(tmp_path: Path) -> None:
+    """Of DeepSeek V4: logits do not depend on how tokens come, and drafts leave the text as it is."""
+    predicting = models.deepseek4(models.V4(ratios=(0, 4, 4)))
+    loaded = Model.load(predicting.model.write(tmp_path / "model.gguf"))
+    head, states = loaded.prediction_head(), random_states(loaded, len(TOKENS))
+    whole = Context(head, settings()).decode(Batch.single(TOKENS, logits="all"), states)
+    steps = Context(head, settings(n_ubatch=7))
+    found = [steps.decode(Batch.single(TOKENS[:30], logits="all"), states[:30])]
+    found += [steps.decode(Batch.single(TOKENS[i : i + 1], i), states[i : i + 1]) for i in range(30, len(TOKENS))]
+    checks.hold("in steps", np.concatenate(found), whole, BOUND)
+    context = Context(head, settings(embeddings=True))
+    assert context.kv.stretches
+    speculator = Speculator([HeadDraft(context, p_min=0.0, n_ctx=256)], SpeculativeParams(n_max=3))
+    assert greedy(loaded, None) == greedy(loaded, speculator)

@@ -117,6 +117,56 @@ class RandomGridText(RandomText):
             self.ffn(p, D, WIDTH)
 
 
+class RandomPredictingText(RandomText):
+    """qwen35 whose layers all attend, with features of pictures behind two of them, and one that predicts further
+    tokens.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.tokens, self.kinds = vocabulary()
+        keys = {
+            "vocab_size": len(self.tokens),
+            "block_count": 4,
+            "nextn_predict_layers": 1,
+            "embedding_length": D,
+            "feed_forward_length": WIDTH,
+            "attention.head_count": 4,
+            "attention.head_count_kv": 2,
+            "attention.key_length": HEAD,
+            "attention.value_length": HEAD,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "rope.freq_base": 1e4,
+            "rope.dimension_count": HEAD,
+            "rope.dimension_sections": [7, 5, 4, 0],
+            "n_deepstack_layers": 2,
+            "full_attention_interval": 1,
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 64,
+            "ssm.state_size": 32,
+            "ssm.time_step_rank": 2,
+            "ssm.group_count": 1,
+        }
+        RandomModel.__init__(self, "qwen35", seed, **keys)
+        self.matrix("token_embd", len(self.tokens), D)
+        self.matrix("output", len(self.tokens), D)
+        self.norm("output_norm", D)
+        for il in range(4):
+            p = f"blk.{il}"
+            for name, size in (
+                ("attn_norm", D),
+                ("post_attention_norm", D),
+                ("attn_q_norm", HEAD),
+                ("attn_k_norm", HEAD),
+            ):
+                self.norm(f"{p}.{name}", size)
+            self.attention(p, D, 4, 2, HEAD)
+            self.matrix(f"{p}.attn_q", 2 * 4 * HEAD, D)
+            self.ffn(p, D, WIDTH)
+        self.matrix("blk.3.nextn.eh_proj", D, 2 * D)
+        for name in ("enorm", "hnorm", "shared_head_norm"):
+            self.norm(f"blk.3.nextn.{name}", D)
+
+
 def with_words(model: RandomText) -> RandomText:
     """The model, which writes its vocabulary."""
     model.numbered_words = True
@@ -128,9 +178,9 @@ def write_text(path: Path, d: int = D) -> Path:
     return with_words(RandomText(1, d)).write(path)
 
 
-def write_grid_text(path: Path) -> Path:
-    """A text model that tells rows and columns of pictures apart."""
-    return with_words(RandomGridText(3)).write(path)
+def write_grid_text(path: Path, *, predicts: bool = False) -> Path:
+    """A text model that tells rows and columns of pictures apart, and may predict further tokens."""
+    return with_words(RandomPredictingText(4) if predicts else RandomGridText(3)).write(path)
 
 
 def write_grid_projector(path: Path) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
-from ikpy.cli.drafters import needs_of_drafts, speculation
+from ikpy.cli.drafters import changes_for_drafts, needs_of_drafts, speculation
 from ikpy.cli.logs import print_log
 from ikpy.cli.session import Session, load
 from ikpy.cli.start import start
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
     if prompt.cfg_scale != 1.0 and prompt.interactive:
         raise UsageError("--cfg-scale works for the continuation of a prompt, not in interactive use or conversations")
     print_log(params, ["Log start", *banner_lines(params)])
-    session = load(params)
+    session = load(params, **changes_for_drafts(params))
     interrupted = run_session(session)
     print_log(params, ["Log end"])
     return INTERRUPTED if interrupted else 0
@@ -85,8 +85,7 @@ def run_session(session: Session) -> bool:
         session.log([""])  # the error's line shall not stand behind the text
         raise
     if speculator:
-        speculator.save()
-        session.log(["", *speculator.lines()])
+        session.log(["", *(f"warning: {reason}" for reason in speculator.save()), *speculator.lines()])
     session.log(["", *text_run.times.lines()] if text_run.times.n_generated else [])
     if not text_run.times.n_generated:
         session.log([""])

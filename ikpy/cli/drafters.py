@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ikpy.cli.params import CommonParams
@@ -34,11 +35,12 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
     settings = speculative_params(session.params)
     if settings.n_min > settings.n_max:
         session.log([f"warning: no drafts: --draft-min {settings.n_min} is above --draft-max {settings.n_max}"])
+    media = session.pictures.store if session.pictures is not None else None
     found = make_speculation(
         settings,
         session.vocab,
         files,
-        draft_params=session.params.context_params(**changes),
+        draft_params=replace(session.params.context_params(**changes), media=media),
         model=session.model,
         log=lambda line: session.log([line]),
     )
@@ -47,18 +49,23 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
     return found
 
 
-def needs_of_drafts(session: Session) -> dict[str, Any]:
+def changes_for_drafts(params: CommonParams) -> dict[str, Any]:
     """Parameters of a context whose tokens are drafted: states that a drafter reads, those of recurrent layers that are
-    kept. UsageError if the model has no such drafter."""
-    params = speculative_params(session.params)
-    if session.params.speculative.model_draft is None and not set(params.types) - {"none"}:
+    kept."""
+    settings = speculative_params(params)
+    if params.speculative.model_draft is None and not set(settings.types) - {"none"}:
         return {}
     from ikpy.tools.speculation import kept_states
 
-    reads_states = "mtp" in params.types
-    if reads_states:
+    return {"token_states": "mtp" in settings.types, "n_kept_states": kept_states(settings)}
+
+
+def needs_of_drafts(session: Session) -> dict[str, Any]:
+    """The same for a model. UsageError if it has no prediction layers that are to draft."""
+    changes = changes_for_drafts(session.params)
+    if changes.get("token_states"):
         session.model.prediction_head()
-    return {"token_states": reads_states, "n_kept_states": kept_states(params)}
+    return changes
 
 
 def speculative_params(params: CommonParams) -> SpeculativeParams:

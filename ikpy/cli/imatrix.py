@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ikpy.cli.banner import banner_lines
 from ikpy.cli.logs import print_log
@@ -17,6 +17,7 @@ from ikpy.errors import UnsupportedError, UsageError
 from ikpy.gguf.atomic import check_replaceable
 
 if TYPE_CHECKING:
+    from ikpy.engine.context import Context
     from ikpy.graph.activations import ActivationCollector
     from ikpy.tools.imatrix import Settings
     from ikpy.tools.imatrix_data import ImatrixData
@@ -150,13 +151,16 @@ def collect(params: CommonParams, data: ImatrixData) -> int:
         similarity=options.layer_similarity,
     )
     n_batch = min(asked.n_batch, asked.n_ctx) if asked.n_ctx > 0 else asked.n_batch
-    context = session.new_context(n_batch=n_batch, n_seq_max=1, collector=collector)
+    changes = {"n_batch": n_batch, "n_seq_max": 1, "token_states": options.predicts}
+    heads = contexts_of_heads(session, collector, changes) if options.predicts else []
+    context = session.new_context(**changes, collector=collector)
     session.system_info()
     warn_of_call_weights(params, data)
     data.live = collector.entries
     data.check_sizes()
     timed = TimedContext(context, session.timings)
-    work = Run(timed, session.vocab, data, settings(session, context.n_ubatch), log=lambda text: session.log([text]))
+    asked_for = settings(session, context.n_ubatch)
+    work = Run(timed, session.vocab, data, asked_for, heads=heads, log=lambda text: session.log([text]))
     try:
         work.run(params.prompt.text)
     except NotEnoughTextError as error:
@@ -169,6 +173,18 @@ def collect(params: CommonParams, data: ImatrixData) -> int:
     report(session, data, collector)
     session.finish()
     return 0
+
+
+def contexts_of_heads(session: Session, collector: ActivationCollector, changes: dict[str, Any]) -> list[Context]:
+    """Contexts of the prediction layers, whose statistics the collector has as well. UsageError if there are none."""
+    from ikpy.engine.context import Context
+    from ikpy.graph.activations import ActivationCollector
+
+    # The output matrix has the statistics of the model alone, and layers apart resemble none.
+    own = ActivationCollector(collector.stored)
+    own.entries = collector.entries
+    params = session.params.context_params(**{**changes, "token_states": False, "collector": own})
+    return [Context(head, params, log=lambda line: session.log([line])) for head in session.model.prediction_heads()]
 
 
 def warn_of_call_weights(params: CommonParams, data: ImatrixData) -> None:

@@ -200,6 +200,7 @@ class ImatrixOptions:
     output_frequency: int = 10
     save_frequency: int = 0
     process_output: bool = False
+    predicts: bool = False
     output_tensor_name: str = "output.weight"
     compute_ppl: bool = True
     from_chunk: int = 0

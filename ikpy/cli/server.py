@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import build_lines
 from ikpy.cli.checks import need_files
-from ikpy.cli.drafters import needs_of_drafts, speculation
+from ikpy.cli.drafters import changes_for_drafts, needs_of_drafts, speculation
 from ikpy.cli.listeners import UNIX_ENDING, close, listen, port_of
 from ikpy.cli.logs import print_log
 from ikpy.cli.params import CommonParams
@@ -93,7 +93,7 @@ def run_on(listeners: Sequence[socket.socket], params: CommonParams, arguments: 
 
 def load_server(params: CommonParams, log: ServerLog) -> Server:
     """The model with everything that serves it."""
-    server = make_server(load(params), log)
+    server = make_server(load(params, **changes_for_drafts(params)), log)
     log.event("main", "model loaded")
     return server
 

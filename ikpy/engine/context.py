@@ -88,13 +88,13 @@ class Context:
         self.embeddings: np.ndarray | None = None
         self.token_states: np.ndarray | None = None
         adapters = self.params.adapters
-        n_embd = model.hparams.n_embd if model.arch.reads_states else 0
+        state_size = model.arch.state_size if model.arch.reads_states else 0
         keep_slots = self.kv.recurrent.keep_slots if self.kv.recurrent else None
         self._inputs = BatchInputs(
             self.n_ubatch,
             self.kv.cells,
             n_adapters=len(adapters),
-            n_embd=n_embd,
+            state_size=state_size,
             keep_slots=keep_slots,
             media_width=media_width(model, self.params.media),
             turns=self.graph_params.rope_sections is not None,
@@ -280,11 +280,14 @@ class Context:
         """Evaluates a batch in micro-batches; returns logits float32 [n_outputs, n_vocab] in batch order.
 
         copy=False: the logits may be memory of the context that the next call overwrites, for who has done with them
-        by then. states: float32 [n, n_embd], for prediction heads: the hidden state behind the token before each one.
-        With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]; with params.token_states,
-        self.token_states holds the hidden states of all tokens, float32 [n, n_embd]. Raises KVCacheFullError, and
-        UsageError for tokens, positions or sequences out of range. Nothing of a batch that fails, or is interrupted,
-        stays in the cache; after an interruption window layers may lack tokens, which `kv.rewind` heeds.
+        by then. states: float32 [n, state_size], for prediction heads: the hidden state behind the token before each
+        one. With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd], of prediction heads their states
+        [n_outputs, state_size]; with params.token_states, self.token_states holds the hidden states of all tokens,
+        float32 [n, state_size].
+
+        Raises KVCacheFullError, and UsageError for tokens, positions or sequences out of range. Nothing of a batch that
+        fails, or is interrupted, stays in the cache; after an interruption window layers may lack tokens, which
+        `kv.rewind` heeds.
         """
         results = None if states is not None else self._steps.run(batch)
         if results is None:
@@ -351,7 +354,7 @@ class Context:
         return Shape(padded, padded_outputs(n_outputs, n_tokens, padded), media)
 
     def _check_states(self, batch: Batch, states: np.ndarray | None) -> None:
-        wanted = (len(batch), self.model.hparams.n_embd) if self.model.arch.reads_states else None
+        wanted = (len(batch), self.model.arch.state_size) if self.model.arch.reads_states else None
         if (None if states is None else states.shape) != wanted:
             raise UsageError(f"hidden states of shape {wanted} are needed" if wanted else "the model reads no states")
 

@@ -1,18 +1,21 @@
-"""Drafts from the model's own prediction layer (multi-token prediction)."""
+"""Drafts from the model's own prediction layers (multi-token prediction)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ikpy.engine.batch import Batch
+from ikpy.engine.entry_numbers import EntryNumbers
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.prefix import common_prefix
 from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_sequence
 from ikpy.engine.session import MAX_INT32, SequenceState, put_state, sequence_nbytes, take_state
 from ikpy.engine.speculative import Drafter, probable_tokens
+from ikpy.errors import FileFormatError
 from ikpy.held_interrupts import held_back
 
 if TYPE_CHECKING:
@@ -23,21 +26,36 @@ if TYPE_CHECKING:
     from ikpy.engine.context import Context
 
 
-class HeadDraft(Drafter):
-    """The prediction head's most likely tokens while their probability is at least ``p_min``.
+@dataclass(frozen=True)
+class HeadStates(SequenceState):
+    """What heads that take turns have of a sequence: that of the first one, and of the others."""
 
-    ``context``: of `Model.prediction_head`, with embeddings; of it, sequence ``seq_id`` and at most ``n_ctx`` cells are
-    used. Entry i of that cache joins the model's state behind token i of the text with token i + 1. Entries are missing
-    where no states were observed (in a text restored without the head's own state, at the seam of a context shift, or
-    where a text goes on after it was shortened), and the oldest go when the cells are used up. For the second and
-    further tokens of a draft the head reads its own states.
+    others: tuple[SequenceState, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + sum(state.nbytes for state in self.others)
+
+
+class HeadDraft(Drafter):
+    """The prediction heads' most likely tokens while their probability is at least ``p_min``.
+
+    ``contexts``: of `Model.prediction_heads`, with embeddings; of them, sequence ``seq_id`` and at most ``n_ctx`` cells
+    are used. Entry i of these caches joins the model's state behind token i of the text with token i + 1. Entries are
+    missing where no states were observed (in a text restored without the heads' own state, at the seam of a context
+    shift, or where a text goes on after it was shortened), and the oldest go when the cells are used up. For the second
+    and further tokens of a draft one head reads its own states; of several, each guesses one token and reads those of
+    the ones before it.
     """
 
     name = "mtp"
     needs_states = True
 
-    def __init__(self, context: Context, *, p_min: float, n_ctx: int, seq_id: int = 0) -> None:
-        self._context, self._p_min, self._n_ctx, self._seq_id = context, p_min, n_ctx, seq_id
+    def __init__(self, *contexts: Context, p_min: float, n_ctx: int, seq_id: int = 0) -> None:
+        self._contexts, self._p_min, self._n_ctx, self._seq_id = contexts, p_min, n_ctx, seq_id
+        self._n_batch = min(context.n_batch for context in contexts)
+        self._media = contexts[0].params.media
+        self._numbers = EntryNumbers(gapless=any(context.kv.stretches for context in contexts))
         self._text: list[int] = []
         self._oldest = 0
         """First entry that has not been dropped for lack of cells."""
@@ -50,51 +68,58 @@ class HeadDraft(Drafter):
         agreed = common_prefix(self._text, list(text))
         kept = min(start, max(0, agreed - 1))
         if kept < len(self._text) - 1:
-            self._context.kv.seq_rm(self._seq_id, kept, -1)
+            self._remove(kept, -1)
         del self._states[max(0, min(start, agreed) - self._next) :]
         self._text[agreed:] = text[agreed:]
         if self._next + len(self._states) != start:
             self._catch_up()
             self._states, self._next = [], start
         self._states += list(states)
-        if len(self._states) > self._context.n_batch:
+        # Rows of pictures may not be kept for long.
+        has_rows = self._media is not None and self._media.has_media(text[start:])
+        if has_rows or len(self._states) > self._n_batch:
             self._catch_up()
 
     def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
         p_min = self._p_min if p_min is None else p_min
-        n_max = min(n_max, self._n_ctx // 4)
+        n_max = min(n_max, self._n_ctx // 4, len(self._contexts) if len(self._contexts) > 1 else n_max)
         end = self._next + len(self._states)
         if n_max < 1 or not self._states or not end == len(self._text) == len(tokens) - 1:
             return []
         self._text.append(tokens[-1])
         logits = self._catch_up(n_max)
         assert logits is not None
+        read: list[NDArray[np.float32]] = []
         try:
-            return probable_tokens(logits, n_max, p_min, lambda found: self._logits_behind(found, end))
+            return probable_tokens(logits, n_max, p_min, lambda found: self._logits_behind(found, end, read))
         finally:
-            self._context.kv.seq_rm(self._seq_id, end, -1)
+            self._remove(end, -1)
 
     def adopt(self, other: Drafter, n: int) -> None:
         assert isinstance(other, HeadDraft)
         other._catch_up()
-        kv, n = self._context.kv, min(n, len(other._text))
-        kv.seq_rm(self._seq_id, -1, -1)
-        kv.seq_cp(other._seq_id, self._seq_id, -1, max(0, n - 1))
+        n = min(n, len(other._text))
+        self._remove(-1, -1)
+        end = max(0, n - 1)
+        for context in self._contexts:
+            context.kv.seq_cp(other._seq_id, self._seq_id, -1, other._numbers.position(end))
+        self._numbers.adopt(other._numbers, end)
         self._text, self._oldest = other._text[:n], other._oldest
         self._states, self._next = other._states[: max(0, n - other._next)], other._next
 
     def shift(self, keep: int, drop: int) -> None:
         self._catch_up()
-        kv, gap = self._context.kv, max(0, keep - 1)  # the state in front of the gap has another token behind it now
-        can_move = kv.can_shift and self._next > keep + drop
+        gap = max(0, keep - 1)  # the state in front of the gap has another token behind it now
+        can_move = all(context.kv.can_shift for context in self._contexts) and self._next > keep + drop
         if can_move:
             try:
-                unshare_sequence(self._context, self._seq_id)
+                for context in self._contexts:
+                    unshare_sequence(context, self._seq_id)
             except KVCacheFullError:
                 can_move = False
-        kv.seq_rm(self._seq_id, gap, keep + drop if can_move else -1)
-        if can_move:
-            kv.seq_add(self._seq_id, keep + drop, -1, -drop)
+        self._remove(gap, keep + drop if can_move else -1)
+        for context in self._contexts if can_move else ():
+            context.kv.seq_add(self._seq_id, keep + drop, -1, -drop)
         self._oldest = self._oldest - drop if self._oldest >= keep + drop else min(self._oldest, keep)
         del self._text[keep : keep + drop]
         if self._next < keep + drop:
@@ -103,15 +128,21 @@ class HeadDraft(Drafter):
 
     def take_state(self) -> SequenceState | None:
         self._catch_up()
-        return take_state(self._context, self._seq_id, self._text[: self._next + 1]) if self._next else None
+        if not self._next:
+            return None
+        text = self._text[: self._next + 1]
+        first, *others = (take_state(context, self._seq_id, text) for context in self._contexts)
+        return HeadStates(**vars(first), others=tuple(others)) if others else first
 
     @property
     def state_nbytes(self) -> int:
-        return sequence_nbytes(self._context, self._seq_id)
+        return sum(sequence_nbytes(context, self._seq_id) for context in self._contexts)
 
     def put_state(self, state: SequenceState) -> None:
+        states = (state, *(state.others if isinstance(state, HeadStates) else ()))
         try:
-            put_state(self._context, self._seq_id, state)
+            for context, each in zip(self._contexts, states, strict=True):
+                put_state(context, self._seq_id, each)
         except KVCacheFullError:
             self._forget()
         else:
@@ -119,21 +150,45 @@ class HeadDraft(Drafter):
 
     def write_state(self, path: Path) -> None:
         self._catch_up()
-        save_sequence(path, self._context, self._seq_id, self._text[: self._next + 1])
+        for file, context in self._files(path):
+            save_sequence(file, context, self._seq_id, self._text[: self._next + 1])
 
     def read_state(self, path: Path) -> None:
         self._forget()
-        self._follow(load_sequence(path, self._context, self._seq_id, MAX_INT32)[0])
+        try:
+            texts = [load_sequence(file, context, self._seq_id, MAX_INT32)[0] for file, context in self._files(path)]
+            if any(text != texts[0] for text in texts):
+                raise FileFormatError("the states of the prediction layers are of different texts")
+        except BaseException:
+            self._forget()
+            raise
+        self._follow(texts[0])
+
+    def _files(self, path: Path) -> list[tuple[Path, Context]]:
+        """The file of every head: this one, and others beside it."""
+        names = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, len(self._contexts)))]
+        return list(zip(names, self._contexts, strict=True))
 
     def _forget(self) -> None:
-        self._context.kv.seq_rm(self._seq_id, -1, -1)
+        self._remove(-1, -1)
         self._follow([])
+
+    def _remove(self, first: int, end: int) -> None:
+        """Drops entries from all caches; -1: from the first, or to the last."""
+        p0, p1 = (entry if entry < 0 else self._numbers.position(entry) for entry in (first, end))
+        for context in self._contexts:
+            context.kv.seq_rm(self._seq_id, p0, p1)
+        if end < 0:
+            self._numbers.cut(max(0, first))
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """The cache holds the entries of this text."""
         self._text, self._states = list(tokens), []
         self._next = max(0, len(tokens) - 1)
-        self._oldest = max(0, self._context.kv.seq_pos_min(self._seq_id))
+        kv = self._contexts[0].kv
+        first, end = max(0, kv.seq_pos_min(self._seq_id)), kv.seq_pos_max(self._seq_id) + 1
+        self._numbers.follow(end, self._next)
+        self._oldest = self._next - end + first if self._numbers.gapless else first
 
     def _catch_up(self, n_drafted: int = 0) -> NDArray[np.float32] | None:
         """Makes the entries whose tokens are known, with room for ``n_drafted`` more; logits behind the last one if
@@ -141,13 +196,19 @@ class HeadDraft(Drafter):
         n = min(len(self._states), len(self._text) - 1 - self._next)
         logits = None
         while n > 0:
-            step = min(n, self._context.n_batch, self._n_ctx // 4)
-            end = self._next + step
+            left, step = self._text[self._next + 1 : self._next + 1 + n], min(n, self._n_batch, self._n_ctx // 4)
+            step = step if self._media is None else self._media.cut(left, step)
+            end, tokens = self._next + step, left[:step]
             self._make_room(end + n_drafted)
-            tokens = self._text[self._next + 1 : end + 1]
-            batch = Batch.single(tokens, self._next, self._seq_id, "last" if n_drafted and step == n else "none")
+            states = np.array(self._states[:step])
+            first, *others = self._contexts
             with held_back():  # entries that are not known to be there would be made twice
-                logits = self._context.decode(batch, np.array(self._states[:step]), copy=False)
+                pos, turn = self._place(self._next)
+                for context in others:
+                    context.decode(Batch.single(tokens, pos, self._seq_id, "none", turn), states, copy=False)
+                wanted = "last" if n_drafted and step == n else "none"
+                logits = first.decode(Batch.single(tokens, pos, self._seq_id, wanted, turn), states, copy=False)
+                self._numbers.add(self._next, step)
                 del self._states[:step]
                 self._next = end
             n -= step
@@ -157,10 +218,26 @@ class HeadDraft(Drafter):
         """Drops the oldest entries if those before ``end`` need more than the head's cells."""
         if end - self._oldest > self._n_ctx:
             self._oldest = end - self._n_ctx // 2
-            self._context.kv.seq_rm(self._seq_id, -1, self._oldest)
+            self._remove(-1, self._oldest)
 
-    def _logits_behind(self, found: list[int], end: int) -> NDArray[np.float32]:
-        """Logits behind a draft whose first token makes entry ``end``, from the head's own last state."""
-        assert self._context.embeddings is not None
-        batch = Batch.one(found[-1], end + len(found) - 1, self._seq_id)
-        return self._context.decode(batch, self._context.embeddings[-1:], copy=False)[-1]
+    def _logits_behind(self, found: list[int], end: int, read: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """Logits behind a draft whose first token makes entry ``end``, from the state that a head has made last.
+
+        ``read``: those that were made before it for this draft.
+        """
+        n, (pos, turn) = len(found), self._place(end)
+        made = self._contexts[(n - 1) % len(self._contexts)].embeddings
+        assert made is not None
+        if len(self._contexts) == 1:
+            batch = Batch.one(found[-1], pos + n - 1, self._seq_id, turn)
+            return self._contexts[0].decode(batch, made[-1:], copy=False)[-1]
+        read.append(made[-1])
+        batch = Batch.single(found, pos, self._seq_id, "last", turn)
+        return self._contexts[n].decode(batch, np.array(read), copy=False)[-1]
+
+    def _place(self, entry: int) -> tuple[int, int]:
+        """The position of an entry behind all others, and the rotation position, which is that of its token, minus it;
+        where no pictures may be, the position alone counts.
+        """
+        pos = self._numbers.end if self._numbers.gapless else entry
+        return pos, 0 if self._media is None else self._media.turn(self._text[: entry + 1]) + entry - pos

@@ -48,8 +48,8 @@ class MediaArrays:
 class BatchInputs(InputArrays):
     """Inputs of micro-batches of at most n tokens.
 
-    cells: the kinds of cells that tokens are stored in. states: float32 [n, n_embd], for graphs that read hidden
-    states; None if n_embd is 0. keep_slots: where states of recurrent layers are copied to, int32 [n]. media_width:
+    cells: the kinds of cells that tokens are stored in. states: float32 [n, state_size], for graphs that read hidden
+    states; None if that is 0. keep_slots: where states of recurrent layers are copied to, int32 [n]. media_width:
     elements of a picture's row, 0 without pictures; turns: whether these turn the positions of what follows.
     """
 
@@ -59,7 +59,7 @@ class BatchInputs(InputArrays):
         cells: Mapping[Window, Cells],
         *,
         n_adapters: int,
-        n_embd: int,
+        state_size: int,
         keep_slots: np.ndarray | None,
         media_width: int = 0,
         turns: bool = False,
@@ -68,7 +68,7 @@ class BatchInputs(InputArrays):
         self.media = MediaArrays(n, media_width) if media_width else None
         self._cells = cells
         self._keep_slots = keep_slots
-        self.states = np.zeros((n, n_embd), np.float32) if n_embd else None
+        self.states = np.zeros((n, state_size), np.float32) if state_size else None
 
     @property
     def all_arrays(self) -> list[np.ndarray]:
@@ -107,7 +107,7 @@ class BatchInputs(InputArrays):
             self.arrays[3, n_outputs:end_of_outputs] = self.arrays[3, n_outputs - 1]
 
     def write_states(self, states: np.ndarray) -> None:
-        """Sets the hidden states float32 [n, n_embd] of the tokens."""
+        """Sets the hidden states float32 [n, state_size] of the tokens."""
         assert self.states is not None
         self.states[: len(states)] = states
 
@@ -160,7 +160,7 @@ class BatchInputs(InputArrays):
         return [external(row.ctypes.data, row, F32, (1, n_tokens), "scales", "input") for row in self.scales]
 
     def state_values(self, n_tokens: int) -> Value | None:
-        """Hidden states [n_embd, n_tokens], if graphs read any."""
+        """Hidden states [state_size, n_tokens], if graphs read any."""
         states = self.states
         if states is None:
             return None

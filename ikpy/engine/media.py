@@ -138,6 +138,10 @@ class MediaStore:
         """Whether one of these ids stands for a row."""
         return bool(self._pictures) and max(tokens, default=0) >= self.n_vocab
 
+    def without(self, tokens: Sequence[int]) -> list[int]:
+        """These ids but for those that stand for rows."""
+        return [token for token in tokens if token < self.n_vocab]
+
     def table(self) -> NDArray[np.int64]:
         """Of every picture its first id, rows, columns of its grid (0: none), whether its rows see each other, and the
         rotation positions that it takes more than tokens; int64 [pictures, 5], rising.

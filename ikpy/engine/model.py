@@ -173,15 +173,19 @@ class Model:
             model.check_finite()
         return model
 
-    def prediction_head(self) -> Model:
-        """The model's first multi-token prediction layer as a model of its own, on the CPU; its contexts read states.
+    def prediction_head(self, number: int = 0) -> Model:
+        """A multi-token prediction layer as a model of its own, on the CPU; its contexts read states.
 
         Raises UsageError if the architecture or the file has none.
         """
         weights = WeightSource(self.gguf, _silent, header_only=self.params.header_only)
-        head = Model(self.gguf, self.arch.prediction_head(weights), self.params, weights.values)
+        head = Model(self.gguf, self.arch.prediction_head(weights, number), self.params, weights.values)
         head._lock(head._buffers_on_cpu(weights.own_bytes), _silent)
         return head
+
+    def prediction_heads(self) -> list[Model]:
+        """All layers that predict a token each, the first one at least. Raises UsageError as `prediction_head`."""
+        return [self.prediction_head(number) for number in range(max(1, self.arch.n_prediction_heads))]
 
     def prepare(self, mla: int, log: Callable[[str], None]) -> None:
         """Computes what contexts of this mode of latent attention need and neither the file nor an earlier one has."""

@@ -150,7 +150,7 @@ def media_width(model: Model, media: MediaStore | None) -> int:
     hp, arch = model.hparams, model.arch
     if media is None:
         return 0
-    if arch.is_encoder or arch.reads_states:
+    if arch.is_encoder:
         raise UsageError(f"{hp.arch} models read tokens only, no pictures")
     if arch.reads_grids and arch.rope_sections is None:
         raise UsageError(f"the file does not say how pictures are rotated ({hp.arch}.rope.dimension_sections)")

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ikpy.errors import UsageError
+from ikpy.errors import IkpyError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from ikpy.engine.media import MediaStore
     from ikpy.engine.session import SequenceState
 
 NGRAM_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
@@ -83,7 +84,8 @@ def probable_tokens(
 class Drafter:
     """Guesses continuations of one sequence.
 
-    A drafter with ``needs_states`` (a multi-token prediction head) gets the model's hidden states through ``observe``.
+    A drafter with ``needs_states`` (a multi-token prediction head) gets the model's hidden states through ``observe``,
+    and texts with their pictures; all others get texts without them.
     """
 
     name: ClassVar[str]
@@ -128,7 +130,7 @@ class Drafter:
         """Goes on with a text that `write_state` wrote. Raises OSError, FileFormatError, KVCacheFullError."""
 
     def save(self) -> None:
-        """Writes what should outlive the program."""
+        """Writes what should outlive the program. Raises IkpyError if that cannot be done."""
 
 
 @dataclass
@@ -161,12 +163,16 @@ def acceptance_line(n_accepted: int, n_drafted: int) -> str:
 
 
 class Speculator:
-    """The drafters of one sequence, asked in order until one has a guess, with their statistics."""
+    """The drafters of one sequence, asked in order until one has a guess, with their statistics.
 
-    def __init__(self, drafters: Sequence[Drafter], params: SpeculativeParams) -> None:
+    ``media``: pictures that texts may have.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], params: SpeculativeParams, media: MediaStore | None = None) -> None:
         params.check()
         self.drafters = drafters
         self.params = params
+        self.media = media
         self.statistics = [DraftStatistics() for _ in drafters]
         self._last: int | None = None
         self._n_last = 0
@@ -190,7 +196,7 @@ class Speculator:
         """A new text starts with ``tokens``."""
         for drafter, statistics in zip(self.drafters, self.statistics, strict=True):
             began = time.perf_counter()
-            drafter.begin(tokens)
+            drafter.begin(self._seen(drafter, tokens))
             statistics.begin += time.perf_counter() - began
 
     def draft(
@@ -208,7 +214,8 @@ class Speculator:
             return []
         for i, (drafter, statistics) in enumerate(zip(self.drafters, self.statistics, strict=True)):
             began = time.perf_counter()
-            found = drafter.draft(tokens, n_max, p_min)[:n_max]
+            seen = self._seen(drafter, tokens)
+            found = drafter.draft(seen, n_max, p_min)[:n_max] if seen else []
             statistics.draft += time.perf_counter() - began
             statistics.n_calls += 1
             if found and len(found) >= n_min:
@@ -217,6 +224,12 @@ class Speculator:
                 self._last, self._n_last = i, len(found)
                 return found
         return []
+
+    def _seen(self, drafter: Drafter, tokens: Sequence[int]) -> Sequence[int]:
+        """What a drafter sees of a text."""
+        if self.media is None or drafter.needs_states or not self.media.has_media(tokens):
+            return tokens
+        return self.media.without(tokens)
 
     def accept(self, n_accepted: int) -> None:
         """How many tokens of the last draft were kept."""
@@ -261,10 +274,15 @@ class Speculator:
         """Bytes that `take_states` would copy."""
         return sum(drafter.state_nbytes for drafter in self.drafters)
 
-    def save(self) -> None:
-        """Lets the drafters write their files."""
+    def save(self) -> list[str]:
+        """Lets the drafters write their files; why those that could not be written were not."""
+        failures = []
         for drafter in self.drafters:
-            drafter.save()
+            try:
+                drafter.save()
+            except IkpyError as error:
+                failures.append(str(error))
+        return failures
 
     def lines(self) -> list[str]:
         """Acceptance rate and a line per drafter."""
@@ -275,14 +293,21 @@ class Speculator:
 class Speculation:
     """Makes the speculators of the sequences of a context; what drafters share is made once.
 
-    ``makers``: for every type of ``params.types``, a function from a sequence id to a drafter.
+    ``makers``: for every type of ``params.types``, a function from a sequence id to a drafter. ``media``: pictures that
+    texts may have.
     """
 
-    def __init__(self, params: SpeculativeParams, makers: Sequence[Callable[[int], Drafter]]) -> None:
+    def __init__(
+        self,
+        params: SpeculativeParams,
+        makers: Sequence[Callable[[int], Drafter]],
+        media: MediaStore | None = None,
+    ) -> None:
         params.check()
         self.params = params
         self._makers = makers
+        self._media = media
 
     def speculator(self, seq_id: int = 0) -> Speculator:
         """Drafters of one sequence."""
-        return Speculator([make(seq_id) for make in self._makers], self.params)
+        return Speculator([make(seq_id) for make in self._makers], self.params, self._media)

@@ -22,7 +22,7 @@ class BailingMoe3(KimiLinear):
 
     has_rope = True
     output_weight = "optional"
-    prediction_norm = "layer_output_norm"
+    prediction_norms = ("layer_output_norm",)
     rates_are_negative = False
 
     def read_hparams(self, keys: Keys) -> HParams:

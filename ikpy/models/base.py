@@ -100,6 +100,16 @@ class Architecture:
         return False
 
     @property
+    def state_size(self) -> int:
+        """Elements of the hidden state of a token that a prediction head reads."""
+        return self.hp.n_embd
+
+    @property
+    def n_prediction_heads(self) -> int:
+        """Layers that each predict a token more than the one before, by `prediction_head`'s numbers; 0: none."""
+        return 0
+
+    @property
     def values_are_keys(self) -> bool:
         """Whether cached keys are the values as well."""
         return False
@@ -109,8 +119,8 @@ class Architecture:
         """Whether layers choose the cells that they attend to."""
         return False
 
-    def prediction_head(self, weights: WeightSource) -> Architecture:
-        """The first layer that predicts further tokens, as a model of one layer. UsageError if there is none."""
+    def prediction_head(self, weights: WeightSource, number: int = 0) -> Architecture:
+        """A layer that predicts further tokens, as a model of one layer. UsageError if there is none."""
         raise UsageError(f"{weights.gguf.path}: the model has no layers that predict further tokens")
 
     def prepare(self, mla: int) -> None:
@@ -232,6 +242,8 @@ class Decoder(Architecture):
     layer_norm: bool = False
     """Whether norms take the mean off; files say their epsilon under another key, unless epsilon_key names it."""
     epsilon_key: ClassVar[str] = ""
+    predicts_from_normed: ClassVar[bool] = True
+    """Whether prediction heads read states behind the output norm, or else those before it."""
 
     @property
     def max_position(self) -> int | None:
@@ -309,20 +321,22 @@ class Decoder(Architecture):
         x = self.embed(b)
         for il in range(self.hp.n_layer):
             x = b.steer(il, self.layer(b, il, x))
-            if il < self.n_deep:
+            if il < self.n_deep and not self.reads_states:
                 x = b.with_deep_rows(il, x)
         if b.keeps_states and b.n_outputs != b.n_tokens:
             b.token_states = self.states_of_all(b)
         if b.n_outputs == 0:
             return None
         y = self.final_state(b, x)
-        b.embeddings = y
+        state = y if self.predicts_from_normed else x
+        b.embeddings = state if self.reads_states else y
         if b.keeps_states and b.n_outputs == b.n_tokens:
-            b.token_states = y
+            b.token_states = state
         return self.logits(b, y)
 
     def states_of_all(self, b: BatchGraph) -> Value:
-        """Normed states [D, T] of all tokens where the last layer keeps the output rows only."""
+        """States [D, T] of all tokens where the last layer keeps the output rows only."""
         if b.unreduced is None:
             raise UsageError(f"contexts of {self.hp.arch} models keep no states of tokens without logits")
-        return self.final_state(b, b.steer(self.hp.n_layer - 1, b.unreduced))
+        x = b.steer(self.hp.n_layer - 1, b.unreduced)
+        return self.final_state(b, x) if self.predicts_from_normed else x

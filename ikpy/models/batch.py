@@ -103,13 +103,13 @@ class BatchGraph:
     caches: (layer, name) -> cache tensor [n, n_heads, n_cells]; windows: whose cells each of them has.
     recurrent: (layer, name) -> states [*shape, n_sequences], inputs["seq"] being the slot of every token, and of what
     is kept of them [*shape, n_copies], if there is any.
-    steering: control vectors f32 [D, n_layer], added to the residual stream behind the layers. states: f32 [D, T],
-    hidden states behind the tokens before those of the batch, for architectures that read them.
-    keeps_states: whether token_states f32 [D, T], the normed states of all tokens, are wanted. unreduced: the residual
-    stream [D, T] behind the last layer where only the output rows go on. layer_inputs: f32 [P * n_layer, T], P elements
-    of every token for each layer, where an architecture has them. chosen: of Graph.choose_cells, by the last indexer.
-    banks: residual streams of earlier layers that later ones read, by the number of tokens they have. media: rows of
-    pictures among the tokens, if there may be some.
+    steering: control vectors f32 [D, n_layer], added to the residual stream behind the layers. states: f32 [W, T],
+    hidden states behind the tokens before those of the batch, for architectures that read them. keeps_states: whether
+    token_states f32 [W, T], what prediction heads read of all tokens, are wanted. unreduced: the residual stream [D,
+    T], or streams [D, n, T], behind the last layer where only the output rows go on. layer_inputs: f32 [P * n_layer,
+    T], P elements of every token for each layer, where an architecture has them. chosen: of Graph.choose_cells, by the
+    last indexer. banks: residual streams of earlier layers that later ones read, by the number of tokens they have.
+    media: rows of pictures among the tokens, if there may be some.
     """
 
     graph: Graph

@@ -27,6 +27,7 @@ from ikpy.models.hyper_connections import (
     take_connection,
 )
 from ikpy.models.keys import MAX_LAYERS, Keys
+from ikpy.models.prediction import PredictionLayers, from_layer
 from ikpy.models.routing import Routing, gating_func
 from ikpy.models.sparse_attention import check_sizes
 from ikpy.models.weights import WeightSource
@@ -46,8 +47,8 @@ class Layer:
     ffn: Experts
 
 
-class DeepSeek4(StreamDecoder):
-    """Its prediction layers are left out."""
+class DeepSeek4(StreamDecoder, PredictionLayers):
+    """Files count prediction layers among the others or apart."""
 
     output_weight = "required"
 
@@ -56,10 +57,10 @@ class DeepSeek4(StreamDecoder):
     def read_hparams(self, keys: Keys) -> HParams:
         hp = read_hparams(keys)
         self.stream_sizes = StreamSizes.read(keys)
-        self.n_skipped = self._n_prediction_layers(keys)
+        self.n_predict_layers = self._n_prediction_layers(keys)
         hp.n_layer = self.n_layers(keys)
         if hp.n_layer < 1:
-            raise FileFormatError(f"{keys.gguf.path}: {self.n_skipped} prediction layers leave none to run")
+            raise FileFormatError(f"{keys.gguf.path}: {self.n_predict_layers} prediction layers leave none to run")
         if len(set(hp.n_head)) != 1 or hp.n_embd_head_k != hp.n_embd_head_v:
             raise FileFormatError(f"{keys.gguf.path}: Unsupported configuration: heads differ")
         hp.n_swa = keys.u32("attention.sliding_window")
@@ -95,8 +96,7 @@ class DeepSeek4(StreamDecoder):
 
     @classmethod
     def n_layers(cls, keys: Keys) -> int:
-        """Layers that run: some files count those that predict further tokens among them, others apart."""
-        n, n_predict = super().n_layers(keys), cls._n_prediction_layers(keys)
+        n, n_predict = int(keys.u32("block_count")), cls._n_prediction_layers(keys)
         is_counted = n_predict and any(name.startswith(f"blk.{n - 1}.nextn.") for name in keys.gguf.tensors)
         return max(0, n - n_predict) if is_counted else n
 
@@ -108,10 +108,10 @@ class DeepSeek4(StreamDecoder):
         return n
 
     def _ratios(self, keys: Keys, hp: HParams) -> list[int]:
-        """Positions per compressed cell in every layer, 0: none."""
-        key = f"{keys.arch}.attention.compress_ratios"
+        """Positions per compressed cell in every layer that runs or predicts, 0: none."""
+        key, n_all = f"{keys.arch}.attention.compress_ratios", hp.n_layer + self.n_predict_layers
         n = keys.n_listed("attention.compress_ratios", hp.n_layer)
-        ratios = keys.per_layer("attention.compress_ratios", n)[: hp.n_layer]
+        ratios = (keys.per_layer("attention.compress_ratios", n) + [0] * self.n_predict_layers)[:n_all]
         sizes = self.sizes
         if hp.n_swa < 1 or any(r == 1 or r > MAX_RATIO for r in ratios):
             raise FileFormatError(
@@ -123,8 +123,7 @@ class DeepSeek4(StreamDecoder):
 
     def load_global(self, weights: WeightSource) -> None:
         super().load_global(weights)
-        for il in range(self.hp.n_layer, self.hp.n_layer + max(self.n_skipped, 1)):
-            weights.skip_layer(il)
+        weights.skip_layer(self.hp.n_layer)  # also where the file counts none
 
     def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
         d = self.hp.n_embd
@@ -180,10 +179,14 @@ class DeepSeek4(StreamDecoder):
         if by_token:
             name = f"{prefix}.ffn_gate_tid2eid.weight"
             experts.by_token = weights.integers(name, (hp.n_expert_used, hp.n_vocab))
-        experts.input_limit = self.limits[il]
+        experts.input_limit = from_layer(self.limits, il)[0]
         if experts.shared:
-            experts.shared.input_limit = self.shared_limits[il]
+            experts.shared.input_limit = from_layer(self.shared_limits, il)[0]
         return experts
+
+    def start_at(self, layer: int) -> None:
+        super().start_at(layer)
+        self.ratios = self.ratios[layer:]
 
     # cache
 
@@ -202,7 +205,7 @@ class DeepSeek4(StreamDecoder):
 
     @property
     def has_indexers(self) -> bool:
-        return OVERLAPPING in self.ratios
+        return OVERLAPPING in self.ratios[: self.hp.n_layer]
 
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         return compressed_caches(self.sizes, self.ratios[layer], layer, params)
@@ -219,12 +222,16 @@ class DeepSeek4(StreamDecoder):
         h, back = join_streams(b, layer.attn_streams, self.stream_sizes, hp.norm_eps, x)
         attention = CompressedLayer(b, il, layer.attn, self.sizes, self.ratios[il], hp.norm_eps)
         attended = attention.attend(self.norm(b, h, layer.attn_norm))
+
+        def rest(x: Value, attended: Value, back: Value) -> Value:
+            x = g.hyper_expand(x, self._attention_output(b, layer.attn, attended), back)
+            h, back = join_streams(b, layer.ffn_streams, self.stream_sizes, hp.norm_eps, x)
+            return g.hyper_expand(x, moe_ffn(b, layer.ffn, hp.routing, self.norm(b, h, layer.ffn_norm)), back)
+
         if layer.ffn.by_token is None:
-            x, attended, back = self.keep_rows(b, il, x, attended, back)
-        x = g.hyper_expand(x, self._attention_output(b, layer.attn, attended), back)
-        h, back = join_streams(b, layer.ffn_streams, self.stream_sizes, hp.norm_eps, x)
-        x = g.hyper_expand(x, moe_ffn(b, layer.ffn, hp.routing, self.norm(b, h, layer.ffn_norm)), back)
-        return x if layer.ffn.by_token is None else self.keep_rows(b, il, x)[0]
+            return self.with_kept_rows(b, il, rest, x, attended, back)
+        # Experts that go with tokens read those of the whole batch.
+        return self.with_kept_rows(b, il, lambda x: x, rest(x, attended, back))
 
     def _attention_output(self, b: BatchGraph, attn: CompressedAttention, attended: Value) -> Value:
         """Both output projections of attended [d H, T]: groups of heads apart, then their results together."""

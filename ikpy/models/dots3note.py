@@ -84,5 +84,5 @@ class Dots3Note(DeepSeek2):
             return None
         return take_indexer(weights, prefix, self.indexer_sizes, self.hp.n_embd, self.hp.extra["q_lora_rank"])
 
-    def prediction_head(self, weights: WeightSource) -> Architecture:
+    def prediction_head(self, weights: WeightSource, number: int = 0) -> Architecture:
         raise UsageError(f"{weights.gguf.path}: layers of {self.hp.arch} models that predict further tokens do not run")

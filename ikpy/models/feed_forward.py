@@ -38,9 +38,11 @@ def swiglu_limits(keys: Keys, n_layer: int, *names: str) -> list[float]:
 
 
 def swiglu_clamps(keys: Keys, n_layer: int) -> tuple[list[float], list[float]]:
-    """Bounds of routed experts and of shared ones per layer, those of prediction layers left out; 0: none."""
+    """Bounds of routed experts and of shared ones per layer, those of prediction layers behind them if the file says
+    some; 0: none.
+    """
     limits, shared = (
-        keys.floats_per_layer(name, keys.n_listed(name, n_layer), 0.0)[:n_layer]
+        keys.floats_per_layer(name, keys.n_listed(name, n_layer), 0.0)
         for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp")
     )
     return limits, shared if keys.has("swiglu_clamp_shexp") else limits

@@ -1,32 +1,39 @@
 """glm5-next: GLM-5.3 Flash. Kimi Delta Attention with bounded decays between layers of sparse latent attention, several
-residual streams, and experts with bounded gates. The text model alone; prediction layers are left out.
+residual streams, and experts with bounded gates. The text model alone.
 """
 
 from __future__ import annotations
 
-from ikpy.errors import FileFormatError, UsageError
+from dataclasses import replace
+
+from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
-from ikpy.models.base import Architecture
+from ikpy.models.base import Decoder
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams, Window
 from ikpy.models.blocks import DenseFFN, Experts
+from ikpy.models.deepseek2 import DeepSeek2
 from ikpy.models.feed_forward import swiglu_clamps
 from ikpy.models.hparams import HParams
 from ikpy.models.hyper_connections import StreamSizes
 from ikpy.models.keys import Keys
 from ikpy.models.kimi_linear import KimiLinear
 from ikpy.models.pooled_indexer import PooledIndexer, PooledSizes, choose_pools, take_pooled_indexer
+from ikpy.models.prediction import from_layer
 from ikpy.models.sparse_attention import Indexer
 from ikpy.models.stream_latent import StreamLatentDecoder
 from ikpy.models.weights import WeightSource
 
 
 class Glm5Next(StreamLatentDecoder, KimiLinear):
-    """Layers without KV heads are KDA layers; heads of the others have no part for positions."""
+    """Layers without KV heads are KDA layers; heads of the others have no part for positions. A prediction layer has
+    sparse latent attention and one residual stream.
+    """
 
     may_lack_rope = True
     has_stream_head = False
     output_weight = "optional"
     default_weights_norm = False
+    predicts_from_normed = True
     indexer_sizes: PooledSizes  # type: ignore[assignment]
 
     # hyper-parameters
@@ -41,6 +48,9 @@ class Glm5Next(StreamLatentDecoder, KimiLinear):
         first = next((il for il in range(hp.n_layer) if hp.n_head_kv[il]), None)
         if first is not None and not self.indexer_sizes.full[first]:
             raise FileFormatError(f"{path}: layer {first} shares the choice of an indexer, and none is before it")
+        self.indexer_sizes = replace(
+            self.indexer_sizes, full=(*self.indexer_sizes.full, *[True] * self.n_predict_layers)
+        )
         self.read_lower_bound(keys, None)
         self.limits, self.shared_limits = swiglu_clamps(keys, hp.n_layer)
         return hp
@@ -49,12 +59,13 @@ class Glm5Next(StreamLatentDecoder, KimiLinear):
 
     def _load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
         ffn = super()._load_ffn(weights, il, prefix)
+        limit, shared_limit = (from_layer(limits, il)[0] for limits in (self.limits, self.shared_limits))
         if isinstance(ffn, DenseFFN):
-            ffn.input_limit = self.shared_limits[il]
+            ffn.input_limit = shared_limit
             return ffn
-        ffn.input_limit = self.limits[il]
+        ffn.input_limit = limit
         if ffn.shared:
-            ffn.shared.input_limit = self.shared_limits[il]
+            ffn.shared.input_limit = shared_limit
         return ffn
 
     def _load_indexer(self, weights: WeightSource, il: int, prefix: str) -> Indexer | None:
@@ -62,8 +73,12 @@ class Glm5Next(StreamLatentDecoder, KimiLinear):
             return None
         return take_pooled_indexer(weights, prefix, self.indexer_sizes, self.hp.n_embd, self.hp.extra["q_lora_rank"])
 
-    def prediction_head(self, weights: WeightSource) -> Architecture:
-        raise UsageError(f"{weights.gguf.path}: layers of {self.hp.arch} models that predict further tokens do not run")
+    def load_prediction_layer(self, weights: WeightSource, il: int, prefix: str) -> object:
+        return DeepSeek2.load_layer(self, weights, il, prefix)
+
+    def start_at(self, layer: int) -> None:
+        super().start_at(layer)
+        self.indexer_sizes = replace(self.indexer_sizes, full=self.indexer_sizes.full[layer:])
 
     # cache
 
@@ -85,8 +100,16 @@ class Glm5Next(StreamLatentDecoder, KimiLinear):
         assert isinstance(indexer, PooledIndexer)
         choose_pools(b, il, indexer, self.indexer_sizes, h, q_latent)
 
+    def build(self, b: BatchGraph) -> Value | None:
+        return Decoder.build(self, b) if self.reads_states else super().build(b)
+
+    def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
+        return DeepSeek2.layer(self, b, il, x) if self.reads_states else super().layer(b, il, x)
+
     def collapsed(self, b: BatchGraph, streams: Value) -> Value:
-        """The mean of the streams."""
+        """The mean of the streams; the one of a prediction layer as it is."""
+        if self.reads_states:
+            return streams
         g, n = b.graph, streams.shape[1]
         parts = [streams.slice(1, i, 1).permute(0, 2, 1) for i in range(n)]
         total = parts[0]

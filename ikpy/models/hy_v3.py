@@ -17,6 +17,7 @@ class HyV3(RoutedMoe):
     usually_sigmoid = True
     default_n_shared = 1
     default_scale = 1.0
+    heads_take_turns = True
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)

@@ -5,7 +5,6 @@ not mixed (independent hyper-connections).
 from __future__ import annotations
 
 from ikpy.errors import FileFormatError
-from ikpy.models.base import Architecture
 from ikpy.models.blocks import DenseFFN, Experts
 from ikpy.models.deepseek32 import DeepSeek32
 from ikpy.models.feed_forward import swiglu_limits
@@ -26,6 +25,7 @@ class HyV4(StreamLatentDecoder, DeepSeek32):
     default_n_dense = 0
     indexer_neox = False
     indexer_rotates_last = True
+    runs_prediction_layers = False
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
@@ -42,9 +42,6 @@ class HyV4(StreamLatentDecoder, DeepSeek32):
     def divisible_heads(self, layer: int) -> int:
         # Gates and sinks are not divided.
         return 0
-
-    def prediction_head(self, weights: WeightSource) -> Architecture:
-        return Architecture.prediction_head(self, weights)
 
     # tensors
 

@@ -6,6 +6,7 @@ In shapes: T tokens, n streams of D elements.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -111,15 +112,22 @@ class StreamDecoder(Decoder):
     stream_sizes: StreamSizes
     has_stream_head: ClassVar[bool] = True
     """Whether a hyper-connection joins the streams behind the last layer."""
+    predicts_from_normed = False
 
     def load_global(self, weights: WeightSource) -> None:
         super().load_global(weights)
         if self.has_stream_head:
             self.head = take_head(weights, "output_hc", self.hp.n_embd, self.stream_sizes)
 
+    @property
+    def state_size(self) -> int:
+        return self.hp.n_embd if self.predicts_from_normed else self.stream_sizes.n * self.hp.n_embd
+
     def first_streams(self, b: BatchGraph, x: Value) -> Value:
-        """The streams [D, n, T] that the first layer reads, of the embeddings x [D, T]."""
-        return streams_of(b, x, self.stream_sizes)
+        """The streams [D, n, T] that the first layer reads, of the embeddings x [D, T]; those of a prediction head are
+        streams already.
+        """
+        return x if self.reads_states else streams_of(b, x, self.stream_sizes)
 
     def collapsed(self, b: BatchGraph, streams: Value) -> Value:
         """What the output norm reads, [D, T], of the streams [D, n, T] behind the last layer."""
@@ -131,15 +139,39 @@ class StreamDecoder(Decoder):
         flat, *others = b.keep_outputs(il, self.hp.n_layer, streams.reshape(d * n, b.n_tokens), *values)
         return flat.reshape(d, n, flat.shape[1]), *others
 
+    def with_kept_rows(
+        self, b: BatchGraph, il: int, rest: Callable[..., Value], streams: Value, *values: Value
+    ) -> Value:
+        """The rest of a layer on the rows of `keep_rows`, and on those of all tokens if their states are wanted."""
+        kept = self.keep_rows(b, il, streams, *values)
+        if b.keeps_states and kept[0].shape[2] != b.n_tokens:
+            # Apart from the output rows: those must round as they do in a context that keeps no states.
+            b.unreduced = rest(streams, *values)
+        return rest(*kept)
+
+    def final_state(self, b: BatchGraph, x: Value) -> Value:
+        return super().final_state(b, self.collapsed(b, x))
+
     def build(self, b: BatchGraph) -> Value | None:
         if b.steering is not None:
             raise UsageError(f"control vectors act on one residual stream; {self.hp.arch} models have several")
-        if b.keeps_states:
-            raise UsageError(f"contexts of {self.hp.arch} models keep no states of tokens")
         x = self.first_streams(b, self.embed(b))
         for il in range(self.hp.n_layer):
             x = self.layer(b, il, x)
+        if b.keeps_states and b.n_outputs != b.n_tokens:
+            assert b.unreduced is not None
+            b.token_states = self._state(b, b.unreduced)
         if b.n_outputs == 0:
             return None
-        b.embeddings = self.norm(b, self.collapsed(b, x), self.output_norm)
-        return self.logits(b, b.embeddings)
+        y = self.final_state(b, x)
+        b.embeddings = self._state(b, x, y) if self.reads_states else y
+        if b.keeps_states and b.n_outputs == b.n_tokens:
+            b.token_states = self._state(b, x, y)
+        return self.logits(b, y)
+
+    def _state(self, b: BatchGraph, streams: Value, normed: Value | None = None) -> Value:
+        """What prediction heads read of the streams [D, n, T] behind the last layer."""
+        if self.predicts_from_normed:
+            return normed or self.final_state(b, streams)
+        d, n, n_tokens = streams.shape[:3]
+        return streams.reshape(d * n, n_tokens)

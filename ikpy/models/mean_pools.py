@@ -36,10 +36,13 @@ class MeanIndexer:
     ones: Value
 
 
-def read_mean_pools(keys: Keys, n_layer: int, n_rot: int) -> PooledSizes | None:
-    """Sizes of a file, None if its layers attend to everything. full: of the layers that choose."""
+def read_mean_pools(keys: Keys, n_layer: int, n_predict: int, n_rot: int) -> PooledSizes | None:
+    """Sizes of a file, None if its layers attend to everything. full: of the layers that choose, n_layer and those that
+    predict, if the file says so of them.
+    """
     n_listed = keys.n_listed("attention.compress_ratios", n_layer)
-    ratios = keys.per_layer("attention.compress_ratios", n_listed, 0)[:n_layer]
+    n_all = n_layer + n_predict
+    ratios = (keys.per_layer("attention.compress_ratios", n_listed, 0) + [0] * n_predict)[:n_all]
     pools = sorted({ratio for ratio in ratios if ratio})
     if len(pools) > 1:
         raise UnsupportedError(f"{keys.gguf.path}: pools of {pools} cells in one model are not supported")

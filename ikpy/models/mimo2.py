@@ -14,16 +14,22 @@ from ikpy.models.windows import window_layers
 
 
 class Mimo2(RoutedMoe):
-    """Layers with a router have experts, the others a dense network; what was attended to may be scaled."""
+    """Layers with a router have experts, the others a dense network; what was attended to may be scaled. Prediction
+    layers read states before the output norm.
+    """
 
     output_weight = "required"
     qk_norm = "none"
+    fused_qkv = "optional"
     rotates_whole_head = False
     default_n_dense = 0
     dense_without_router = True
     default_n_shared = 0
     attn_sinks = "optional"
     default_scale = 1.0
+    predicts_from_normed = False
+    heads_take_turns = True
+    prediction_norms = ("nextn.shared_head_norm", "layer_output_norm")
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)

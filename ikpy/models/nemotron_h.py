@@ -4,12 +4,10 @@ without positions, or a network by squared ReLU, dense or with experts (arXiv:25
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ikpy.errors import UsageError
 from ikpy.graph.ir import Value
-from ikpy.models.base import Architecture
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
 from ikpy.models.blocks import DenseFFN, Experts
 from ikpy.models.feed_forward import take_experts
@@ -31,6 +29,14 @@ class Block:
     net: Mamba2 | Attention | DenseFFN | Experts
 
 
+@dataclass
+class PredictingBlock(Block):
+    """The layer that predicts further tokens has attention and a network."""
+
+    ffn_norm: Value
+    ffn: DenseFFN | Experts
+
+
 class NemotronH(Mamba2Layers, PredictionLayers, Transformer):
     """Layers with a network have feed_forward_length, the others KV heads if they attend; the rest is recurrent."""
 
@@ -39,6 +45,7 @@ class NemotronH(Mamba2Layers, PredictionLayers, Transformer):
     rotates_whole_head = False
     activation = "relu_squared"
     gated_ffn = False
+    runs_prediction_layers = False
     out_bias: ClassVar[Presence] = "optional"
     ffn_bias: ClassVar[Presence] = "optional"
 
@@ -60,11 +67,6 @@ class NemotronH(Mamba2Layers, PredictionLayers, Transformer):
 
     def divisible_heads(self, layer: int) -> int:
         return super().divisible_heads(layer) if self.attends(layer) else 0
-
-    def prediction_head(self, weights: WeightSource) -> Architecture:
-        if not self.n_predict_layers:
-            return super().prediction_head(weights)
-        raise UsageError(f"{weights.gguf.path}: prediction layers of {self.hp.arch} models are not run")
 
     # tensors
 
@@ -100,13 +102,18 @@ class NemotronH(Mamba2Layers, PredictionLayers, Transformer):
             branch = self.ffn(b, block.net, self.norm(b, x, block.norm))
         else:
             branch = b.graph.mul_mat(block.net.out, mixed[0], block.net.out_bias)
-        return self.add_branch(b, x, branch, None)
+        x = self.add_branch(b, x, branch, None)
+        if not isinstance(block, PredictingBlock):
+            return x
+        return self.add_branch(b, x, self.ffn(b, block.ffn, self.norm(b, x, block.ffn_norm)), None)
 
 
 class NemotronHMoe(NemotronH):
     """Routed experts by sigmoid, chosen with a bias, and a shared one of its own width; latent experts of Nemotron 3
     Super.
     """
+
+    runs_prediction_layers = True
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
@@ -121,7 +128,26 @@ class NemotronHMoe(NemotronH):
             scale=keys.f32("expert_weights_scale", 0.0) or 1.0,
             epsilon=1e-20,
         )
+        self.head_norm_eps = keys.f32("attention.layer_norm_epsilon", hp.norm_eps)
         return hp
+
+    def load_prediction_layer(self, weights: WeightSource, il: int, prefix: str) -> PredictingBlock:
+        norm, ffn_norm = (
+            weights.take(f"{prefix}.{name}.weight", (self.hp.n_embd,)) for name in ("attn_norm", "post_attention_norm")
+        )
+        attention = self.load_attention(weights, il, prefix)
+        return PredictingBlock(norm, attention, ffn_norm, self.load_ffn(weights, il, prefix))
+
+    def start_at(self, layer: int) -> None:
+        super().start_at(layer)
+        self.hp = replace(self.hp, n_ff=[0])  # it attends, whatever the file counts
+
+    def final_state(self, b: BatchGraph, x: Value) -> Value:
+        """The norm behind the prediction layer takes the mean off."""
+        if not self.reads_states:
+            return super().final_state(b, x)
+        assert self.output_norm is not None
+        return b.graph.layer_norm(x, self.output_norm, None, self.head_norm_eps)
 
     def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
         hp, d, n_latent = self.hp, self.hp.n_embd, self.n_latent

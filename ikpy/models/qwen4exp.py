@@ -1,15 +1,14 @@
 """qwen4exp: Qwen4-Exp (Qwen3.8 Flash Next), the text model. Gated delta rule, gated attention over pools of cells that
-indexers choose, several residual streams, embeddings of hashed n-grams, and experts. Prediction layers are left out.
+indexers choose, several residual streams, embeddings of hashed n-grams, and experts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
-from ikpy.errors import FileFormatError, UsageError
+from ikpy.errors import FileFormatError
 from ikpy.graph.builder import MAX_HASHED_TOKEN
 from ikpy.graph.ir import Value
-from ikpy.models.base import Architecture
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams, StateSpec, Window
 from ikpy.models.blocks import DenseFFN, Experts, attend_cached, store_heads
 from ikpy.models.delta_net import DeltaNet
@@ -62,7 +61,7 @@ class Qwen4Exp(StreamDecoder, Qwen35Moe):
         path = keys.gguf.path
         self.recurrent = self._recurrent_layers(keys, hp.n_layer)
         self.stream_sizes = MixerSizes.read(keys)
-        self.index_sizes = read_mean_pools(keys, hp.n_layer, hp.n_rot)
+        self.index_sizes = read_mean_pools(keys, hp.n_layer, self.n_predict_layers, hp.n_rot)
         self.ngram_sizes = NgramSizes.read(keys, hp.n_layer)
         if self.ngram_sizes and not self.recurrent[self.ngram_sizes.layer]:
             raise FileFormatError(f"{path}: n-gram embeddings in layer {self.ngram_sizes.layer}, which has no states")
@@ -113,8 +112,19 @@ class Qwen4Exp(StreamDecoder, Qwen35Moe):
             ngrams=take_ngrams(weights, prefix, ngrams, d, sizes.n) if ngrams and ngrams.layer == il else None,
         )
 
-    def prediction_head(self, weights: WeightSource) -> Architecture:
-        raise UsageError(f"{weights.gguf.path}: layers of {self.hp.arch} models that predict further tokens do not run")
+    def take_state_norm(self, weights: WeightSource, name: str) -> Value:
+        d, n = self.hp.n_embd, self.stream_sizes.n
+        return weights.take(name, (d, n), (d * n,)).reshape(d, n)
+
+    def take_ends(self, weights: WeightSource, prefix: str) -> None:
+        super().take_ends(weights, prefix)
+        self.mixer = take_mixer(weights, f"{prefix}.nextn.hc_head", self.hp.n_embd, self.stream_sizes, last=True)
+
+    def start_at(self, layer: int) -> None:
+        super().start_at(layer)
+        self.recurrent, self.ngram_sizes = [False], None
+        if self.index_sizes:
+            self.index_sizes = replace(self.index_sizes, full=self.index_sizes.full[layer:])
 
     # cache
 
@@ -177,8 +187,11 @@ class Qwen4Exp(StreamDecoder, Qwen35Moe):
         h, back = mix_streams(b, layer.attn_mixer, x, eps)
         assert back is not None
         attended = self.attention(b, il, layer.attn, h)
-        x, attended, back = self.keep_rows(b, il, x, attended, back)
-        x = g.hyper_expand(x, g.mul_mat(layer.attn.out, attended), back)
-        h, back = mix_streams(b, layer.ffn_mixer, x, eps)
-        assert back is not None
-        return g.hyper_expand(x, self.ffn(b, layer.ffn, h), back)
+
+        def rest(x: Value, attended: Value, back: Value) -> Value:
+            x = g.hyper_expand(x, g.mul_mat(layer.attn.out, attended), back)
+            h, shares = mix_streams(b, layer.ffn_mixer, x, eps)
+            assert shares is not None
+            return g.hyper_expand(x, self.ffn(b, layer.ffn, h), shares)
+
+        return self.with_kept_rows(b, il, rest, x, attended, back)

@@ -15,7 +15,9 @@ from ikpy.models.windows import window_layers
 
 
 class Step35(RoutedMoe):
-    """Full layers rotate half of the elements that window layers rotate."""
+    """Full layers rotate half of the elements that window layers rotate. Prediction layers read states before the
+    output norm.
+    """
 
     output_weight = "required"
     qk_norm = "optional"
@@ -26,6 +28,8 @@ class Step35(RoutedMoe):
     usually_sigmoid = True
     default_n_shared = 0
     default_scale = 1.0
+    predicts_from_normed = False
+    heads_take_turns = True
 
     def read_hparams(self, keys: Keys) -> HParams:
         if keys.has("rope.freq_base_per_layer"):

@@ -45,7 +45,10 @@ class StreamLatentDecoder(StreamDecoder, DeepSeek2):
         g, eps = b.graph, self.hp.norm_eps
         h, back = join_streams(b, layer.attn_streams, self.stream_sizes, eps, x)
         attended = self.attention(b, il, layer.attn, self.norm(b, h, layer.attn_norm))
-        x, attended, back = self.keep_rows(b, il, x, attended, back)
-        x = g.hyper_expand(x, g.mul_mat(layer.attn.out, attended), back)
-        h, back = join_streams(b, layer.ffn_streams, self.stream_sizes, eps, x)
-        return g.hyper_expand(x, self._ffn(b, layer.ffn, self.norm(b, h, layer.ffn_norm)), back)
+
+        def rest(x: Value, attended: Value, back: Value) -> Value:
+            x = g.hyper_expand(x, g.mul_mat(layer.attn.out, attended), back)
+            h, back = join_streams(b, layer.ffn_streams, self.stream_sizes, eps, x)
+            return g.hyper_expand(x, self._ffn(b, layer.ffn, self.norm(b, h, layer.ffn_norm)), back)
+
+        return self.with_kept_rows(b, il, rest, x, attended, back)

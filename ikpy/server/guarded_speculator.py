@@ -23,7 +23,7 @@ class GuardedSpeculator(Speculator):
     save time and change no text."""
 
     def __init__(self, speculator: Speculator, id_slot: int, log: ServerLog) -> None:
-        super().__init__(speculator.drafters, speculator.params)
+        super().__init__(speculator.drafters, speculator.params, speculator.media)
         self._id_slot = id_slot
         self._log = log
         self._failed = False

@@ -18,7 +18,7 @@ from ikpy.server.generation import unless_gone
 from ikpy.server.http import json_response, parse_json, read_body
 from ikpy.server.read_params import from_digits
 from ikpy.server.routes_status import front_of
-from ikpy.server.slot_files import draft_file, read_slot, write_slot
+from ikpy.server.slot_files import draft_file, read_slot, write_slot, written_draft_files
 from ikpy.server.slot_reports import SlotState
 from ikpy.server.slots import Slot
 
@@ -162,12 +162,11 @@ async def rename_prompt(request: Request) -> Response:
     listed = folder / f"{old}.tokens.json"
     try:
         (folder / old).rename(folder / new)
-        for old_path, new_path in (
-            (listed, folder / f"{new}.tokens.json"),
-            (draft_file(folder, old), draft_file(folder, new)),
-        ):
-            if old_path.exists():
-                old_path.rename(new_path)
+        if listed.exists():
+            listed.rename(folder / f"{new}.tokens.json")
+        for path in written_draft_files(folder, old):
+            number = path.name.removeprefix(draft_file(folder, old).name)
+            path.rename(folder / f"{draft_file(folder, new).name}{number}")
     except OSError as error:
         raise ApiError(500, f"cannot rename {old}: {error.strerror}") from None
     return json_response({"status": "renamed", "old_filename": old, "new_filename": new})
@@ -183,7 +182,8 @@ async def delete_prompt(request: Request) -> Response:
     try:
         path.unlink()
         (folder / f"{name}.tokens.json").unlink(missing_ok=True)
-        draft_file(folder, name).unlink(missing_ok=True)
+        for draft in written_draft_files(folder, name):
+            draft.unlink()
     except OSError as error:
         raise ApiError(500, f"cannot delete {name}: {error.strerror}") from None
     return json_response({"status": "deleted", "filename": name})

@@ -200,11 +200,14 @@ class Engine:
         if self.is_running:
             self.log.failure("finish_drafts", "drafts not saved", error="a batch has not ended")
             return
+        failures: dict[str, None] = {}  # slots share files
         for slot in self.slots:
             if slot.speculator is not None:
-                slot.speculator.save()
+                failures |= dict.fromkeys(slot.speculator.save())
                 for line in slot.speculator.lines() if slot.speculator.n_drafted else []:
                     self.log.event("print_stats", line, id_slot=slot.id)
+        for reason in failures:
+            self.log.caution("finish_drafts", "drafts not saved", error=reason)
 
     @property
     def longest_answer(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
+from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,9 @@ def write_slot(folder: Path, name: str, engine: Engine, slot: Slot) -> int:
             drafter.write_state(path)
         except Exception as error:
             log_error(engine.log, "write_slot", "drafter's cache not saved", error, slot)
-            with contextlib.suppress(OSError):
-                path.unlink()  # one that is older is of another text
+            for written in written_draft_files(folder, name):
+                with contextlib.suppress(OSError):
+                    written.unlink()  # one that is older is of another text
     return size
 
 
@@ -80,8 +82,15 @@ def draft_files(folder: Path, name: str, slot: Slot) -> list[tuple[Path, Drafter
 
 
 def draft_file(folder: Path, name: str) -> Path:
-    """File of the prediction layer's cache beside a state file."""
+    """File of the prediction layer's cache beside a state file; those of further layers have a number behind it."""
     return folder / f".{name}.mtp"
+
+
+def written_draft_files(folder: Path, name: str) -> list[Path]:
+    """Files of the prediction layers' caches that are there."""
+    first = draft_file(folder, name)
+    names = chain([first], (first.with_name(f"{first.name}.{number}") for number in count(1)))
+    return list(takewhile(Path.exists, names))
 
 
 def autosave_file(server: Server, slot: Slot) -> Path:

@@ -56,11 +56,10 @@ class Slot(SlotRequest):
 
     @property
     def _may_guess(self) -> bool:
-        """Whether guesses serve the request: banned phrases are taken back token by token, and drafters see no
-        pictures."""
+        """Whether guesses serve the request: banned phrases are taken back token by token."""
         task = self.last_task
         wanted = isinstance(task, CompletionTask) and task.params.draft_n_max != 0
-        return wanted and self.speculator is not None and self._ban is None and not self.has_pictures
+        return wanted and self.speculator is not None and self._ban is None
 
     @property
     def _n_left(self) -> int:
@@ -159,7 +158,7 @@ class Slot(SlotRequest):
         answer.begin()
         params, sampler = answer.task.params, answer.task.sampler
         sampler.accept_prompt(self._known_tokens() if params.penalty_prompt is None else params.penalty_prompt)
-        if self.speculator is not None and not self.has_pictures:
+        if self.speculator is not None:
             self.speculator.begin(self.prompt)
 
     def _known_tokens(self) -> list[int]:

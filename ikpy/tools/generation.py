@@ -76,7 +76,7 @@ class GrowingSequence:
     """Sequence ``seq_id`` of a context and the tokens its cache holds.
 
     ``n_keep`` first tokens survive a context shift; ``shift`` allows shifts. ``speculator`` makes guesses; it sees all
-    tokens. ``media``: of a context that reads pictures; a text with some is not shifted, nor guessed at.
+    tokens. ``media``: of a context that reads pictures; a text with some is not shifted.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class GrowingSequence:
         A token is evaluated when the next one is asked for; with a speculator, together with guesses at those that
         follow. Whenever a token is given out, ``tokens`` holds those before it. Raises NotANumberError.
         """
-        speculator = None if self._has_media else self.speculator
+        speculator = self.speculator
         if speculator is not None:
             speculator.begin(self.tokens)
         token = self._sample(sampler, logits)
@@ -254,6 +254,6 @@ class GrowingSequence:
 
     def _show_states(self, n: int) -> None:
         """Gives the drafters the states of the first n tokens of the last batch, the last ones of the text."""
-        if self.speculator is not None and self.speculator.needs_states and not self._has_media:
+        if self.speculator is not None and self.speculator.needs_states:
             assert self.context.token_states is not None
             self.speculator.observe(self.tokens, self.context.token_states[:n])

@@ -9,9 +9,9 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from ikpy.errors import ResourceError, UnsupportedError, UsageError, escaped
 from ikpy.tools.imatrix_data import ImatrixData, save
 from ikpy.tools.logprobs import token_log_probs
 from ikpy.tools.perplexity import DecodeContext, LossSums, Progress, Tokenizer
+
+if TYPE_CHECKING:
+    from ikpy.engine.context import Context
 
 Tokens = NDArray[np.int32]
 NAME = "compute_imatrix"
@@ -54,7 +57,9 @@ class Settings:
 
 
 class Run:
-    """One pass over a text. The context must have been made with the collector whose entries `data.live` holds."""
+    """One pass over a text. The context must have been made with the collector whose entries `data.live` holds, and so
+    must those of ``heads``, its prediction layers, for which it must keep token_states.
+    """
 
     def __init__(
         self,
@@ -63,10 +68,12 @@ class Run:
         data: ImatrixData,
         settings: Settings,
         *,
+        heads: Sequence[Context] = (),
         out: TextIO | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
         self.context, self.vocab, self.data, self.settings = context, vocab, data, settings
+        self.heads = heads
         self.out = out or sys.stdout
         self.log = log or (lambda line: print(line, file=sys.stderr, flush=True))
         self.losses = LossSums()
@@ -74,6 +81,7 @@ class Run:
         self._last_call = 0
         self._last_saved = 0
         self._calls_before_chunk = 0
+        self._last_state: NDArray[np.float32] | None = None
 
     def run(self, text: str) -> LossSums:
         """Processes the text and saves at the end, also when it is interrupted.
@@ -152,6 +160,7 @@ class Run:
         for start in range(0, size, self.settings.n_micro_batch):
             stop = min(start + self.settings.n_micro_batch, size)
             logits = self.context.decode(Batch.single(ids[start:stop].tolist(), start, logits="all"))
+            self._predict(ids, start, stop)
             self._after_call(stop - start)
             low, high = max(first, start), min(size - 1, stop)
             if self.settings.compute_ppl and low < high:
@@ -161,6 +170,20 @@ class Run:
             self.losses.add(np.concatenate(losses))
         # Nothing is called between the two: Ctrl-C comes before or behind both.
         self.n_done, self._calls_before_chunk = self.n_done + 1, self.data.last_call
+
+    def _predict(self, ids: Tokens, start: int, stop: int) -> None:
+        """Lets the prediction layers read the states behind the tokens start .. stop - 1 of a chunk."""
+        states = self.context.token_states if self.heads else None
+        if states is None:
+            return
+        first = start
+        if start and self._last_state is not None:
+            first, states = start - 1, np.concatenate([self._last_state, states])
+        self._last_state = states[-1:]
+        for head in self.heads if stop - first > 1 else ():
+            if not start:
+                head.kv.clear()
+            head.decode(Batch.single(ids[first + 1 : stop].tolist(), first, logits="all"), states[:-1])
 
     def _losses(self, logits: NDArray[np.float32], targets: Tokens, chunk: Tokens) -> NDArray[np.float64]:
         """Losses of the next tokens.

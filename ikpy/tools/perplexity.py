@@ -48,6 +48,9 @@ class DecodeContext(Protocol):
     @property
     def kv(self) -> KVCells: ...
 
+    @property
+    def token_states(self) -> NDArray[np.float32] | None: ...
+
     def decode(self, batch: Batch) -> Logits: ...
 
 

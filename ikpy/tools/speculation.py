@@ -48,8 +48,8 @@ def make_speculation(
 
     ``model``: the one whose prediction head may draft ("mtp"); its context must keep token_states. A draft model is
     asked last unless ``params.types`` places it. ``draft_params.n_seq_max`` is the number of sequences of the draft
-    model's and of the head's context; the model's own must keep `kept_states`. Raises UsageError for files that cannot
-    be used.
+    model's and of the head's context, ``draft_params.media`` the pictures of the model's own, which heads see; that one
+    must keep `kept_states`. Raises UsageError for files that cannot be used.
     """
     files = files or DraftFiles()
     types = [name for name in params.types if name != "none"]
@@ -61,7 +61,8 @@ def make_speculation(
             makers.append(_head_maker(params, model, draft_params or ContextParams(), log))
         else:
             makers.append(_maker(name, params, vocab, files, draft_params or ContextParams(), log))
-    return Speculation(params, makers) if makers else None
+    media = draft_params.media if draft_params else None
+    return Speculation(params, makers, media) if makers else None
 
 
 def kept_states(params: SpeculativeParams) -> int:
@@ -100,9 +101,9 @@ def _head_maker(
     if model is None:
         raise UsageError("--spec-type mtp needs the model itself")
     own = replace(draft_params, embeddings=True, token_states=False, n_kept_states=0, adapters=())
-    context = Context(model.prediction_head(), own, log=log)
-    n_ctx = context.n_ctx // own.n_seq_max
-    return lambda seq_id: HeadDraft(context, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
+    contexts = [Context(head, own, log=log) for head in model.prediction_heads()]
+    n_ctx = contexts[0].n_ctx // own.n_seq_max
+    return lambda seq_id: HeadDraft(*contexts, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
 
 
 def _corpus(path: str, vocab: Vocab) -> SuffixAutomaton:
@@ -133,7 +134,7 @@ def _model_maker(
         raise UsageError("--spec-type draft needs a draft model: give one with -md")
     model = Model.load(files.model, ModelParams(), log=log)
     n_vocab = common_vocabulary(vocab, Vocab.from_metadata(model.gguf.metadata))
-    context = Context(model, draft_params, log=log)
+    context = Context(model, replace(draft_params, media=None), log=log)
     n_ctx = context.n_ctx // draft_params.n_seq_max
     return lambda seq_id: ModelDraft(context, p_min=params.p_min, n_vocab=n_vocab, n_ctx=n_ctx, seq_id=seq_id)
 

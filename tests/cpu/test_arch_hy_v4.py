@@ -177,12 +177,9 @@ def test_statistics_of_inputs(mla: int, tmp_path: Path) -> None:
         assert (rows == len(LONG)).all(), f"{name} has seen {rows} tokens"
 
 
-def test_what_several_streams_and_no_prediction_layer_mean(tmp_path: Path) -> None:
-    file = loaded(hy_v4(), tmp_path)
-    with pytest.raises(UsageError, match="keep no states of tokens"):
-        Context(file, exact(token_states=True)).decode(Batch.single(TOKENS))
+def test_the_prediction_layer_is_left_out(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no layers that predict further tokens"):
-        file.prediction_head()
+        loaded(hy_v4(), tmp_path).prediction_head()
 
 
 def test_missing_parts_are_named(tmp_path: Path) -> None:

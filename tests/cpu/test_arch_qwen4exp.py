@@ -213,7 +213,7 @@ def test_a_table_that_is_missing(tmp_path: Path) -> None:
         Model.load(model.write(tmp_path / "model.gguf"))
 
 
-def test_prediction_layers_are_left_out(tmp_path: Path) -> None:
+def test_prediction_layers_are_no_part_of_the_text_model(tmp_path: Path) -> None:
     """Counted among the layers, with lists as long as all layers."""
     model, truth = qwen4exp()
     n = Sizes()
@@ -228,8 +228,6 @@ def test_prediction_layers_are_left_out(tmp_path: Path) -> None:
     model.keys["attention.recurrent_layers"].append(False)
     path = model.write(tmp_path / "model.gguf")
     hold("", context_of(path).decode(Batch.single(TOKENS, logits="all")), truth)
-    with pytest.raises(UsageError, match="layers of qwen4exp models that predict further tokens do not run"):
-        Model.load(path).prediction_head()
 
 
 def test_what_does_not_go(tmp_path: Path) -> None:

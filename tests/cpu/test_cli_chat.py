@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import os
@@ -116,6 +117,21 @@ def test_drafts_leave_the_text_as_it_is(cli, tmp_path: Path) -> None:
     assert rates[1] > max(rates[0], 0.5)
     status, out, err = cli("-p", OLD_MAN, "--spec-stage", "suffix:n_max=4,pattern_len=1", "-draft", "p_min=0.1")
     assert status == 0 and out.rstrip("\n") == OLD_MAN + GREEDY and "statistics suffix: " in err
+
+
+def test_a_lookup_cache_that_cannot_be_written(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line says so behind the answer."""
+    from ikpy.engine import ngram_cache
+
+    def full(path: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ngram_cache, "replacing", full)
+    status, out, err = cli("-p", OLD_MAN, "--spec-type", "ngram-cache", "-lcd", str(tmp_path / "cache.bin"))
+    assert status == 0 and out.rstrip("\n") == OLD_MAN + GREEDY
+    said = [line for line in err.splitlines() if "lookup cache" in line]
+    assert said == [f"warning: cannot write lookup cache '{tmp_path}/cache.bin': No space left on device"]
+    assert "statistics ngram_cache: #calls = " in err
 
 
 def test_prompt_file_loses_one_newline(cli, tmp_path: Path) -> None:

@@ -250,14 +250,14 @@ def test_a_context_shift_moves_the_entries(shared: bool, tmp_path: Path) -> None
     text = np.random.default_rng(3).integers(0, N_VOCAB, 100).tolist()
     observed(drafter, text, states, 60)
     if shared:
-        other = HeadDraft(drafter._context, p_min=0.0, n_ctx=128, seq_id=1)
+        other = HeadDraft(drafter._contexts[0], p_min=0.0, n_ctx=128, seq_id=1)
         other.adopt(drafter, 50)
     drafter.shift(8, 20)
     left = [*text[:8], *text[28:70]]
     states_left = np.concatenate([states[:8], states[28:70]])
     observed(fresh, left, states_left, 40)
     fresh._catch_up()
-    fresh._context.kv.seq_rm(0, 7, 8)
+    fresh._contexts[0].kv.seq_rm(0, 7, 8)
     for one in (drafter, fresh):
         assert one._text == left[:40]
         assert sorted(entries(one)) == [*range(7), *range(8, 39)]
@@ -320,7 +320,7 @@ def test_states_of_heads(tmp_path: Path) -> None:
 
 def entries(drafter: HeadDraft) -> list[int]:
     """Positions that the head's cache holds for the drafter."""
-    kv = drafter._context.kv
+    kv = drafter._contexts[0].kv
     return kv.pos[(kv.seq & np.uint64(1 << drafter._seq_id)) != 0].tolist()
 
 

@@ -472,14 +472,34 @@ def test_slots_with_pictures_are_not_saved(files: Path, tmp_path: Path) -> None:
         assert client.post("/slots/0?action=restore", json={"filename": "x"}).status_code == 200
 
 
-def test_drafters_leave_pictures_alone(files: Path, client: TestClient) -> None:
+def test_drafts_leave_answers_as_they_are(files: Path, client: TestClient) -> None:
+    """Behind pictures too, which these drafters do not see."""
     plain = text("aaaa bbbb aaaa bbbb aaaa")
-    want = said(chat(client, *QUESTION, max_tokens=20)), said(chat(client, plain, max_tokens=20))
-    with client_of(start(files, "--spec-type", "ngram-simple:n_max=8")) as other:
-        found = chat(other, *QUESTION, max_tokens=20)
-        assert said(found) == want[0] and not found["timings"]["draft_n"]
+    want = said(chat(client, *QUESTION, max_tokens=40)), said(chat(client, plain, max_tokens=20))
+    with client_of(start(files, "--spec-type", "ngram-simple:n_max=8,size_n=1,size_m=4")) as other:
+        found = chat(other, *QUESTION, max_tokens=40)
+        assert said(found) == want[0] and found["timings"]["draft_n"] > 0
         assert said(chat(other, plain, max_tokens=20)) == want[1]
-        assert said(chat(other, *QUESTION, max_tokens=20)) == want[0]
+        assert said(chat(other, *QUESTION, max_tokens=40)) == want[0]
+
+
+def test_a_prediction_layer_behind_pictures(tmp_path: Path) -> None:
+    """Of several slots, whose texts are shared, kept in host memory and gone on with."""
+    write_grid_text(tmp_path / "text.gguf", predicts=True)
+    write_grid_projector(tmp_path / "mmproj.gguf")
+    answers = []
+    drafting = ["-mtp", "--draft-p-min", "0", "--draft-max", "3"]
+    for more in ([], drafting):
+        with client_of(start(tmp_path, "-c", "4096", "-np", "2", *more)) as client:
+            first = chat(client, *QUESTION, max_tokens=24)
+            other = chat(client, text("xyz"), max_tokens=6)
+            messages = [*asked(*QUESTION)["messages"], {"role": "assistant", "content": said(first)}]
+            messages.append({"role": "user", "content": [picture(7), text("and now?")]})
+            again = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 24, "temperature": 0})
+            answers.append([said(first), said(other), said(again.json())])
+            if more:
+                assert first["timings"]["draft_n"] > 20 and again.json()["timings"]["draft_n"] > 20
+    assert answers[0] == answers[1]
 
 
 def test_several_answers_and_penalties(client: TestClient) -> None:

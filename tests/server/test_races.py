@@ -107,8 +107,9 @@ def test_drafters_of_a_batch_that_has_not_ended_are_left_alone(
         n_drafted = 0
         saved = 0
 
-        def save(self) -> None:
+        def save(self) -> list[str]:
             self.saved += 1
+            return []
 
     monkeypatch.setattr(scheduler, "LAST_BATCH_SECONDS", 0.0)
     speculator = Speculator()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,12 +14,14 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from ikpy.engine import ngram_cache
 from ikpy.engine.head_draft import HeadDraft
 from ikpy.errors import UsageError
 from ikpy.server.build import Server
 from ikpy.server.log import ServerLog
 from ikpy.server.read_params import read_generation
 from ikpy.server.tasks import CompletionTask
+from tests.cpu.prediction_models import mimo2
 from tests.cpu.reference_models import N_VOCAB
 from tests.cpu.test_prediction_head import glm4moe, right_head
 from tests.server.harness import MODELS, read_events, running, start_server
@@ -151,10 +155,17 @@ def test_guesses_of_a_cancelled_request_leave_the_cache() -> None:
     assert engine.context.kv.seq_pos_max(slot.id) == len(slot.tokens) - 1
 
 
-@pytest.fixture(scope="module", params=["random", "right"])
+@pytest.fixture(scope="module", params=["random", "right", "turns"])
 def heads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[TestClient]]:
-    """A plain server and one that drafts, of a model with a prediction layer that is random or always right."""
-    model = glm4moe(own_matrices=True) if request.param == "random" else right_head(glm4moe(own_matrices=False))
+    """A plain server and one that drafts, of a model with a prediction layer that is random or always right, or with
+    two that take turns.
+    """
+    makers = {
+        "random": lambda: glm4moe(own_matrices=True),
+        "right": lambda: right_head(glm4moe(own_matrices=False)),
+        "turns": lambda: mimo2().model,
+    }
+    model = makers[request.param]()
     model.words = [f"w{i}" for i in range(N_VOCAB - 8)]
     name = f"HEAD-{request.param}"
     MODELS[name] = str(model.write(tmp_path_factory.mktemp("heads") / "model.gguf"))
@@ -188,7 +199,7 @@ def test_prediction_heads_draft_in_every_slot(heads: list[TestClient], request: 
             assert all(t["draft_n_accepted"] >= 28 and t["draft_n"] - t["draft_n_accepted"] < 3 for t in timings)
         else:
             assert sum(t["draft_n"] - t["draft_n_accepted"] for t in timings) > 0
-        words = [[int(word[1:]) + 4 for word in answer["content"].split()] for answer in wanted]
+        words = [[int(word) + 4 for word in re.findall(r"w(\d+)", answer["content"])] for answer in wanted]
         prompts = [[*prompt, *found, 5 + turn] for prompt, found in zip(prompts, words, strict=True)]
 
 
@@ -225,7 +236,25 @@ def head_entries(server: Server) -> set[int]:
     assert slot.speculator is not None
     (drafter,) = slot.speculator.drafters
     assert isinstance(drafter, HeadDraft)
-    return server.engine.call(lambda: set(drafter._context.kv.pos.tolist()) - {-1}).result()
+    return server.engine.call(lambda: set(drafter._contexts[0].kv.pos.tolist()) - {-1}).result()
+
+
+def test_a_lookup_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line says so when the server has ended, and the statistics follow for all slots."""
+    monkeypatch.setattr(ngram_cache, "replacing", lambda path: (_ for _ in ()).throw(OSError(28, "no space")))
+    command = f"{COMMAND} --spec-type ngram-cache -lcd {tmp_path}/cache.bin"
+    server = start_server(command, tmp_path)
+    server.engine.log = ServerLog("json", log := io.StringIO(), log)
+    with ThreadPoolExecutor() as pool:
+        client = TestClient(server.app, raise_server_exceptions=False)
+        list(pool.map(lambda prompt: complete(client, prompt=prompt), PROMPTS[:2]))
+    server.engine.stop(10)
+    server.engine.finish_drafts()
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    said = [line for line in lines if line["function"] == "finish_drafts"]
+    assert [(line["level"], line["error"]) for line in said] == [
+        ("WARN", f"cannot write lookup cache '{tmp_path}/cache.bin': no space")
+    ]
 
 
 def test_prediction_heads_know_restored_texts(
@@ -251,7 +280,8 @@ def test_prediction_heads_know_restored_texts(
         assert head_entries(server) >= set(range(len(text) - 2))
     finally:
         server.engine.stop(10)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".text.mtp", "text", "text.tokens.json"]
+    second = [".text.mtp.1"] if name == "HEAD-turns" else []
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".text.mtp", *second, "text", "text.tokens.json"]
     server = start_server(command, tmp_path)
     server.engine.log = ServerLog("json", log := io.StringIO())
     try:

@@ -49,6 +49,7 @@ IMATRIX_ROWS = (
     option("-ofreq --output-frequency", COUNT, "imatrix.output_frequency", "save every N chunks", "I"),
     option("--save-frequency", COUNT, "imatrix.save_frequency", "keep a copy every N chunks; 0 = never", "I"),
     option("--process-output", FLAG, "imatrix.process_output", "collect for the output matrix too", "I"),
+    option("--mtp --nextn", FLAG, "imatrix.predicts", "collect for prediction layers too", "I"),
     option("--output-tensor-name", TEXT, "imatrix.output_tensor_name", "name of the output matrix", "I"),
     option("--parse-special", FLAG, "imatrix.parse_special", "special tokens in the text are read as such", "I"),
     option("--no-ppl", OFF, "imatrix.compute_ppl", "no perplexity along the way", "I"),

@@ -179,16 +179,24 @@ def open_projector(
 
 def projector_type(gguf: GGUFFile) -> str:
     """The projector type of the encoder of pictures in a file, one that is known."""
+    kind = encoder_kind(gguf, "vision")
+    if kind is None:
+        raise UnsupportedError(f"{gguf.path} holds no encoder of pictures")
+    if kind not in FAMILIES:
+        raise UnsupportedError(f"{gguf.path}: unknown projector type '{kind}'; known are {', '.join(sorted(FAMILIES))}")
+    return kind
+
+
+def encoder_kind(gguf: GGUFFile, part: str) -> str | None:
+    """The projector type of the "vision" or "audio" encoder of a file; None if it has no such encoder."""
     arch = gguf.get("general.architecture", "")
     if arch != "clip":
         raise UsageError(f"{gguf.path} is no projector file: its architecture is '{arch}', not 'clip'")
-    has_vision = gguf.get("clip.has_vision_encoder", False)
-    if np.ndim(has_vision) or not has_vision:
-        raise UnsupportedError(f"{gguf.path} holds no encoder of pictures; only pictures are supported, no audio")
-    kinds = (gguf.get(f"clip.{name}projector_type", "") for name in ("", "vision."))
+    is_there = gguf.get(f"clip.has_{part}_encoder", False)
+    if np.ndim(is_there) or not is_there:
+        return None
+    kinds = (gguf.get(f"clip.{name}projector_type", "") for name in ("", f"{part}."))
     kind = next((kind for kind in kinds if isinstance(kind, str) and kind), None)
     if kind is None:
         raise FileFormatError(f"{gguf.path}: key clip.projector_type not found")
-    if kind not in FAMILIES:
-        raise UnsupportedError(f"{gguf.path}: unknown projector type '{kind}'; known are {', '.join(sorted(FAMILIES))}")
     return kind

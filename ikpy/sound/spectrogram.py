@@ -1,0 +1,75 @@
+"""Logarithmic mel spectrograms (arXiv:2212.04356): how strong the pitches are that ears tell apart, over time."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy.sound.samples import SAMPLE_RATE, Samples
+
+WINDOW, HOP = 400, 160
+"""Samples of a window, and from the middle of one to that of the next."""
+LOUDNESS_RANGE = 8.0
+"""What lies further below the loudest, in powers of ten, counts as that."""
+LEAST_POWER = 1e-10
+BLOCK = 3000
+"""Windows that are transformed at a time."""
+
+# Slaney's scale: linear below 1000 Hz, logarithmic above.
+LINEAR_STEP, BREAK_HERTZ, LOG_STEP = 200 / 3, 1000.0, math.log(6.4) / 27
+
+
+def _mel(hertz: float) -> float:
+    """Place on the scale."""
+    if hertz < BREAK_HERTZ:
+        return hertz / LINEAR_STEP
+    return BREAK_HERTZ / LINEAR_STEP + math.log(hertz / BREAK_HERTZ) / LOG_STEP
+
+
+def _hertz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Frequencies of places on the scale."""
+    above = BREAK_HERTZ * np.exp(LOG_STEP * (mel - BREAK_HERTZ / LINEAR_STEP))
+    return np.where(mel < BREAK_HERTZ / LINEAR_STEP, mel * LINEAR_STEP, above)
+
+
+@cache
+def mel_filters(n_mel: int, n_fft: int = WINDOW) -> NDArray[np.float32]:
+    """Triangles of the same area [n_mel, n_fft / 2 + 1] over the frequencies of a transform."""
+    corners = _hertz(np.linspace(0, _mel(SAMPLE_RATE / 2), n_mel + 2))
+    bins = np.linspace(0, SAMPLE_RATE / 2, n_fft // 2 + 1)
+    widths = np.diff(corners)
+    slopes = corners[:, None] - bins
+    triangles = np.minimum(-slopes[:-2] / widths[:-1, None], slopes[2:] / widths[1:, None])
+    return (np.maximum(triangles, 0) * (2 / (corners[2:] - corners[:-2]))[:, None]).astype(np.float32)
+
+
+@cache
+def hann(n: int) -> NDArray[np.float64]:
+    """The periodic window of von Hann."""
+    return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(n) / n)
+
+
+def mel_powers(samples: Samples, n_mel: int, n_frames: int) -> NDArray[np.float32]:
+    """Powers [n_frames, n_mel] of windows, the middle of the first being the first sample; silence follows the sound,
+    its reflection lies before it."""
+    half = WINDOW // 2
+    before = np.pad(samples[: half + 1], (0, max(0, half + 1 - len(samples))))[:0:-1]
+    n_needed = (n_frames - 1) * HOP + WINDOW
+    line = np.concatenate([before, samples])[:n_needed]
+    line = np.pad(line, (0, n_needed - len(line)))
+    windows = np.lib.stride_tricks.sliding_window_view(line, WINDOW)[::HOP]
+    filters, window = mel_filters(n_mel).T, hann(WINDOW)
+    found = np.empty((n_frames, n_mel), np.float32)
+    for start in range(0, n_frames, BLOCK):
+        powers = np.abs(np.fft.rfft(windows[start : start + BLOCK] * window)) ** 2
+        found[start : start + BLOCK] = powers.astype(np.float32) @ filters
+    return found
+
+
+def whisper_spectrogram(samples: Samples, n_mel: int, n_frames: int) -> NDArray[np.float32]:
+    """What the encoder of Whisper hears of the first n_frames windows, [n_frames, n_mel], about -1 to 1."""
+    levels = np.log10(np.maximum(mel_powers(samples, n_mel, n_frames), np.float32(LEAST_POWER)))
+    return (np.maximum(levels, levels.max() - np.float32(LOUDNESS_RANGE)) + 4) / 4

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ikpy.engine.model import Model
     from ikpy.engine.params import ModelParams
     from ikpy.gguf.reader import GGUFFile
-    from ikpy.tools.picture_tokens import PictureReader
+    from ikpy.tools.picture_tokens import MediaReader
     from ikpy.tools.run_logs import Timings
     from ikpy.vocab import Vocab
 
@@ -77,7 +77,7 @@ class Session:
                 ]
             )
         context_params.adapters = self.adapters
-        context_params.media = self.pictures.store if self.pictures is not None else None
+        context_params.media = self.media.store if self.media is not None else None
         context = Context(self.model, context_params, log=lambda line: self.log([line]))
         context.adapter_scales[:] = self.adapter_scales
         context.steer(self.directions)
@@ -88,22 +88,22 @@ class Session:
         return context
 
     @cached_property
-    def pictures(self) -> PictureReader | None:
-        """What gives pictures their tokens, if there is a projector."""
+    def media(self) -> MediaReader | None:
+        """What gives pictures and sounds their tokens, if there is a projector."""
         from ikpy.tools.picture_tokens import STORE_BYTES, open_reader
 
         if self.projector is None or self.params.model.dry_run:
             return None
-        media = self.params.media
+        options = self.params.media
         with used_if_possible(self.params):
             return open_reader(
                 self.projector,
                 self.model,
                 self.vocab,
-                n_threads=media.n_threads or self.params.n_threads_batch,
+                n_threads=options.n_threads or self.params.n_threads_batch,
                 log=lambda line: self.log([line]),
-                min_tokens=media.min_tokens,
-                max_tokens=media.max_tokens,
+                min_tokens=options.min_tokens,
+                max_tokens=options.max_tokens,
                 n_bytes=STORE_BYTES if self.params.tool == "server" else None,
             )
         return None
@@ -210,7 +210,7 @@ def used_if_possible(params: CommonParams) -> Iterator[None]:
     except IkpyError as error:
         if params.media.projector is not None or params.media.url is not None:
             raise
-        print(f"warning: no pictures: {error}", file=sys.stderr)
+        print(f"warning: no pictures and sounds: {error}", file=sys.stderr)
 
 
 def checked_projector(params: CommonParams) -> str | None:
@@ -220,10 +220,10 @@ def checked_projector(params: CommonParams) -> str | None:
     with used_if_possible(params):
         if (path := projector_path(params)) is not None:
             from ikpy.gguf.reader import GGUFFile
-            from ikpy.vision.projector import projector_type
+            from ikpy.sound.projector import known_encoders
 
             with GGUFFile.open(path, header_only=True) as file:
-                projector_type(file)
+                known_encoders(file)
         return path
     return None
 

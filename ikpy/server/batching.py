@@ -101,7 +101,7 @@ class PromptFeeder:
             if n <= 0:
                 continue
             n = self._checkpoints.piece(slot, n)
-            if slot.has_pictures:
+            if slot.has_media:
                 n = self._uncut(plan, slot, n)
             if n <= 0:
                 continue

@@ -52,7 +52,7 @@ class Slot(SlotRequest):
 
     @property
     def _may_shift(self) -> bool:
-        return self.fit.may_shift and not self.has_pictures
+        return self.fit.may_shift and not self.has_media
 
     @property
     def _may_guess(self) -> bool:
@@ -60,7 +60,7 @@ class Slot(SlotRequest):
         pictures."""
         task = self.last_task
         wanted = isinstance(task, CompletionTask) and task.params.draft_n_max != 0
-        return wanted and self.speculator is not None and self._ban is None and not self.has_pictures
+        return wanted and self.speculator is not None and self._ban is None and not self.has_media
 
     @property
     def _n_left(self) -> int:
@@ -159,12 +159,12 @@ class Slot(SlotRequest):
         answer.begin()
         params, sampler = answer.task.params, answer.task.sampler
         sampler.accept_prompt(self._known_tokens() if params.penalty_prompt is None else params.penalty_prompt)
-        if self.speculator is not None and not self.has_pictures:
+        if self.speculator is not None and not self.has_media:
             self.speculator.begin(self.prompt)
 
     def _known_tokens(self) -> list[int]:
         """The prompt without its pictures."""
-        return [token for token in self.prompt if token < self._vocab.n_tokens] if self.has_pictures else self.prompt
+        return [token for token in self.prompt if token < self._vocab.n_tokens] if self.has_media else self.prompt
 
     @property
     def is_held(self) -> bool:
@@ -216,8 +216,8 @@ class Slot(SlotRequest):
     def _can_go_back(self, n: int) -> bool:
         """Whether the cache can go on in front of the token before the last n, of which the last is not evaluated."""
         place = len(self.tokens) - n
-        in_picture = self.has_pictures and place < len(self.prompt)
-        return place >= 0 and not in_picture and self.reusable(place) == place
+        in_media = self.has_media and place < len(self.prompt)
+        return place >= 0 and not in_media and self.reusable(place) == place
 
     def _go_back(self, n: int) -> None:
         """Removes the last n tokens. The one before them is evaluated again, as the logits of a place are not kept:

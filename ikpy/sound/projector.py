@@ -17,6 +17,7 @@ from ikpy.models.keys import Keys
 from ikpy.sound.params import SoundParams
 from ikpy.sound.samples import Samples
 from ikpy.vision.graphs import PictureGraph, PicturePlans
+from ikpy.vision.projector import FAMILIES as PICTURE_FAMILIES
 from ikpy.vision.projector import encoder_kind
 from ikpy.vision.rows import MediaRows
 from ikpy.vision.weights import ProjectorWeights
@@ -91,6 +92,31 @@ class SoundProjector(ABC):
         return values
 
 
+def unknown_kind(gguf: GGUFFile, part: str, kind: str | None) -> str:
+    """Why an encoder of a file cannot be used."""
+    what, families = ("pictures", PICTURE_FAMILIES) if part == "vision" else ("sound", FAMILIES)
+    if kind is None:
+        return f"{gguf.path} holds no encoder of {what}"
+    return f"{gguf.path}: unknown projector type '{kind}' of {what}; known are {', '.join(sorted(families))}"
+
+
+def known_encoders(gguf: GGUFFile, log: Callable[[str], None] = lambda line: None) -> set[str]:
+    """Those of the encoders of a file, "vision" and "audio", whose types are known; another beside one is logged.
+
+    Raises UnsupportedError if there is none.
+    """
+    families = {"vision": PICTURE_FAMILIES, "audio": FAMILIES}
+    kinds = {part: kind for part in families if (kind := encoder_kind(gguf, part)) is not None}
+    if not kinds:
+        raise UnsupportedError(f"{gguf.path} holds no encoder of pictures or sound")
+    unknown = [unknown_kind(gguf, part, kind) for part, kind in kinds.items() if kind not in families[part]]
+    if len(unknown) == len(kinds):
+        raise UnsupportedError(unknown[0])
+    for line in unknown:
+        log(f"warning: {line}")
+    return {part for part, kind in kinds.items() if kind in families[part]}
+
+
 def open_sound_projector(
     path: str,
     *,
@@ -106,10 +132,8 @@ def open_sound_projector(
     """
     gguf = GGUFFile.open(path)
     kind = encoder_kind(gguf, "audio")
-    if kind is None:
-        raise UnsupportedError(f"{path} holds no encoder of sound")
     if kind not in FAMILIES:
-        raise UnsupportedError(f"{path}: unknown projector type '{kind}' of sound; known are {', '.join(sorted(FAMILIES))}")
+        raise UnsupportedError(unknown_kind(gguf, "audio", kind))
     keys = Keys(gguf)
     source = SoundSource(keys, SoundParams.read(keys), ProjectorWeights(gguf, log), has_token)
     module, name = FAMILIES[kind].split(".")

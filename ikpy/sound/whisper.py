@@ -48,7 +48,7 @@ class Front:
         name = "a.position_embd.weight"
         n_positions = weights.shape(name)[1]
         if n_positions < N_FRAMES // 2:
-            raise FileFormatError(f"{weights.gguf.path}: {name} has {n_positions} positions, {N_FRAMES // 2} are needed")
+            raise FileFormatError(f"{weights.gguf.path}: {name} has {n_positions} positions, not {N_FRAMES // 2}")
         self.positions = weights.table(name, (n, n_positions)).slice(1, 0, N_FRAMES // 2)
 
     def build(self, b: PictureGraph) -> Value:

@@ -1,4 +1,4 @@
-"""Pictures in texts: what a projector makes of them becomes tokens, of which texts are put together."""
+"""Pictures and sounds in texts: what projectors make of them becomes tokens, of which texts are put together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ikpy.errors import UsageError
 from ikpy.tools.picture_marks import MARKER
@@ -16,7 +16,7 @@ from ikpy.tools.picture_marks import MARKER
 if TYPE_CHECKING:
     from ikpy.engine.media import MediaStore
     from ikpy.engine.model import Model
-    from ikpy.tools.pictures import Picture, Pixels
+    from ikpy.tools.media import Media
     from ikpy.vision.rows import MediaRows
     from ikpy.vocab import Vocab
 
@@ -25,13 +25,14 @@ STORE_BYTES = 512 << 20
 ONE_TEXT_BYTES = 16 << 30
 """Of the rows of a text that is evaluated as a whole; no more is taken than there are."""
 MOST_LAYOUTS = 4096
-"""Pictures whose tokens are remembered."""
+"""Pictures and sounds whose tokens are remembered."""
+NO_MEDIA = "{} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
 
 
 class Encoder(Protocol):
     """The part of a projector that is used."""
 
-    def encode(self, image: Pixels) -> Sequence[str | MediaRows]: ...
+    def encode(self, content: Any, /) -> Sequence[str | MediaRows]: ...
 
 
 @dataclass(frozen=True)
@@ -49,19 +50,40 @@ Layout: TypeAlias = list[list[int] | Run]
 """Tokens of the texts and rows of a picture in turn."""
 
 
-class PictureReader:
-    """Gives pictures the tokens of a text model. One thread at a time may use it."""
+class MediaReader:
+    """Gives pictures and sounds the tokens of a text model, if there is a projector of theirs. One thread at a time may
+    use it."""
 
-    def __init__(self, projector: Encoder, store: MediaStore, vocab: Vocab) -> None:
+    def __init__(
+        self, projector: Encoder | None, store: MediaStore, vocab: Vocab, sounds: Encoder | None = None
+    ) -> None:
         self.store = store
         self._projector = projector
+        self._sounds = sounds
         self._vocab = vocab
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
 
-    def tokens(self, parts: Sequence[str | Picture], n_ubatch: int, *, add_special: bool = True) -> list[int]:
-        """Ids of texts and pictures in turn; of every text by itself. ``add_special``: with begin and end tokens.
+    @property
+    def takes(self) -> dict[str, bool]:
+        """Whether there is a projector for each kind of `Media.what`."""
+        return {"image": self._projector is not None, "audio": self._sounds is not None}
 
-        Pictures are encoded that were not seen before; of others the rows may be gone (see `refresh`). Raises
+    def check(self, media: Media) -> None:
+        """UsageError if there is no projector for it."""
+        if not self.takes[media.what]:
+            raise UsageError(NO_MEDIA.format(media.what))
+
+    def encode(self, media: Media) -> Sequence[str | MediaRows]:
+        """Rows of a picture or a sound and the text around them. Raises UsageError without a projector for it."""
+        self.check(media)
+        encoder = self._projector if media.what == "image" else self._sounds
+        assert encoder is not None
+        return encoder.encode(media.content())
+
+    def tokens(self, parts: Sequence[str | Media], n_ubatch: int, *, add_special: bool = True) -> list[int]:
+        """Ids of texts and media in turn; of every text by itself. ``add_special``: with begin and end tokens.
+
+        Those are encoded that were not seen before; of others the rows may be gone (see `refresh`). Raises
         UsageError for a picture whose rows see each other and do not fit a micro-batch.
         """
         vocab, found = self._vocab, list[int]()
@@ -83,38 +105,38 @@ class PictureReader:
     def _text(self, text: str) -> list[int]:
         return self._vocab.tokenize(text, add_special=False, parse_special=True)
 
-    def _seen(self, picture: Picture) -> Layout:
-        """The layout of a picture, which is encoded if it is not known."""
-        if picture.key in self._layouts:
-            self._layouts.move_to_end(picture.key)
+    def _seen(self, media: Media) -> Layout:
+        """The layout of a picture or a sound, which is encoded if it is not known."""
+        if media.key in self._layouts:
+            self._layouts.move_to_end(media.key)
         else:
-            pieces = self._projector.encode(picture.pixels())
-            items = [self._item(picture.key, place, piece) for place, piece in enumerate(pieces)]
-            self._layouts[picture.key] = items
+            pieces = self.encode(media)
+            items = [self._item(media.key, place, piece) for place, piece in enumerate(pieces)]
+            self._layouts[media.key] = items
             if len(self._layouts) > MOST_LAYOUTS:
                 self._layouts.popitem(last=False)
-        return self._layouts[picture.key]
+        return self._layouts[media.key]
 
     def _item(self, key: bytes, place: int, piece: str | MediaRows) -> list[int] | Run:
-        """Tokens of a piece of a picture."""
+        """Tokens of a piece of a picture or a sound."""
         if isinstance(piece, str):
             return self._text(piece)
         own = key + place.to_bytes(4, "little")
         return Run(own, self.store.add(own, lambda: piece), piece.both_ways, piece.values.nbytes)
 
-    def refresh(self, pictures: Sequence[Picture], tokens: Sequence[int] | None = None) -> None:
-        """Makes the rows of pictures that are not there any more; only those that ``tokens`` stand for, if given."""
+    def refresh(self, media: Sequence[Media], tokens: Sequence[int] | None = None) -> None:
+        """Makes the rows of media that are not there any more; only those that ``tokens`` stand for, if given."""
         wanted = None if tokens is None else {token for token in tokens if self.store.is_media(token)}
-        for picture in pictures:
-            again = _Again(self._projector, picture)
-            for place, item in enumerate(self._seen(picture)):
+        for one in media:
+            again = _Again(self, one)
+            for place, item in enumerate(self._seen(one)):
                 if isinstance(item, Run) and (wanted is None or not wanted.isdisjoint(item.ids)):
                     self.store.add(item.key, partial(again.rows, place))
 
-    def fitting(self, pictures: Sequence[Picture], tokens: Sequence[int], taken: int) -> tuple[int, int]:
+    def fitting(self, media: Sequence[Media], tokens: Sequence[int], taken: int) -> tuple[int, int]:
         """How many of these tokens find their rows in the store at the same time, beside ``taken`` bytes of others, and
         the bytes of their rows. Those that are made together stay together; some always fit if nothing is taken."""
-        runs = {item.ids[0]: item for p in pictures for item in self._seen(p) if isinstance(item, Run) and item.ids}
+        runs = {item.ids[0]: item for one in media for item in self._seen(one) if isinstance(item, Run) and item.ids}
         starts = sorted(runs)
         n_bytes, known = 0, -1
         for place, token in enumerate(tokens):
@@ -134,16 +156,16 @@ class PictureReader:
 
 
 class _Again:
-    """The rows of a picture that is encoded once more, at most once for all of them."""
+    """The rows of media that are encoded once more, at most once for all of them."""
 
-    def __init__(self, projector: Encoder, picture: Picture) -> None:
-        self._projector = projector
-        self._picture = picture
+    def __init__(self, reader: MediaReader, media: Media) -> None:
+        self._reader = reader
+        self._media = media
         self._pieces: Sequence[str | MediaRows] = ()
 
     def rows(self, place: int) -> MediaRows:
         """Rows of the piece at a place."""
-        self._pieces = self._pieces or self._projector.encode(self._picture.pixels())
+        self._pieces = self._pieces or self._reader.encode(self._media)
         piece = self._pieces[place]
         assert not isinstance(piece, str)
         return piece
@@ -159,20 +181,31 @@ def open_reader(
     min_tokens: int | None = None,
     max_tokens: int | None = None,
     n_bytes: int | None = None,
-) -> PictureReader:
-    """A reader with the projector of a file and a store for so many bytes of its rows. Raises an IkpyError with one
+) -> MediaReader:
+    """A reader with the projectors of a file and a store for so many bytes of their rows. Raises an IkpyError with one
     line."""
     from ikpy.engine.media import MediaStore
+    from ikpy.gguf.reader import GGUFFile
+    from ikpy.sound.projector import known_encoders, open_sound_projector
     from ikpy.vision.projector import open_projector
 
+    def has_token(text: str) -> bool:
+        return len(vocab.tokenize(text, add_special=False, parse_special=True)) == 1
+
     hparams = model.hparams
-    projector = open_projector(
-        path,
-        n_embd=hparams.n_embd,
-        n_threads=n_threads,
-        log=log,
-        min_tokens=min_tokens,
-        max_tokens=max_tokens,
-        has_token=lambda text: len(vocab.tokenize(text, add_special=False, parse_special=True)) == 1,
-    )
-    return PictureReader(projector, MediaStore(hparams.n_vocab, n_bytes or ONE_TEXT_BYTES), vocab)
+    with GGUFFile.open(path, header_only=True) as file:
+        found = known_encoders(file, log)
+    pictures = sounds = None
+    if "vision" in found:
+        pictures = open_projector(
+            path,
+            n_embd=hparams.n_embd,
+            n_threads=n_threads,
+            log=log,
+            min_tokens=min_tokens,
+            max_tokens=max_tokens,
+            has_token=has_token,
+        )
+    if "audio" in found:
+        sounds = open_sound_projector(path, n_embd=hparams.n_embd, n_threads=n_threads, log=log, has_token=has_token)
+    return MediaReader(pictures, MediaStore(hparams.n_vocab, n_bytes or ONE_TEXT_BYTES), vocab, sounds)

@@ -39,7 +39,7 @@ class EncoderParams:
 
     @staticmethod
     def read_common(keys: Keys, part: str) -> dict[str, Any]:
-        """The values of an encoder under clip.`part`. Raises FileFormatError for keys that are missing or make no sense."""
+        """The values of an encoder under clip.`part`. Raises FileFormatError for missing keys and senseless ones."""
         found = {
             "n_embd": size(keys, "embedding_length", part=part),
             "n_ff": size(keys, "feed_forward_length", default=0, least=0, part=part),

@@ -183,7 +183,8 @@ def projector_type(gguf: GGUFFile) -> str:
     if kind is None:
         raise UnsupportedError(f"{gguf.path} holds no encoder of pictures")
     if kind not in FAMILIES:
-        raise UnsupportedError(f"{gguf.path}: unknown projector type '{kind}'; known are {', '.join(sorted(FAMILIES))}")
+        known = ", ".join(sorted(FAMILIES))
+        raise UnsupportedError(f"{gguf.path}: unknown projector type '{kind}' of pictures; known are {known}")
     return kind
 
 

@@ -1,11 +1,11 @@
-"""Options of pictures."""
+"""Options of pictures and sounds."""
 
 from ikpy.cli import values
 from ikpy.cli.options import FLAG, OFF, PATH, TEXT, Kind, always, ignored, option, refused
 
 SC = "SC"
-NO_AUDIO = "audio and video are not supported, only pictures"
-ON_CPU = "pictures are encoded on the CPU"
+NO_VIDEO = "video is not supported, only pictures and sounds"
+ON_CPU = "pictures and sounds are encoded on the CPU"
 ROWS = Kind("N", values.bounded(1))
 
 MULTIMODAL_ROWS = (
@@ -13,7 +13,7 @@ MULTIMODAL_ROWS = (
         "-mm --mmproj",
         PATH,
         "media.projector",
-        "projector file, with which prompts may have pictures",
+        "projector file, with which prompts may have pictures or sounds",
         SC,
         env="LLAMA_ARG_MMPROJ",
     ),
@@ -31,13 +31,13 @@ MULTIMODAL_ROWS = (
     always("--no-mmproj-offload", "projector in host memory", SC),
     ignored("-mmdev --mmproj-device", ON_CPU, "device of the projector", SC, TEXT, quiet="none"),
     option(
-        "--image",
+        "--image --audio",
         Kind("FILE", values.to_list, many=True),
-        "media.images",
-        "picture of the first message, or several with commas between. Repeatable",
+        "media.files",
+        "picture or sound of the first message, or several with commas between. Repeatable",
         "C",
     ),
-    refused("--audio --video", NO_AUDIO, "sound or film", SC, PATH),
+    refused("--video", NO_VIDEO, "film", SC, PATH),
     option(
         "--image-min-tokens",
         ROWS,
@@ -58,10 +58,10 @@ MULTIMODAL_ROWS = (
         "-tm --threads-mtmd",
         Kind("N", values.to_threads),
         "media.n_threads",
-        "threads that encode pictures; default: as -tb",
+        "threads that encode pictures and sounds; default: as -tb",
         SC,
     ),
-    ignored("--mtmd-batch-max-tokens", "pictures are encoded one by one", "tokens encoded at once", SC, TEXT),
-    ignored("--video-fps --video-timestamp-interval --video-ffmpeg-dir", NO_AUDIO, "frames of a film", SC, TEXT),
+    ignored("--mtmd-batch-max-tokens", "all are encoded one by one", "tokens encoded at once", SC, TEXT),
+    ignored("--video-fps --video-timestamp-interval --video-ffmpeg-dir", NO_VIDEO, "frames of a film", SC, TEXT),
     ignored("--mtmd-kq-type", "attention scores of encoders are F32", "type of attention scores", SC, TEXT),
 )

@@ -103,7 +103,10 @@ def test_a_picture_waits_for_the_first_message(cli, llm: LLM, files: Path) -> No
         ("--image none.png", "--image none.png: No such file"),
         ("--image broken.png", "broken.png cannot be decoded"),
         ("--image text.gguf", "text.gguf is no picture of a known format"),
-        ("--image 1.png -p <__media__><__media__>", "number of markers <__media__> (2) and of pictures or sounds (1) differ"),
+        (
+            "--image 1.png -p <__media__><__media__>",
+            "number of markers <__media__> (2) and of pictures or sounds (1) differ",
+        ),
         ("--image 1.png --prompt-cache x", "--prompt-cache holds no pictures"),
         ("--image 1.png -ub 8", f"the {N_ROWS} tokens of a picture do not fit a micro-batch of 8: raise -ub"),
         (f"--image 1.png -c 256 -p {'x' * 300}", "message is too long"),

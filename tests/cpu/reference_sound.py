@@ -1,0 +1,122 @@
+"""Encoders of sound as the papers and transformers define them, in float64, written without ikpy's code."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tests.cpu.sound_towers import SoundTower
+from tests.cpu.vision_towers import Weights
+
+RATE, WINDOW, HOP, FRAMES = 16000, 400, 160, 3000
+_ERF = np.vectorize(math.erf)
+
+
+def slaney_hertz(mel: np.ndarray) -> np.ndarray:
+    """Frequencies of places of Slaney's scale."""
+    return np.where(mel < 15, 200 / 3 * mel, 1000 * 6.4 ** ((mel - 15) / 27))
+
+
+def filters(n_mel: int) -> np.ndarray:
+    """Triangles of area 1 [n_mel, 201], made point by point."""
+    top = 15 + 27 * math.log(8) / math.log(6.4)
+    corners = slaney_hertz(np.linspace(0, top, n_mel + 2))
+    found = np.zeros((n_mel, WINDOW // 2 + 1))
+    for i, (low, middle, high) in enumerate(zip(corners, corners[1:], corners[2:], strict=False)):
+        for j in range(found.shape[1]):
+            f = j * RATE / WINDOW
+            if low < f < high:
+                share = (f - low) / (middle - low) if f <= middle else (high - f) / (high - middle)
+                found[i, j] = share * 2 / (high - low)
+    return found
+
+
+def powers(samples: np.ndarray, places: range, n_mel: int) -> np.ndarray:
+    """Powers [len(places), n_mel] of windows around samples 160 * place, by the definition of the transform."""
+    t, f = np.arange(WINDOW), np.arange(WINDOW // 2 + 1)
+    transform = np.exp(-2j * np.pi * np.outer(t, f) / WINDOW)
+    hann = np.sin(np.pi * t / WINDOW) ** 2
+    at = np.abs(np.array(places)[:, None] * HOP + t - WINDOW // 2)  # what lies before the beginning is reflected
+    inside = at < len(samples)
+    windows = np.where(inside, samples.astype(np.float64)[np.where(inside, at, 0)], 0)
+    return np.abs(windows * hann @ transform) ** 2 @ filters(n_mel).T
+
+
+def spectrogram(samples: np.ndarray, n_mel: int, n_frames: int) -> np.ndarray:
+    """[n_frames, n_mel]."""
+    levels = np.log10(np.maximum(powers(samples, range(n_frames), n_mel), 1e-10))
+    return np.maximum(levels, levels.max() - 8) / 4 + 1
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """x P(X <= x) of the normal distribution."""
+    return x * 0.5 * (1 + _ERF(x / math.sqrt(2)))
+
+
+def norm(x: np.ndarray, w: Weights, name: str, eps: float) -> np.ndarray:
+    """LayerNorm of rows."""
+    x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    return x * w[f"{name}.weight"] + w.get(f"{name}.bias", 0)
+
+
+def rms(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """RMSNorm of rows."""
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
+
+
+def linear(x: np.ndarray, w: Weights, name: str) -> np.ndarray:
+    """x W^T + b."""
+    return x @ w[f"{name}.weight"].astype(np.float64).T + w.get(f"{name}.bias", 0)
+
+
+def convolved(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, step: int) -> np.ndarray:
+    """Every `step`-th result of a convolution over 3 rows of x [n, in] with weight [out, in, 3], zeros around."""
+    around = np.concatenate([np.zeros_like(x[:1]), x, np.zeros_like(x[:1])])
+    found = sum(around[k : k + len(x)] @ weight[:, :, k].astype(np.float64).T for k in range(3))
+    return (found + bias.reshape(-1))[::step]
+
+
+def attention(x: np.ndarray, w: Weights, p: str, heads: int) -> np.ndarray:
+    """All rows see each other."""
+    q, k, v = (linear(x, w, f"{p}.attn_{part}").reshape(len(x), heads, -1).transpose(1, 0, 2) for part in "qkv")
+    scores = q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[-1])
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    out = scores / scores.sum(-1, keepdims=True) @ v
+    return linear(out.transpose(1, 0, 2).reshape(len(x), -1), w, f"{p}.attn_out")
+
+
+def whisper(t: SoundTower, w: Weights, mel: np.ndarray) -> np.ndarray:
+    """States [n / 2, d] behind the layers of frames [n, mel]."""
+    x = gelu(convolved(mel, w["a.conv1d.1.weight"], w["a.conv1d.1.bias"], 1))
+    x = gelu(convolved(x, w["a.conv1d.2.weight"], w["a.conv1d.2.bias"], 2))
+    x = x + w["a.position_embd.weight"][: len(x)]
+    for il in range(t.layers):
+        p = f"a.blk.{il}"
+        x = x + attention(norm(x, w, f"{p}.ln1", t.eps), w, p, t.heads)
+        x = x + linear(gelu(linear(norm(x, w, f"{p}.ln2", t.eps), w, f"{p}.ffn_up")), w, f"{p}.ffn_down")
+    return x
+
+
+def projected(t: SoundTower, w: Weights, x: np.ndarray) -> np.ndarray:
+    """Rows of the text model."""
+    if t.kind in ("qwen2a", "qwen2.5o", "musicflamingo"):
+        x = norm(x.reshape(-1, 2, t.d).mean(1), w, "a.post_ln", t.eps)
+        if t.kind != "musicflamingo":
+            return linear(x, w, "mm.a.fc")
+        return linear(gelu(linear(x, w, "mm.a.mlp.1")), w, "mm.a.mlp.2")
+    x = norm(x, w, "a.post_ln", t.eps)
+    x = x[: len(x) // t.stack * t.stack].reshape(-1, t.d * t.stack)
+    if t.kind == "voxtral":
+        return linear(gelu(linear(x, w, "mm.a.mlp.1")), w, "mm.a.mlp.2")
+    half = linear(rms(x, w["mm.a.norm_pre.weight"]), w, "mm.a.mlp.1")
+    first, gate = np.split(half, 2, axis=1)
+    return linear(rms(first * gate / (1 + np.exp(-gate)), w["mm.a.norm_mid.weight"]), w, "mm.a.mlp.2")
+
+
+def pieces(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
+    """Rows of every 30 seconds, the last of which has silence behind the sound."""
+    n = FRAMES * ((len(samples) // HOP + 1) // FRAMES + 1)
+    mel = spectrogram(samples, t.mel, n)
+    return [projected(t, w, whisper(t, w, mel[start : start + FRAMES])) for start in range(0, n, FRAMES)]

@@ -63,6 +63,22 @@ class SoundTower:
         return write_projector(path, self.keys, weights, type_name)
 
 
+def merged_projector(path: Path, pictures: Path, tower: SoundTower) -> Path:
+    """The projector file of pictures with an encoder of sound beside its own."""
+    from ikpy.gguf.reader import GGUFFile
+
+    gguf = GGUFFile.open(str(pictures))
+    keys = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in gguf.metadata.items()}
+    keys["clip.vision.projector_type"] = keys.pop("clip.projector_type")
+    own = tower.keys
+    own["clip.audio.projector_type"] = own.pop("clip.projector_type")
+    weights = {
+        name: np.frombuffer(gguf.data(info), np.float32).reshape(info.shape[::-1])
+        for name, info in gguf.tensors.items()
+    }
+    return write_projector(path, keys | own, weights | tower.weights())
+
+
 def write_projector(path: Path, keys: dict[str, Any], weights: Weights, type_name: str = "f32") -> Path:
     """A projector file, matrices in a type; the weights become what that type holds."""
     stored = {name: (F32, w) for name, w in weights.items()}

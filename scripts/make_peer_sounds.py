@@ -41,7 +41,9 @@ def record(lib: ctypes.CDLL, name: str) -> Path:
     rows = np.stack([p[list(PEER_ROWS), :PEER_COLUMNS] for p in arrays]).astype(np.float16)
     peaks = np.array([np.abs(p).max() for p in arrays], np.float16)
     path = GOLDENS / f"peer_{name}.npz"
-    np.savez_compressed(path, pieces=json.dumps(texts), rows=rows, peaks=peaks, peer=f"xllamacpp {version('xllamacpp')}")
+    np.savez_compressed(
+        path, pieces=json.dumps(texts), rows=rows, peaks=peaks, peer=f"xllamacpp {version('xllamacpp')}"
+    )
     return path
 
 

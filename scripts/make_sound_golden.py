@@ -11,14 +11,17 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import transformers
-from transformers.models.musicflamingo import modeling_musicflamingo as musicflamingo
+from transformers.models.audioflamingo3 import modeling_audioflamingo3 as audioflamingo3
+from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as omni_configuration
+from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_audio import modeling_qwen2_audio as qwen2_audio
+from transformers.models.qwen3_omni_moe import configuration_qwen3_omni_moe as omni3_configuration
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni3
 from transformers.models.voxtral import modeling_voxtral as voxtral
 
 from scripts.tower_goldens import State, load
-from tests.cpu.sound_kinds import GOLDEN_ROWS, GOLDENS, IN_TRANSFORMERS, TOWERS
-from tests.cpu.sound_towers import SoundTower
-from tests.sound_models import tone
+from tests.cpu.sound_kinds import GOLDEN_ROWS, GOLDENS, IN_TRANSFORMERS, TOWERS, golden_sound
+from tests.cpu.sound_towers import CHANNELS, SoundTower
 
 LAYER = {
     "ln1": "self_attn_layer_norm",
@@ -32,11 +35,23 @@ LAYER = {
 }
 
 
-def encoder_state(tower: SoundTower) -> State:
+WHISPER = {
+    "a.conv1d.1": "conv1",
+    "a.conv1d.2": "conv2",
+    "a.post_ln": "layer_norm",
+    "a.position_embd": "embed_positions",
+}
+OMNI = {"a.conv1d.1": "conv1", "a.conv1d.2": "conv2", "a.post_ln": "ln_post", "mm.a.fc": "proj"}
+OMNI3 = {"a.conv_out": "conv_out", "a.post_ln": "ln_post", "mm.a.mlp.1": "proj1", "mm.a.mlp.2": "proj2"}
+OMNI3 |= {f"a.conv2d.{i}": f"conv2d{i}" for i in (1, 2, 3)}
+
+
+def encoder_state(tower: SoundTower, parts: dict[str, str] = WHISPER) -> State:
     """Tensors of an encoder of transformers."""
-    names = {"a.conv1d.1": "conv1", "a.conv1d.2": "conv2", "a.post_ln": "layer_norm"}
-    names |= {"a.position_embd": "embed_positions"}
-    names |= {f"a.blk.{i}.{mine}": f"layers.{i}.{theirs}" for i in range(tower.layers) for mine, theirs in LAYER.items()}
+    names = dict(parts)
+    names |= {
+        f"a.blk.{i}.{mine}": f"layers.{i}.{theirs}" for i in range(tower.layers) for mine, theirs in LAYER.items()
+    }
     found = {}
     for name, value in tower.weights().items():
         head, _, tail = name.rpartition(".")
@@ -85,18 +100,46 @@ def of_voxtral(tower: SoundTower, mel: torch.Tensor) -> torch.Tensor:
     return two_matrices(tower, x.reshape(-1, tower.d * tower.stack))
 
 
-def of_musicflamingo(tower: SoundTower, mel: torch.Tensor) -> torch.Tensor:
-    """Music Flamingo."""
-    kind = type(transformers.MusicFlamingoConfig().audio_config)
-    model = load(transformers.AutoModel.from_config(config(kind, tower)), encoder_state(tower))
+def of_flamingo(tower: SoundTower, mel: torch.Tensor) -> torch.Tensor:
+    """Audio Flamingo 3."""
+    model = audioflamingo3.AudioFlamingo3Encoder(config(transformers.AudioFlamingo3EncoderConfig, tower))
+    load(model, encoder_state(tower))
     mask = torch.ones(1, mel.shape[-1], dtype=torch.long)
     return two_matrices(tower, model(mel, input_features_mask=mask).last_hidden_state[0])
+
+
+def with_positions(model: torch.nn.Module, tower: SoundTower) -> None:
+    """Puts the positions of a file where the model computes its own."""
+    table = torch.from_numpy(tower.weights()["a.position_embd.weight"])
+    model.positional_embedding.positional_embedding = table
+
+
+def of_omni(tower: SoundTower, mel: torch.Tensor) -> torch.Tensor:
+    """Qwen2.5-Omni, which hears silence up to 300 seconds before it leaves it out."""
+    kind = omni_configuration.Qwen2_5OmniAudioEncoderConfig
+    model = omni.Qwen2_5OmniAudioEncoder(config(kind, tower, n_window=100, output_dim=tower.text))
+    load(model, encoder_state(tower, OMNI), "audio_bos_eos_token")
+    with_positions(model, tower)
+    n = len(golden_sound(tower.kind)) // 160
+    return model(mel[0, :, :n], feature_lens=torch.tensor([n])).last_hidden_state
+
+
+def of_omni3(tower: SoundTower, mel: torch.Tensor) -> torch.Tensor:
+    """Qwen3-Omni."""
+    kind = omni3_configuration.Qwen3OmniMoeAudioEncoderConfig
+    more = {"n_window": 50, "n_window_infer": 800, "output_dim": tower.text, "downsample_hidden_size": CHANNELS}
+    model = omni3.Qwen3OmniMoeAudioEncoder(config(kind, tower, **more))
+    load(model, encoder_state(tower, OMNI3))
+    with_positions(model, tower)
+    return model(mel[0], feature_lens=torch.tensor([mel.shape[-1]])).last_hidden_state
 
 
 MODELS: dict[str, Callable[[SoundTower, torch.Tensor], torch.Tensor]] = {
     "qwen2a": qwen2a,
     "voxtral": of_voxtral,
-    "musicflamingo": of_musicflamingo,
+    "musicflamingo": of_flamingo,
+    "qwen3a": of_omni3,
+    "qwen2.5o": of_omni,
 }
 
 
@@ -106,7 +149,8 @@ def main() -> None:
     for name in IN_TRANSFORMERS:
         tower = TOWERS[name]
         listen = transformers.WhisperFeatureExtractor(feature_size=tower.mel)
-        mel = listen(tone(29.9), sampling_rate=16000, return_tensors="pt").input_features
+        padding = "longest" if name == "qwen3a" else "max_length"
+        mel = listen(golden_sound(name), sampling_rate=16000, padding=padding, return_tensors="pt").input_features
         with torch.no_grad():
             rows = MODELS[name](tower, mel).numpy()
         path = GOLDENS / f"{name}.npz"

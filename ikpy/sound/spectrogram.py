@@ -52,13 +52,14 @@ def hann(n: int) -> NDArray[np.float64]:
     return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(n) / n)
 
 
-def mel_powers(samples: Samples, n_mel: int, n_frames: int) -> NDArray[np.float32]:
-    """Powers [n_frames, n_mel] of windows, the middle of the first being the first sample; silence follows the sound,
-    its reflection lies before it."""
+def mel_powers(samples: Samples, n_mel: int, n_frames: int, *, mirrored: bool = False) -> NDArray[np.float32]:
+    """Powers [n_frames, n_mel] of windows, the middle of the first being the first sample. Before the sound lies its
+    reflection, behind it silence, or another reflection if it is mirrored."""
     half = WINDOW // 2
     before = np.pad(samples[: half + 1], (0, max(0, half + 1 - len(samples))))[:0:-1]
+    after = samples[-2 : -half - 2 : -1] if mirrored else samples[:0]
     n_needed = (n_frames - 1) * HOP + WINDOW
-    line = np.concatenate([before, samples])[:n_needed]
+    line = np.concatenate([before, samples, after])[:n_needed]
     line = np.pad(line, (0, n_needed - len(line)))
     windows = np.lib.stride_tricks.sliding_window_view(line, WINDOW)[::HOP]
     filters, window = mel_filters(n_mel).T, hann(WINDOW)
@@ -69,7 +70,8 @@ def mel_powers(samples: Samples, n_mel: int, n_frames: int) -> NDArray[np.float3
     return found
 
 
-def whisper_spectrogram(samples: Samples, n_mel: int, n_frames: int) -> NDArray[np.float32]:
+def whisper_spectrogram(samples: Samples, n_mel: int, n_frames: int, *, mirrored: bool = False) -> NDArray[np.float32]:
     """What the encoder of Whisper hears of the first n_frames windows, [n_frames, n_mel], about -1 to 1."""
-    levels = np.log10(np.maximum(mel_powers(samples, n_mel, n_frames), np.float32(LEAST_POWER)))
+    powers = mel_powers(samples, n_mel, n_frames, mirrored=mirrored)
+    levels = np.log10(np.maximum(powers, np.float32(LEAST_POWER)))
     return (np.maximum(levels, levels.max() - np.float32(LOUDNESS_RANGE)) + 4) / 4

@@ -17,14 +17,19 @@ from ikpy.sound.samples import Samples
 from ikpy.sound.spectrogram import HOP, whisper_spectrogram
 from ikpy.vision.encoder import VisionTransformer
 from ikpy.vision.graphs import PictureGraph
+from ikpy.vision.grids import ranges_of
 from ikpy.vision.params import size
 from ikpy.vision.weights import ProjectorWeights, value_of
 
 N_FRAMES = 3000
 """Of a piece."""
+WINDOW = 200
+"""Frames that Qwen2.5-Omni hears by themselves."""
+LEAST_FRAMES = 3
+"""That become a row."""
 KERNEL = 3
 MAX_STACK = 64
-ULTRAVOX_EPS = 1e-6
+GLM_EPS, ULTRAVOX_EPS = 1e-5, 1e-6
 
 
 def neighbours(frames: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -44,21 +49,24 @@ class Front:
         filters = weights.array("a.conv1d.2.weight", (KERNEL, n, n))
         self.second = value_of(filters.transpose(0, 2, 1).reshape(n, -1), "a.conv1d.2.weight")
         self.biases = [weights.table(f"a.conv1d.{i}.bias", (n,), (1, n)).reshape(n) for i in (1, 2)]
-        self.before = value_of(np.zeros(n, np.float32))
+        self.zeros = value_of(np.zeros(n, np.float32))
         name = "a.position_embd.weight"
         n_positions = weights.shape(name)[1]
         if n_positions < N_FRAMES // 2:
             raise FileFormatError(f"{weights.gguf.path}: {name} has {n_positions} positions, not {N_FRAMES // 2}")
         self.positions = weights.table(name, (n, n_positions)).slice(1, 0, N_FRAMES // 2)
 
-    def build(self, b: PictureGraph) -> Value:
-        """f32 [D, n / 2] of n frames."""
-        g, n, size = b.graph, b.n_patches, self.before.shape[0]
-        x = b.activated(g.mul_mat(self.first, b.patches, self.biases[0]), "gelu_erf")
-        x = b.with_row(self.before, n, lambda rows: g.copy(x, rows))
-        windows = g.copy(x.view((KERNEL * size, n // 2), (2 * x.strides[1],)), g.new(KERNEL * size, n // 2))
+    def build(self, b: PictureGraph, start: int, n: int) -> Value:
+        """f32 [D, half of n] of n frames from one on, which have zeros around them."""
+        g, d, half = b.graph, self.zeros.shape[0], (n + 1) // 2
+        x = b.activated(g.mul_mat(self.first, b.patches.slice(1, start, n), self.biases[0]), "gelu_erf")
+        around = g.new(d, n + 1 + n % 2)
+        for place in (0, n + 1)[: 1 + n % 2]:
+            g.copy(self.zeros.reshape(d, 1), around.slice(1, place, 1))
+        g.copy(x, around.slice(1, 1, n))
+        windows = g.copy(around.view((KERNEL * d, half), (2 * around.strides[1],)), g.new(KERNEL * d, half))
         x = b.activated(g.mul_mat(self.second, windows, self.biases[1]), "gelu_erf")
-        return g.add(x, self.positions)
+        return g.add(x, self.positions.slice(1, 0, half))
 
 
 class SoundTransformer(VisionTransformer):
@@ -103,7 +111,7 @@ class WhisperProjector(SoundProjector):
         return [neighbours(frames[start : start + N_FRAMES]) for start in range(0, n, N_FRAMES)]
 
     def build(self, b: PictureGraph) -> Value:
-        return self.projected(b, self.tower.layers(b, self.front.build(b)))
+        return self.projected(b, self.tower.layers(b, self.front.build(b, 0, b.n_patches)))
 
 
 class Qwen2AudioProjector(WhisperProjector):
@@ -124,8 +132,32 @@ class Qwen2AudioProjector(WhisperProjector):
         return b.linear(self.matrix, x)
 
 
+class Qwen25OmniProjector(Qwen2AudioProjector):
+    """Qwen2.5-Omni (arXiv:2503.20215): every two seconds are heard by themselves, and no silence behind the sound.
+
+    llama.cpp hears it as Qwen2-Audio does, which is not how the model is trained.
+    """
+
+    def pieces(self, samples: Samples) -> list[NDArray[np.float32]]:
+        n = max(len(samples) // HOP, LEAST_FRAMES)
+        frames = whisper_spectrogram(samples, self.params.n_mel, n)
+        parts = [neighbours(frames[start : start + WINDOW]) for start in range(0, n, WINDOW)]
+        n_parts = N_FRAMES // WINDOW
+        found = [np.concatenate(parts[start : start + n_parts]) for start in range(0, len(parts), n_parts)]
+        return [frames for frames in found if len(frames) >= LEAST_FRAMES]
+
+    def build(self, b: PictureGraph) -> Value:
+        g, lengths = b.graph, [min(WINDOW, b.n_patches - start) for start in range(0, b.n_patches, WINDOW)]
+        halves = np.array([(n + 1) // 2 for n in lengths])
+        x = g.new(self.params.n_embd, int(halves.sum()))
+        for i, n in enumerate(lengths):
+            g.copy(self.front.build(b, i * WINDOW, n), x.slice(1, i * WINDOW // 2, int(halves[i])))
+        ranges = ranges_of(halves)
+        return self.projected(b, self.tower.layers(b, x, ranges=lambda layer: ranges))
+
+
 class MusicFlamingoProjector(WhisperProjector):
-    """Music Flamingo (arXiv:2511.10289): two matrices behind means of pairs."""
+    """Audio Flamingo 3 (arXiv:2507.08128) and Music Flamingo (arXiv:2511.10289): two matrices behind means of pairs."""
 
     begin = "<sound>"
     pairs = True
@@ -178,6 +210,32 @@ class VoxtralProjector(StackedProjector):
 
     def projected(self, b: PictureGraph, x: Value) -> Value:
         return b.mlp(self.mlp, self.joined(x), "gelu_erf")
+
+
+class GlmaProjector(StackedProjector):
+    """GLM-ASR as llama.cpp knows it: a norm and two matrices; a row of the file before and behind those of a piece."""
+
+    def load_projector(self, source: SoundSource) -> None:
+        weights = source.weights
+        self.norm = weights.norm("mm.a.norm_pre", self.params.n_embd)
+        self.mlp = weights.mlp("mm.a.mlp.1", "mm.a.mlp.2", self.n_joined)
+        self.ends = [weights.table(f"v.{name}", (self.n_out,)) for name in ("boi", "eoi")]
+
+    @property
+    def n_out(self) -> int:
+        return self.mlp.n_out
+
+    def projected(self, b: PictureGraph, x: Value) -> Value:
+        g = b.graph
+        x = b.mlp(self.mlp, self.joined(b.layer_norm(self.norm, x, GLM_EPS)), "gelu_erf")
+        rows = g.new(self.n_out, x.shape[1] + 2)
+        for place, part in (
+            (0, self.ends[0].reshape(self.n_out, 1)),
+            (1, x),
+            (x.shape[1] + 1, self.ends[1].reshape(self.n_out, 1)),
+        ):
+            g.copy(part, rows.slice(1, place, part.shape[1]))
+        return rows
 
 
 class UltravoxProjector(StackedProjector):

@@ -91,7 +91,11 @@ def whisper(t: SoundTower, w: Weights, mel: np.ndarray) -> np.ndarray:
     """States [n / 2, d] behind the layers of frames [n, mel]."""
     x = gelu(convolved(mel, w["a.conv1d.1.weight"], w["a.conv1d.1.bias"], 1))
     x = gelu(convolved(x, w["a.conv1d.2.weight"], w["a.conv1d.2.bias"], 2))
-    x = x + w["a.position_embd.weight"][: len(x)]
+    return layers(t, w, x + w["a.position_embd.weight"][: len(x)])
+
+
+def layers(t: SoundTower, w: Weights, x: np.ndarray) -> np.ndarray:
+    """States [n, d] behind the layers."""
     for il in range(t.layers):
         p = f"a.blk.{il}"
         x = x + attention(norm(x, w, f"{p}.ln1", t.eps), w, p, t.heads)
@@ -107,6 +111,10 @@ def projected(t: SoundTower, w: Weights, x: np.ndarray) -> np.ndarray:
             return linear(x, w, "mm.a.fc")
         return linear(gelu(linear(x, w, "mm.a.mlp.1")), w, "mm.a.mlp.2")
     x = norm(x, w, "a.post_ln", t.eps)
+    if t.kind == "glma":
+        x = norm(x, w, "mm.a.norm_pre", 1e-5).reshape(-1, t.d * t.stack)
+        rows = linear(gelu(linear(x, w, "mm.a.mlp.1")), w, "mm.a.mlp.2")
+        return np.concatenate([w["v.boi"][None], rows, w["v.eoi"][None]])
     x = x[: len(x) // t.stack * t.stack].reshape(-1, t.d * t.stack)
     if t.kind == "voxtral":
         return linear(gelu(linear(x, w, "mm.a.mlp.1")), w, "mm.a.mlp.2")
@@ -115,8 +123,56 @@ def projected(t: SoundTower, w: Weights, x: np.ndarray) -> np.ndarray:
     return linear(rms(first * gate / (1 + np.exp(-gate)), w["mm.a.norm_mid.weight"]), w, "mm.a.mlp.2")
 
 
+def maps(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """Every second row and column of a convolution of pictures x [in, rows, columns] with weight [out, in, 3, 3]."""
+    around = np.pad(x, ((0, 0), (1, 1), (1, 1)))
+    found = np.zeros((len(weight), *x.shape[1:]))
+    for i in range(3):
+        for j in range(3):
+            part = around[:, i : i + x.shape[1], j : j + x.shape[2]]
+            found += np.einsum("oc,cyx->oyx", weight[:, :, i, j].astype(np.float64), part)
+    return (found + bias.reshape(-1, 1, 1))[:, ::2, ::2]
+
+
+def qwen3(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
+    """Rows of every eight seconds of Qwen3-Omni."""
+    n = max(len(samples) // HOP, 1)
+    ends = np.concatenate([samples, samples[-2 : -WINDOW // 2 - 2 : -1]])  # mirrored
+    mel = spectrogram(ends, t.mel, n).T
+    found = []
+    for start in range(0, n, 800):
+        states = []
+        for at in range(start, min(start + 800, n), 100):
+            second = np.zeros((1, t.mel, 100))
+            part = mel[:, at : min(at + 100, n)]
+            second[0, :, : part.shape[1]] = part
+            for i in (1, 2, 3):
+                second = gelu(maps(second, w[f"a.conv2d.{i}.weight"], w[f"a.conv2d.{i}.bias"]))
+            rows = linear(second.transpose(2, 0, 1).reshape(13, -1), w, "a.conv_out") + w["a.position_embd.weight"]
+            states.append(rows[: -(-part.shape[1] // 8)])
+        x = norm(layers(t, w, np.concatenate(states)), w, "a.post_ln", t.eps)
+        found.append(linear(gelu(linear(x, w, "mm.a.mlp.1")), w, "mm.a.mlp.2"))
+    return found
+
+
+def omni(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
+    """Rows of every 30 seconds of Qwen2.5-Omni, of which two seconds are seen by themselves."""
+    n = max(len(samples) // HOP, 3)
+    mel = spectrogram(samples, t.mel, n)
+    found = []
+    for start in range(0, n, FRAMES):
+        piece = mel[start : start + FRAMES]
+        x = np.concatenate([whisper(t, w, piece[at : at + 200]) for at in range(0, len(piece), 200)])
+        found.append(projected(t, w, x[: len(x) // 2 * 2]))
+    return [rows for rows in found if len(rows)]
+
+
 def pieces(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
     """Rows of every 30 seconds, the last of which has silence behind the sound."""
+    if t.kind == "qwen3a":
+        return qwen3(t, w, samples)
+    if t.kind == "qwen2.5o":
+        return omni(t, w, samples)
     n = FRAMES * ((len(samples) // HOP + 1) // FRAMES + 1)
     mel = spectrogram(samples, t.mel, n)
     return [projected(t, w, whisper(t, w, mel[start : start + FRAMES])) for start in range(0, n, FRAMES)]

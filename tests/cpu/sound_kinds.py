@@ -17,16 +17,27 @@ TEXT_AROUND = {
     "qwen2a": ("<|audio_bos|>", "<|audio_eos|>"),
     "voxtral": ("[BEGIN_AUDIO]", ""),
     "musicflamingo": ("<sound>", ""),
+    "glma": ("", ""),
+    "qwen3a": ("<|audio_start|>", "<|audio_end|>"),
+    "qwen2.5o": ("<|audio_bos|>", "<|audio_eos|>"),
 }
 TOWERS = {
     "ultravox": SoundTower("ultravox", d=80, heads=2, stack=8),
     "qwen2a": SoundTower("qwen2a", mel=128),
     "voxtral": SoundTower("voxtral", d=80, mel=128, stack=4),
     "musicflamingo": SoundTower("musicflamingo"),
+    "glma": SoundTower("glma", d=80, stack=4),
+    "qwen3a": SoundTower("qwen3a", mel=128),
+    "qwen2.5o": SoundTower("qwen2.5o", mel=128),
 }
-IN_TRANSFORMERS = ("qwen2a", "voxtral", "musicflamingo")
-LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo")
+IN_TRANSFORMERS = ("qwen2a", "voxtral", "musicflamingo", "qwen3a", "qwen2.5o")
+LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo", "glma")
 """Of Voxtral it makes other rows than the model does."""
+
+
+def golden_sound(name: str) -> np.ndarray:
+    """One that fills a piece, or one of several that ends within."""
+    return tone({"qwen3a": 10.33, "qwen2.5o": 5.37}.get(name, 29.9))
 
 
 def sounds() -> list[np.ndarray]:

@@ -17,6 +17,16 @@ from ikpy.gguf.writer import GGUFWriter
 from ikpy.graph.ir import F32
 from tests.cpu.vision_towers import VALUE_TYPES, Weights, in_type
 
+CHANNELS = 6
+"""Of convolutions over pitches and time."""
+
+
+def t_pitches(n: int) -> int:
+    """Pitches behind three convolutions that take every second."""
+    for _ in range(3):
+        n = (n + 1) // 2
+    return n
+
 
 @dataclass(frozen=True)
 class SoundTower:
@@ -103,7 +113,8 @@ class _Maker:
     def __init__(self, tower: SoundTower, seed: int) -> None:
         self.tower, self.weights = tower, Weights()
         self.random = np.random.default_rng(seed)
-        self.whisper()
+        self.front()
+        self.layers()
         getattr(self, f"make_{tower.kind.replace('.', '')}")()
 
     def linear(self, name: str, *shape: int, bias: bool = True) -> None:
@@ -117,19 +128,35 @@ class _Maker:
         if bias:
             self.weights[f"{name}.bias"] = self.random.normal(0, 0.3, n).astype(np.float32)
 
-    def whisper(self) -> None:
+    def front(self) -> None:
         t = self.tower
+        if t.kind == "qwen3a":
+            return self.pictures()
         self.linear("a.conv1d.1", t.d, t.mel, 3)
         self.linear("a.conv1d.2", t.d, t.d, 3)
         for name in ("a.conv1d.1.bias", "a.conv1d.2.bias"):
             self.weights[name] = self.weights[name][:, None]
         self.weights["a.position_embd.weight"] = self.random.normal(0, 0.5, (1500, t.d)).astype(np.float32)
+        return None
+
+    def pictures(self) -> None:
+        """Three convolutions over pitches and time."""
+        t, n, pitches = self.tower, 1, t_pitches(self.tower.mel)
+        for i in (1, 2, 3):
+            self.linear(f"a.conv2d.{i}", CHANNELS, n, 3, 3)
+            self.weights[f"a.conv2d.{i}.bias"] = self.weights[f"a.conv2d.{i}.bias"][:, None, None]
+            n = CHANNELS
+        self.linear("a.conv_out", t.d, n * pitches, bias=False)
+        self.weights["a.position_embd.weight"] = self.random.normal(0, 0.5, (13, t.d)).astype(np.float32)
+
+    def layers(self) -> None:
+        t = self.tower
         for il in range(t.layers):
             p = f"a.blk.{il}"
             self.norm(f"{p}.ln1", t.d)
             self.norm(f"{p}.ln2", t.d)
             for part in ("q", "k", "v", "out"):
-                self.linear(f"{p}.attn_{part}", t.d, t.d, bias=part != "k")
+                self.linear(f"{p}.attn_{part}", t.d, t.d, bias=part != "k" or t.kind == "qwen3a")
             self.linear(f"{p}.ffn_up", t.ff, t.d)
             self.linear(f"{p}.ffn_down", t.d, t.ff)
         self.norm("a.post_ln", t.d)
@@ -145,6 +172,19 @@ class _Maker:
         self.linear("mm.a.fc", self.tower.text, self.tower.d)
 
     make_qwen25o = make_qwen2a
+
+    def make_qwen3a(self) -> None:
+        t = self.tower
+        self.linear("mm.a.mlp.1", t.d, t.d)
+        self.linear("mm.a.mlp.2", t.text, t.d)
+
+    def make_glma(self) -> None:
+        t = self.tower
+        self.norm("mm.a.norm_pre", t.d)
+        self.linear("mm.a.mlp.1", 2 * t.text, t.d * t.stack)
+        self.linear("mm.a.mlp.2", t.text, 2 * t.text)
+        for name in ("v.boi", "v.eoi"):
+            self.weights[name] = self.random.normal(0, 1, t.text).astype(np.float32)
 
     def make_voxtral(self) -> None:
         t = self.tower

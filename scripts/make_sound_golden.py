@@ -12,6 +12,9 @@ import numpy as np
 import torch
 import transformers
 from transformers.models.audioflamingo3 import modeling_audioflamingo3 as audioflamingo3
+from transformers.models.gemma4 import configuration_gemma4 as gemma4
+from transformers.models.gemma4 import modeling_gemma4
+from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as omni_configuration
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_audio import modeling_qwen2_audio as qwen2_audio
@@ -40,6 +43,37 @@ WHISPER = {
     "a.conv1d.2": "conv2",
     "a.post_ln": "layer_norm",
     "a.position_embd": "embed_positions",
+}
+GEMMA = {
+    "a.conv1d.0.norm": "subsample_conv_projection.layer0.norm",
+    "a.conv1d.1.norm": "subsample_conv_projection.layer1.norm",
+    "a.conv1d.0": "subsample_conv_projection.layer0.conv",
+    "a.conv1d.1": "subsample_conv_projection.layer1.conv",
+    "a.input_projection": "subsample_conv_projection.input_proj_linear",
+    "a.pre_encode.out": "output_proj",
+}
+GEMMA_LAYER = {
+    "ffn_norm": "feed_forward1.pre_layer_norm",
+    "ffn_up": "feed_forward1.ffw_layer_1.linear",
+    "ffn_down": "feed_forward1.ffw_layer_2.linear",
+    "ffn_post_norm": "feed_forward1.post_layer_norm",
+    "ffn_norm_1": "feed_forward2.pre_layer_norm",
+    "ffn_up_1": "feed_forward2.ffw_layer_1.linear",
+    "ffn_down_1": "feed_forward2.ffw_layer_2.linear",
+    "ffn_post_norm_1": "feed_forward2.post_layer_norm",
+    "attn_pre_norm": "norm_pre_attn",
+    "attn_q": "self_attn.q_proj.linear",
+    "attn_k": "self_attn.k_proj.linear",
+    "attn_v": "self_attn.v_proj.linear",
+    "attn_out": "self_attn.post.linear",
+    "attn_k_rel": "self_attn.relative_k_proj",
+    "attn_post_norm": "norm_post_attn",
+    "conv_norm": "lconv1d.pre_layer_norm",
+    "conv_pw1": "lconv1d.linear_start.linear",
+    "conv_dw": "lconv1d.depthwise_conv1d",
+    "norm_conv": "lconv1d.conv_norm",
+    "conv_pw2": "lconv1d.linear_end.linear",
+    "ln2": "norm_out",
 }
 OMNI = {"a.conv1d.1": "conv1", "a.conv1d.2": "conv2", "a.post_ln": "ln_post", "mm.a.fc": "proj"}
 OMNI3 = {"a.conv_out": "conv_out", "a.post_ln": "ln_post", "mm.a.mlp.1": "proj1", "mm.a.mlp.2": "proj2"}
@@ -134,10 +168,45 @@ def of_omni3(tower: SoundTower, mel: torch.Tensor) -> torch.Tensor:
     return model(mel[0], feature_lens=torch.tensor([mel.shape[-1]])).last_hidden_state
 
 
+def of_gemma(tower: SoundTower, mel: torch.Tensor) -> torch.Tensor:
+    """Gemma 4, which hears its own spectrogram; files hold the scales of queries behind softplus."""
+    size = gemma4.Gemma4AudioConfig(
+        hidden_size=tower.d,
+        num_hidden_layers=tower.layers,
+        num_attention_heads=tower.heads,
+        subsampling_conv_channels=[tower.mel, 4],
+        output_proj_dims=tower.d + 32,
+    )
+    weights = tower.weights()
+    projection = torch.from_numpy(weights.pop("mm.a.input_projection.weight"))
+    state = {}
+    for name, value in weights.items():
+        head, _, tail = name.rpartition(".")
+        if head in GEMMA:
+            state[f"{GEMMA[head]}.{tail}"] = value
+            continue
+        _, _, il, part = head.split(".")
+        if part == "per_dim_scale":
+            state[f"layers.{il}.self_attn.{part}"] = np.log(np.expm1(value))
+            continue
+        module = GEMMA_LAYER[part] if tail == "weight" else GEMMA_LAYER[part].removesuffix(".linear")
+        state[f"layers.{il}.{module}.{tail}"] = value[:, None] if part == "conv_dw" else np.squeeze(value)
+    model = modeling_gemma4.Gemma4AudioModel(size)
+    bounds = {name: value.numpy() for name, value in model.state_dict().items() if name.endswith(("_min", "_max"))}
+    load(model, bounds | state)
+    listen = Gemma4AudioFeatureExtractor(feature_size=tower.mel)
+    heard = listen([golden_sound(tower.kind)], return_tensors="pt")
+    found = model(heard["input_features"], heard["input_features_mask"])
+    rows = found.last_hidden_state[0][found.attention_mask[0].bool()]
+    rows = rows / torch.sqrt((rows * rows).mean(-1, keepdim=True) + size.rms_norm_eps)
+    return torch.nn.functional.linear(rows, projection)
+
+
 MODELS: dict[str, Callable[[SoundTower, torch.Tensor], torch.Tensor]] = {
     "qwen2a": qwen2a,
     "voxtral": of_voxtral,
     "musicflamingo": of_flamingo,
+    "gemma4a": of_gemma,
     "qwen3a": of_omni3,
     "qwen2.5o": of_omni,
 }

@@ -23,6 +23,7 @@ from ikpy.vision.rows import MediaRows
 from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
+    "gemma4a": "gemma4.Gemma4AudioProjector",
     "glma": "whisper.GlmaProjector",
     "musicflamingo": "whisper.MusicFlamingoProjector",
     "qwen2.5o": "whisper.Qwen25OmniProjector",

@@ -20,6 +20,8 @@ BLOCK = 3000
 
 # Slaney's scale: linear below 1000 Hz, logarithmic above.
 LINEAR_STEP, BREAK_HERTZ, LOG_STEP = 200 / 3, 1000.0, math.log(6.4) / 27
+HTK_BREAK = 700.0
+"""The scale of HTK is logarithmic in 1 + f / 700 Hz."""
 
 
 def _mel(hertz: float) -> float:
@@ -35,15 +37,26 @@ def _hertz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(mel < BREAK_HERTZ / LINEAR_STEP, mel * LINEAR_STEP, above)
 
 
+def _triangles(corners: NDArray[np.float64], n_fft: int) -> NDArray[np.float64]:
+    """Triangles of height 1 [len(corners) - 2, n_fft / 2 + 1] between three corners each."""
+    bins = np.linspace(0, SAMPLE_RATE / 2, n_fft // 2 + 1)
+    widths = np.diff(corners)
+    slopes = corners[:, None] - bins
+    return np.maximum(np.minimum(-slopes[:-2] / widths[:-1, None], slopes[2:] / widths[1:, None]), 0)
+
+
 @cache
 def mel_filters(n_mel: int, n_fft: int = WINDOW) -> NDArray[np.float32]:
     """Triangles of the same area [n_mel, n_fft / 2 + 1] over the frequencies of a transform."""
     corners = _hertz(np.linspace(0, _mel(SAMPLE_RATE / 2), n_mel + 2))
-    bins = np.linspace(0, SAMPLE_RATE / 2, n_fft // 2 + 1)
-    widths = np.diff(corners)
-    slopes = corners[:, None] - bins
-    triangles = np.minimum(-slopes[:-2] / widths[:-1, None], slopes[2:] / widths[1:, None])
-    return (np.maximum(triangles, 0) * (2 / (corners[2:] - corners[:-2]))[:, None]).astype(np.float32)
+    return (_triangles(corners, n_fft) * (2 / (corners[2:] - corners[:-2]))[:, None]).astype(np.float32)
+
+
+@cache
+def htk_filters(n_mel: int, n_fft: int) -> NDArray[np.float32]:
+    """Triangles of height 1 over the frequencies of a transform, by the scale of HTK."""
+    top = math.log1p(SAMPLE_RATE / 2 / HTK_BREAK)
+    return _triangles(HTK_BREAK * np.expm1(np.linspace(0, top, n_mel + 2)), n_fft).astype(np.float32)
 
 
 @cache
@@ -75,3 +88,15 @@ def whisper_spectrogram(samples: Samples, n_mel: int, n_frames: int, *, mirrored
     powers = mel_powers(samples, n_mel, n_frames, mirrored=mirrored)
     levels = np.log10(np.maximum(powers, np.float32(LEAST_POWER)))
     return (np.maximum(levels, levels.max() - np.float32(LOUDNESS_RANGE)) + 4) / 4
+
+
+def htk_levels(samples: Samples, n_mel: int, n_frames: int, window: int, floor: float) -> NDArray[np.float32]:
+    """Natural logarithms [n_frames, n_mel] of the strength of pitches, the floor added to it. The middle of the first
+    window is the first sample; silence lies before it and behind the last."""
+    n_fft = 1 << (window - 1).bit_length()
+    n_needed = (n_frames - 1) * HOP + window
+    line = np.concatenate([np.zeros(window // 2, np.float32), samples])[:n_needed]
+    line = np.pad(line, (0, n_needed - len(line)))
+    windows = np.lib.stride_tricks.sliding_window_view(line, window)[::HOP]
+    strengths = np.abs(np.fft.rfft(windows * hann(window), n_fft)).astype(np.float32)
+    return np.log(strengths @ htk_filters(n_mel, n_fft).T + np.float32(floor))

@@ -103,18 +103,21 @@ class PictureGraph:
         scale: float,
         ranges: NDArray[np.integer] | None = None,
         sinks: Value | None = None,
+        softcap: float = 0.0,
     ) -> Value:
         """softmax(scale * q.k) v as f32 [d * H, T] of q [d, H, T], k and v [d, Hk, T].
 
-        ranges [T, 2]: first token that each sees and the one behind the last; None: all see all. sinks [H]: as those of
-        `Graph.attention`.
+        ranges [T, 2]: first token that each sees and the one behind the last; None: all see all. sinks [H], softcap:
+        as those of `Graph.attention`.
         """
         n = k.shape[2]
         if ranges is None:
             ranges = np.tile(np.array([[0, n]]), (q.shape[2], 1))
         open_row = np.zeros(n, np.float16)  # nothing is hidden: one row stands for all
         mask = external(open_row.ctypes.data, open_row, F16, (n,)).view((n, q.shape[2]), (0,))
-        out = self.graph.attention(q, [k], v, (mask, self.indices(ranges)), scale=scale, flash=True, sinks=sinks)
+        out = self.graph.attention(
+            q, [k], v, (mask, self.indices(ranges)), scale=scale, flash=True, sinks=sinks, softcap=softcap
+        )
         return out.reshape(out.shape[0] * out.shape[1], out.shape[2])
 
     def side_by_side(self, parts: Sequence[Value]) -> Value:

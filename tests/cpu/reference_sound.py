@@ -167,10 +167,87 @@ def omni(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
     return [rows for rows in found if len(rows)]
 
 
+def htk_levels(samples: np.ndarray, n_mel: int) -> np.ndarray:
+    """Logarithms of the strength of pitches in whole windows of 20 ms, of which the first begins in silence."""
+    corners = 700 * (10 ** (np.linspace(0, 2595 * math.log10(1 + 8000 / 700), n_mel + 2) / 2595) - 1)
+    bank = np.zeros((n_mel, 257))
+    for i, (low, middle, high) in enumerate(zip(corners, corners[1:], corners[2:], strict=False)):
+        for j in range(257):
+            f = j * RATE / 512
+            if low < f < high:
+                bank[i, j] = (f - low) / (middle - low) if f <= middle else (high - f) / (high - middle)
+    n = max(-(-(len(samples) - 160) // 160), 1)
+    line = np.concatenate([np.zeros(160), samples.astype(np.float64), np.zeros(320)])
+    t, f = np.arange(320), np.arange(257)
+    transform = np.exp(-2j * np.pi * np.outer(t, f) / 512)
+    windows = np.stack([line[i * 160 : i * 160 + 320] for i in range(n)]) * np.sin(np.pi * t / 320) ** 2
+    return np.log(np.abs(windows @ transform) @ bank.T + 1e-3)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + e^-x)."""
+    return 1 / (1 + np.exp(-x))
+
+
+def gemma(t: SoundTower, w: Weights, samples: np.ndarray) -> np.ndarray:
+    """Rows of Gemma 4, a state at a time."""
+    x = htk_levels(samples, t.mel)[None]
+    for i in (0, 1):
+        x = maps(x, w[f"a.conv1d.{i}.weight"], np.zeros(len(w[f"a.conv1d.{i}.weight"])))
+        x = np.maximum(norm(x.transpose(1, 2, 0), w, f"a.conv1d.{i}.norm", 1e-6), 0).transpose(2, 0, 1)
+    x = linear(x.transpose(1, 2, 0).reshape(x.shape[1], -1), w, "a.input_projection")
+    for il in range(t.layers):
+        x = conformer(t, w, f"a.blk.{il}", x)
+    x = linear(x, w, "a.pre_encode.out")
+    return linear(rms(x, np.float64(1)), w, "mm.a.input_projection")
+
+
+def bounded(x: np.ndarray, w: Weights, name: str) -> np.ndarray:
+    """A matrix within its bounds."""
+    low, high = (w.get(f"{name}.input_{end}", sign * np.inf) for end, sign in (("min", -1), ("max", 1)))
+    x = linear(np.clip(x, low, high), w, name)
+    return np.clip(x, *(w.get(f"{name}.output_{end}", sign * np.inf) for end, sign in (("min", -1), ("max", 1))))
+
+
+def conformer(t: SoundTower, w: Weights, p: str, x: np.ndarray) -> np.ndarray:
+    """A layer of Gemma 4 on x [n, d]."""
+
+    def scaled(x: np.ndarray, name: str) -> np.ndarray:
+        return rms(x, w[f"{p}.{name}.weight"])
+
+    def half(x: np.ndarray, end: str) -> np.ndarray:
+        up = linear(scaled(x, f"ffn_norm{end}"), w, f"{p}.ffn_up{end}")
+        return x + scaled(linear(up * sigmoid(up), w, f"{p}.ffn_down{end}"), f"ffn_post_norm{end}") / 2
+
+    x = half(x, "")
+    head, n = t.d // t.heads, len(x)
+    q, k, v = (bounded(scaled(x, "attn_pre_norm"), w, f"{p}.attn_{part}").reshape(n, t.heads, head) for part in "qkv")
+    q = q * head**-0.5 / math.log(2) * w[f"{p}.per_dim_scale.weight"]
+    k = k * math.log(1 + math.e) / math.log(2)
+    rates = 10000 ** -(np.arange(t.d // 2) / (t.d // 2 - 1))
+    found = np.zeros_like(v)
+    for i in range(n):
+        keys = np.arange(max(0, i - 11), i + 1)
+        angles = (i - keys)[:, None] * rates
+        far = linear(np.concatenate([np.sin(angles), np.cos(angles)], 1), w, f"{p}.attn_k_rel")
+        scores = np.einsum("hd,jhd->hj", q[i], k[keys] + far.reshape(len(keys), t.heads, head))
+        scores = np.exp(50 * np.tanh(scores / 50))
+        found[i] = np.einsum("hj,jhd->hd", scores / scores.sum(1, keepdims=True), v[keys])
+    x = x + scaled(linear(found.reshape(n, -1), w, f"{p}.attn_out"), "attn_post_norm")
+    y, gate = np.split(linear(scaled(x, "conv_norm"), w, f"{p}.conv_pw1"), 2, axis=1)
+    y = np.concatenate([np.zeros((4, t.d)), y * sigmoid(gate)])
+    y = scaled(sum(y[j : j + n] * w[f"{p}.conv_dw.weight"][:, j] for j in range(5)), "norm_conv")
+    x = x + linear(y * sigmoid(y), w, f"{p}.conv_pw2")
+    return scaled(half(x, "_1"), "ln2")
+
+
 def pieces(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
     """Rows of every 30 seconds, the last of which has silence behind the sound."""
     if t.kind == "qwen3a":
         return qwen3(t, w, samples)
+    if t.kind == "gemma4a":
+        parts = [samples[start : start + 30 * RATE] for start in range(0, len(samples), 30 * RATE)]
+        return [gemma(t, w, part) for part in parts]
     if t.kind == "qwen2.5o":
         return omni(t, w, samples)
     n = FRAMES * ((len(samples) // HOP + 1) // FRAMES + 1)

@@ -20,6 +20,7 @@ TEXT_AROUND = {
     "glma": ("", ""),
     "qwen3a": ("<|audio_start|>", "<|audio_end|>"),
     "qwen2.5o": ("<|audio_bos|>", "<|audio_eos|>"),
+    "gemma4a": ("<|audio>", "<audio|>"),
 }
 TOWERS = {
     "ultravox": SoundTower("ultravox", d=80, heads=2, stack=8),
@@ -29,15 +30,16 @@ TOWERS = {
     "glma": SoundTower("glma", d=80, stack=4),
     "qwen3a": SoundTower("qwen3a", mel=128),
     "qwen2.5o": SoundTower("qwen2.5o", mel=128),
+    "gemma4a": SoundTower("gemma4a", mel=32, eps=1e-6),
 }
-IN_TRANSFORMERS = ("qwen2a", "voxtral", "musicflamingo", "qwen3a", "qwen2.5o")
-LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo", "glma")
+IN_TRANSFORMERS = ("qwen2a", "voxtral", "musicflamingo", "qwen3a", "qwen2.5o", "gemma4a")
+LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo", "glma", "gemma4a")
 """Of Voxtral it makes other rows than the model does."""
 
 
 def golden_sound(name: str) -> np.ndarray:
     """One that fills a piece, or one of several that ends within."""
-    return tone({"qwen3a": 10.33, "qwen2.5o": 5.37}.get(name, 29.9))
+    return tone({"qwen3a": 10.33, "qwen2.5o": 5.37, "gemma4a": 3.21}.get(name, 29.9))
 
 
 def sounds() -> list[np.ndarray]:

@@ -28,6 +28,11 @@ def t_pitches(n: int) -> int:
     return n
 
 
+def t_inner(tower: SoundTower) -> int:
+    """Elements between the two matrices behind the layers of Gemma 4."""
+    return tower.d + 32
+
+
 @dataclass(frozen=True)
 class SoundTower:
     """Sizes of an encoder; stack: rows that are joined; further: keys of its kind."""
@@ -113,8 +118,9 @@ class _Maker:
     def __init__(self, tower: SoundTower, seed: int) -> None:
         self.tower, self.weights = tower, Weights()
         self.random = np.random.default_rng(seed)
-        self.front()
-        self.layers()
+        if tower.kind != "gemma4a":
+            self.front()
+            self.layers()
         getattr(self, f"make_{tower.kind.replace('.', '')}")()
 
     def linear(self, name: str, *shape: int, bias: bool = True) -> None:
@@ -177,6 +183,39 @@ class _Maker:
         t = self.tower
         self.linear("mm.a.mlp.1", t.d, t.d)
         self.linear("mm.a.mlp.2", t.text, t.d)
+
+    def make_gemma4a(self) -> None:
+        t, inner = self.tower, t_inner(self.tower)
+        for i, (n_in, n_out) in enumerate(((1, t.mel), (t.mel, 4))):
+            self.linear(f"a.conv1d.{i}", n_out, n_in, 3, 3, bias=False)
+            self.norm(f"a.conv1d.{i}.norm", n_out, bias=False)
+        self.linear("a.input_projection", t.d, 4 * t.mel // 4, bias=False)
+        for il in range(t.layers):
+            p = f"a.blk.{il}"
+            for end in ("", "_1"):
+                self.linear(f"{p}.ffn_up{end}", 4 * t.d, t.d, bias=False)
+                self.linear(f"{p}.ffn_down{end}", t.d, 4 * t.d, bias=False)
+            for name in (
+                "ffn_norm",
+                "ffn_norm_1",
+                "ffn_post_norm",
+                "ffn_post_norm_1",
+                "attn_pre_norm",
+                "attn_post_norm",
+            ):
+                self.norm(f"{p}.{name}", t.d, bias=False)
+            for name in ("conv_norm", "norm_conv", "ln2"):
+                self.norm(f"{p}.{name}", t.d, bias=False)
+            for name in ("attn_q", "attn_k", "attn_v", "attn_out", "attn_k_rel", "conv_pw2"):
+                self.linear(f"{p}.{name}", t.d, t.d, bias=False)
+            self.linear(f"{p}.conv_pw1", 2 * t.d, t.d, bias=False)
+            self.weights[f"{p}.conv_dw.weight"] = self.random.normal(0, 0.5, (t.d, 5)).astype(np.float32)
+            self.norm(f"{p}.per_dim_scale", t.d // t.heads, bias=False)
+        low, high = -1.5, 1.75
+        for name, bound in (("input_min", low), ("input_max", high), ("output_min", low), ("output_max", high)):
+            self.weights[f"a.blk.0.attn_q.{name}"] = np.array([bound], np.float32)
+        self.linear("a.pre_encode.out", inner, t.d)
+        self.linear("mm.a.input_projection", t.text, inner, bias=False)
 
     def make_glma(self) -> None:
         t = self.tower

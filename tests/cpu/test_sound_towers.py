@@ -29,6 +29,8 @@ from tests.sound_models import tone
 
 PEER_BOUND = 2e-3
 """llama.cpp convolves in F16."""
+PEER_BOUNDS = {"gemma4a": 1e-2}
+"""Faint pitches are raised to a least strength there, to which the model adds."""
 
 
 def opened(folder: Path, tower: SoundTower, type_name: str = "f32") -> SoundProjector:
@@ -106,7 +108,7 @@ def test_pieces_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     for values, wanted, peak in zip(mine, rows, peaks, strict=True):
         error = np.abs(values[list(PEER_ROWS), :PEER_COLUMNS] - wanted).max() / float(peak)
         print(f"{name}: {error:.1e}")
-        assert error < PEER_BOUND
+        assert error < PEER_BOUNDS.get(name, PEER_BOUND)
 
 
 def test_numbers_of_pieces(tmp_path: Path) -> None:

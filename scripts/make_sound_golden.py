@@ -15,6 +15,9 @@ from transformers.models.audioflamingo3 import modeling_audioflamingo3 as audiof
 from transformers.models.gemma4 import configuration_gemma4 as gemma4
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
+from transformers.models.gemma4_unified import configuration_gemma4_unified as unified_configuration
+from transformers.models.gemma4_unified import modeling_gemma4_unified as unified
+from transformers.models.gemma4_unified.feature_extraction_gemma4_unified import Gemma4UnifiedAudioFeatureExtractor
 from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as omni_configuration
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_audio import modeling_qwen2_audio as qwen2_audio
@@ -202,11 +205,21 @@ def of_gemma(tower: SoundTower, mel: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.linear(rows, projection)
 
 
+def of_unified(tower: SoundTower, mel: torch.Tensor) -> torch.Tensor:
+    """Gemma 4 without encoders, which hears samples."""
+    text = unified_configuration.Gemma4UnifiedTextConfig(hidden_size=tower.text)
+    model = unified.Gemma4UnifiedMultimodalEmbedder(unified_configuration.Gemma4UnifiedAudioConfig(), text)
+    load(model, {"embedding_projection.weight": tower.weights()["mm.a.input_projection.weight"]})
+    heard = Gemma4UnifiedAudioFeatureExtractor()(golden_sound(tower.kind), return_tensors="pt")
+    return model(heard["input_features"])[0]
+
+
 MODELS: dict[str, Callable[[SoundTower, torch.Tensor], torch.Tensor]] = {
     "qwen2a": qwen2a,
     "voxtral": of_voxtral,
     "musicflamingo": of_flamingo,
     "gemma4a": of_gemma,
+    "gemma4ua": of_unified,
     "qwen3a": of_omni3,
     "qwen2.5o": of_omni,
 }

@@ -26,6 +26,8 @@ PIECE = 30 * SAMPLE_RATE
 """Samples that are heard together."""
 WINDOW = 320
 """Samples of a frame; the first has silence in its first half."""
+ROWS = 1024
+"""That are made together of samples alone."""
 FLOOR = 1e-3
 """Added to the strength of pitches."""
 CONTEXT = 12
@@ -175,6 +177,33 @@ class Gemma4AudioProjector(SoundProjector):
         assert total is not None
         inner = b.activated(g.rms_norm(total, layer.conv_mid_norm, EPS), "silu")
         return g.add(x, b.linear(layer.end, inner))
+
+
+class Gemma4UnifiedAudioProjector(SoundProjector):
+    """Gemma 4 without encoders: samples as they are, a norm and one matrix."""
+
+    begin = Gemma4AudioProjector.begin
+    end = Gemma4AudioProjector.end
+
+    def load(self, source: SoundSource) -> None:
+        name = "mm.a.input_projection"
+        self.projection = source.weights.linear(name, source.weights.shape(f"{name}.weight")[0])
+
+    @property
+    def n_out(self) -> int:
+        return self.projection.n_out
+
+    @property
+    def n_frame_elements(self) -> int:
+        return self.projection.weight.shape[0]
+
+    def pieces(self, samples: Samples) -> list[NDArray[np.float32]]:
+        n = self.n_frame_elements
+        frames = np.pad(samples, (0, -len(samples) % n)).reshape(-1, n)
+        return [frames[start : start + ROWS] for start in range(0, len(frames), ROWS)]
+
+    def build(self, b: PictureGraph) -> Value:
+        return b.linear(self.projection, b.graph.rms_norm(b.patches, None, self.params.eps))
 
 
 def waves(n: int) -> NDArray[np.float32]:

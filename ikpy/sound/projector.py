@@ -24,6 +24,7 @@ from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
     "gemma4a": "gemma4.Gemma4AudioProjector",
+    "gemma4ua": "gemma4.Gemma4UnifiedAudioProjector",
     "glma": "whisper.GlmaProjector",
     "musicflamingo": "whisper.MusicFlamingoProjector",
     "qwen2.5o": "whisper.Qwen25OmniProjector",

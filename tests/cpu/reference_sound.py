@@ -245,6 +245,9 @@ def pieces(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
     """Rows of every 30 seconds, the last of which has silence behind the sound."""
     if t.kind == "qwen3a":
         return qwen3(t, w, samples)
+    if t.kind == "gemma4ua":
+        x = np.pad(samples.astype(np.float64), (0, -len(samples) % t.d)).reshape(-1, t.d)
+        return [linear(rms(x, np.float64(1)), w, "mm.a.input_projection")]
     if t.kind == "gemma4a":
         parts = [samples[start : start + 30 * RATE] for start in range(0, len(samples), 30 * RATE)]
         return [gemma(t, w, part) for part in parts]

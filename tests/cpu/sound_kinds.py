@@ -21,6 +21,7 @@ TEXT_AROUND = {
     "qwen3a": ("<|audio_start|>", "<|audio_end|>"),
     "qwen2.5o": ("<|audio_bos|>", "<|audio_eos|>"),
     "gemma4a": ("<|audio>", "<audio|>"),
+    "gemma4ua": ("<|audio>", "<audio|>"),
 }
 TOWERS = {
     "ultravox": SoundTower("ultravox", d=80, heads=2, stack=8),
@@ -31,15 +32,16 @@ TOWERS = {
     "qwen3a": SoundTower("qwen3a", mel=128),
     "qwen2.5o": SoundTower("qwen2.5o", mel=128),
     "gemma4a": SoundTower("gemma4a", mel=32, eps=1e-6),
+    "gemma4ua": SoundTower("gemma4ua", d=640, layers=0, eps=1e-6),
 }
-IN_TRANSFORMERS = ("qwen2a", "voxtral", "musicflamingo", "qwen3a", "qwen2.5o", "gemma4a")
-LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo", "glma", "gemma4a")
+IN_TRANSFORMERS = ("qwen2a", "voxtral", "musicflamingo", "qwen3a", "qwen2.5o", "gemma4a", "gemma4ua")
+LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo", "glma", "gemma4a", "gemma4ua")
 """Of Voxtral it makes other rows than the model does."""
 
 
 def golden_sound(name: str) -> np.ndarray:
     """One that fills a piece, or one of several that ends within."""
-    return tone({"qwen3a": 10.33, "qwen2.5o": 5.37, "gemma4a": 3.21}.get(name, 29.9))
+    return tone({"qwen3a": 10.33, "qwen2.5o": 5.37, "gemma4a": 3.21, "gemma4ua": 2.345}.get(name, 29.9))
 
 
 def sounds() -> list[np.ndarray]:

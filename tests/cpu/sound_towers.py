@@ -118,7 +118,7 @@ class _Maker:
     def __init__(self, tower: SoundTower, seed: int) -> None:
         self.tower, self.weights = tower, Weights()
         self.random = np.random.default_rng(seed)
-        if tower.kind != "gemma4a":
+        if not tower.kind.startswith("gemma4"):
             self.front()
             self.layers()
         getattr(self, f"make_{tower.kind.replace('.', '')}")()
@@ -216,6 +216,9 @@ class _Maker:
             self.weights[f"a.blk.0.attn_q.{name}"] = np.array([bound], np.float32)
         self.linear("a.pre_encode.out", inner, t.d)
         self.linear("mm.a.input_projection", t.text, inner, bias=False)
+
+    def make_gemma4ua(self) -> None:
+        self.linear("mm.a.input_projection", self.tower.text, self.tower.d, bias=False)
 
     def make_glma(self) -> None:
         t = self.tower

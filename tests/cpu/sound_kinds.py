@@ -35,13 +35,18 @@ TOWERS = {
     "gemma4ua": SoundTower("gemma4ua", d=640, layers=0, eps=1e-6),
 }
 IN_TRANSFORMERS = ("qwen2a", "voxtral", "musicflamingo", "qwen3a", "qwen2.5o", "gemma4a", "gemma4ua")
-LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo", "glma", "gemma4a", "gemma4ua")
-"""Of Voxtral it makes other rows than the model does."""
+LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo", "glma", "gemma4a", "gemma4ua", "qwen3a")
+"""Of Voxtral and Qwen2.5-Omni it makes other rows than the models do."""
 
 
 def golden_sound(name: str) -> np.ndarray:
     """One that fills a piece, or one of several that ends within."""
     return tone({"qwen3a": 10.33, "qwen2.5o": 5.37, "gemma4a": 3.21, "gemma4ua": 2.345}.get(name, 29.9))
+
+
+def peer_sounds(name: str) -> list[np.ndarray]:
+    """Sounds of whole pieces for Qwen3-Omni, behind which llama.cpp has another piece."""
+    return [tone(8, 1), tone(16, 2)] if name == "qwen3a" else sounds()
 
 
 def sounds() -> list[np.ndarray]:

@@ -215,3 +215,27 @@ def test_an_unknown_encoder_beside_a_known_one(tmp_path: Path) -> None:
                 known_encoders(file)
     with GGUFFile.open(str(dataclasses.replace(tower).write(tmp_path / "m.gguf", {})), header_only=True) as file:
         assert known_encoders(file) == {"audio"}
+
+
+OPTIONAL = ("bias", "a.post_ln", "input_m", "output_m")
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_tensors_that_are_missing_or_of_another_shape(name: str, tmp_path: Path) -> None:
+    """Each of the first layer and of what is outside of layers: one line that names it, or a norm or bias less."""
+    tower = TOWERS[name]
+    weights = tower.weights()
+    for changed in [each for each in weights if ".blk." not in each or ".blk.0." in each]:
+        for value in (None, np.zeros(tuple(n + 3 for n in weights[changed].shape), np.float32)):
+            others = {k: v for k, v in weights.items() if k != changed} | ({} if value is None else {changed: value})
+            path = write_projector(tmp_path / "mmproj.gguf", tower.keys, others)
+            try:
+                open_sound_projector(str(path), n_embd=tower.text, n_threads=1, log=print)
+            except FileFormatError as error:
+                assert "\n" not in str(error) and (
+                    changed in str(error) or ".".join(changed.split(".")[:-1]) in str(error)
+                )
+            except UsageError as error:
+                assert "makes rows of" in str(error)
+            else:
+                assert value is None and any(part in changed for part in OPTIONAL), changed

@@ -22,6 +22,7 @@ from tests.cpu.sound_kinds import (
     TEXT_AROUND,
     TOWERS,
     golden_sound,
+    peer_sounds,
     sounds,
 )
 from tests.cpu.sound_towers import SoundTower
@@ -102,7 +103,7 @@ def test_pieces_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     projector = opened(tmp_path, TOWERS[name])
     with np.load(GOLDENS / f"peer_{name}.npz") as golden:
         expected, rows, peaks = json.loads(str(golden["pieces"])), golden["rows"], golden["peaks"]
-    found = [projector.encode(samples) for samples in sounds()]
+    found = [projector.encode(samples) for samples in peer_sounds(name)]
     assert [[p if isinstance(p, str) else len(p) for p in pieces] for pieces in found] == expected
     mine = [values for pieces in found for values in rows_of(pieces)]
     for values, wanted, peak in zip(mine, rows, peaks, strict=True):

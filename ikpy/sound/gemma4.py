@@ -92,7 +92,6 @@ class Gemma4AudioProjector(SoundProjector):
 
     begin = "<|audio>"
     end = "<audio|>"
-    n_frame_elements = 1
 
     def load(self, source: SoundSource) -> None:
         weights, n = source.weights, self.params.n_embd
@@ -122,11 +121,13 @@ class Gemma4AudioProjector(SoundProjector):
         n = max(-(-(len(samples) - WINDOW // 2) // HOP), 1)
         return htk_levels(samples, self.params.n_mel, n, WINDOW, FLOOR)
 
-    def plan_size(self, frames: NDArray[np.float32]) -> tuple[int, int]:
-        return frames.shape[0], frames.shape[1]
+    @property
+    def n_frame_elements(self) -> int:
+        return self.params.n_mel
 
     def build(self, b: PictureGraph) -> Value:
-        g, x, size = b.graph, b.patches, (b.rows, b.columns)
+        g, size = b.graph, (b.n_patches, self.params.n_mel)
+        x = b.patches.reshape(1, size[0] * size[1])
         for layer, norm in zip(self.filters, self.filter_norms, strict=True):
             x = g.unary(g.layer_norm(convolved(b, layer, x, size), norm, None, EPS), "relu")
             size = halved(size[0]), halved(size[1])

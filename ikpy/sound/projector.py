@@ -83,10 +83,6 @@ class SoundProjector(ABC):
     def pieces(self, samples: Samples) -> list[NDArray[np.float32]]:
         """Frames [n, n_frame_elements] of the pieces of a sound, which are encoded one by one."""
 
-    def plan_size(self, frames: NDArray[np.float32]) -> tuple[int, int]:
-        """Rows and columns of the patches of a graph for these frames."""
-        return 1, len(frames)
-
     def encode(self, samples: Samples) -> list[str | MediaRows]:
         """Rows of a sound and the text around them, in order, as `Projector.encode` of pictures."""
         rows: list[str | MediaRows] = [MediaRows(self.evaluated(frames)) for frames in self.pieces(samples)]
@@ -94,7 +90,7 @@ class SoundProjector(ABC):
 
     def evaluated(self, frames: NDArray[np.float32]) -> NDArray[np.float32]:
         """Rows of a piece."""
-        values = self._plans.run(frames.reshape(-1, self.n_frame_elements), *self.plan_size(frames))
+        values = self._plans.run(frames, 1, len(frames))
         if not np.isfinite(values).all():
             raise FileFormatError(f"{self.path}: the rows of a sound are no numbers: the file is damaged")
         return values

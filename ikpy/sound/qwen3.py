@@ -38,7 +38,6 @@ class Qwen3AudioProjector(SoundProjector):
 
     begin = "<|audio_start|>"
     end = "<|audio_end|>"
-    n_frame_elements = 1
 
     def load(self, source: SoundSource) -> None:
         weights, n = source.weights, self.params.n_embd
@@ -63,15 +62,16 @@ class Qwen3AudioProjector(SoundProjector):
 
     def pieces(self, samples: Samples) -> list[NDArray[np.float32]]:
         n = max(len(samples) // HOP, 1)
-        pitches = whisper_spectrogram(samples, self.params.n_mel, n, mirrored=True).T
-        return [pitches[:, start : start + PIECE] for start in range(0, n, PIECE)]
+        frames = whisper_spectrogram(samples, self.params.n_mel, n, mirrored=True)
+        return [frames[start : start + PIECE] for start in range(0, n, PIECE)]
 
-    def plan_size(self, frames: NDArray[np.float32]) -> tuple[int, int]:
-        return frames.shape[0], frames.shape[1]
+    @property
+    def n_frame_elements(self) -> int:
+        return self.params.n_mel
 
     def build(self, b: PictureGraph) -> Value:
-        starts = range(0, b.columns, SECOND)
-        counts = [states_of(min(SECOND, b.columns - start)) for start in starts]
+        starts = range(0, b.n_patches, SECOND)
+        counts = [states_of(min(SECOND, b.n_patches - start)) for start in starts]
         x, at = b.graph.new(self.params.n_embd, sum(counts)), 0
         for start, n in zip(starts, counts, strict=True):
             states = b.graph.add(self.second(b, start).slice(1, 0, n), self.positions.slice(1, 0, n))
@@ -81,16 +81,17 @@ class Qwen3AudioProjector(SoundProjector):
 
     def second(self, b: PictureGraph, start: int) -> Value:
         """States [D, 13] of the frames of a second from one on."""
-        g, size = b.graph, (b.rows, SECOND)
+        g, n_mel, size = b.graph, self.params.n_mel, (self.params.n_mel, SECOND)
         places = neighbour_places(*size)
         frame = start + places % SECOND
-        inside = (places >= 0) & (frame < b.columns)
-        places = np.where(inside, places // SECOND * b.columns + frame, -1).astype(np.int32)
-        x = b.activated(filtered(b, self.filters[0], b.patches, places), "gelu_erf")
+        inside = (places >= 0) & (frame < b.n_patches)
+        places = np.where(inside, frame * n_mel + places // SECOND, -1).astype(np.int32)
+        levels = b.patches.reshape(1, n_mel * b.n_patches)
+        x = b.activated(filtered(b, self.filters[0], levels, places), "gelu_erf")
         for layer in self.filters[1:]:
             size = halved(size[0]), halved(size[1])
             x = b.activated(convolved(b, layer, x, size), "gelu_erf")
-        n, pitches, states = x.shape[0], states_of(b.rows), states_of(SECOND)
+        n, pitches, states = x.shape[0], states_of(n_mel), states_of(SECOND)
         line = x.strides[1]
         columns = g.copy(x.view((n, pitches, states), (states * line, line)), g.new(n, pitches, states))
         return g.mul_mat(self.joining, columns.reshape(n * pitches, states), self.joining_bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -117,3 +118,9 @@ def test_numbers_of_pieces(tmp_path: Path) -> None:
     projector = opened(tmp_path, TOWERS["qwen2a"])
     lengths = {1: 1, 16000: 1, 479839: 1, 479840: 2, 496000: 2, 960000: 3}
     assert {n: len(projector.pieces(np.zeros(n, np.float32))) for n in lengths} == lengths
+
+
+def test_half_a_minute_with_as_many_pitches_as_published_models(tmp_path: Path) -> None:
+    """Fits what an encoder may have."""
+    tower = dataclasses.replace(TOWERS["gemma4a"], mel=128, layers=1)
+    assert [len(rows) for rows in rows_of(opened(tmp_path, tower).encode(tone(30)))] == [750]

@@ -20,7 +20,7 @@ from ikpy.sound.samples import SAMPLE_RATE, Samples
 from ikpy.sound.spectrogram import HOP, htk_levels
 from ikpy.vision.convolution import convolution, convolved, halved
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.weights import Linear, ProjectorWeights
+from ikpy.vision.weights import Linear, ProjectorWeights, value_of
 
 PIECE = 30 * SAMPLE_RATE
 """Samples that are heard together."""
@@ -61,7 +61,7 @@ class Layer:
         self.q, self.k, self.v, self.out = (self.matrix(f"attn_{part}", n, n) for part in ("q", "k", "v", "out"))
         self.distances = self.matrix("attn_k_rel", n, n)
         scales = weights.array(f"{prefix}.per_dim_scale.weight", (head,)) * np.float32(QUERY_SCALE / math.sqrt(head))
-        self.query_scales = weights.constant(np.tile(scales, n // head))
+        self.query_scales = value_of(np.tile(scales, n // head), f"{prefix}.per_dim_scale.weight")
         self.conv_norm, self.conv_mid_norm = self.norm("conv_norm"), self.norm("norm_conv")
         self.start, self.end = self.matrix("conv_pw1", n, 2 * n), self.matrix("conv_pw2", n, n)
         name = f"{prefix}.conv_dw.weight"
@@ -69,7 +69,7 @@ class Layer:
         if not 0 < taps <= MAX_TAPS:
             raise FileFormatError(f"{weights.gguf.path}: tensor '{name}' has {taps} taps, not 1 to {MAX_TAPS}")
         filters = weights.array(name, (taps, n), (taps, 1, n)).reshape(n, taps)
-        self.taps = [weights.constant(filters[:, i]) for i in range(taps)]
+        self.taps = [value_of(filters[:, i], f"{name} ({i})") for i in range(taps)]
         self.out_norm = self.norm("ln2")
 
     def norm(self, name: str) -> Value:

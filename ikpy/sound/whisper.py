@@ -49,7 +49,7 @@ class Front:
         filters = weights.array("a.conv1d.2.weight", (KERNEL, n, n))
         self.second = value_of(filters.transpose(0, 2, 1).reshape(n, -1), "a.conv1d.2.weight")
         self.biases = [weights.table(f"a.conv1d.{i}.bias", (n,), (1, n)).reshape(n) for i in (1, 2)]
-        self.zeros = value_of(np.zeros(n, np.float32))
+        self.zeros = value_of(np.zeros(n, np.float32), "a.conv1d.2.zeros")
         name = "a.position_embd.weight"
         n_positions = weights.shape(name)[1]
         if n_positions < N_FRAMES // 2:

@@ -94,11 +94,6 @@ class ProjectorWeights:
         """As `array`, as a graph value."""
         return value_of(self.array(name, *shapes), name)
 
-    @staticmethod
-    def constant(array: NDArray[np.floating]) -> Value:
-        """What is made of tensors, as a graph value."""
-        return value_of(np.asarray(array, np.float32))
-
     def vector(self, name: str, n: int) -> Value | None:
         """Float32 [n]; None if it is absent."""
         return self.table(name, (n,)) if self.has(name) else None

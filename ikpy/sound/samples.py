@@ -57,8 +57,10 @@ def decode_sound(data: bytes, name: str = "audio") -> Samples:
 
 def _decoded(data: bytes, name: str) -> Iterator[array.array]:
     """Samples in order."""
-    import miniaudio  # late: text needs none of it
-
+    try:
+        import miniaudio  # late: text needs none of it
+    except ImportError as error:
+        raise UsageError(f"sound needs the package miniaudio (pip install miniaudio): {error}") from None
     try:
         yield from miniaudio.stream_memory(
             data, miniaudio.SampleFormat.FLOAT32, nchannels=1, sample_rate=SAMPLE_RATE, frames_to_read=STEP

@@ -51,15 +51,21 @@ Layout: TypeAlias = list[list[int] | Run]
 
 
 class MediaReader:
-    """Gives pictures and sounds the tokens of a text model, if there is a projector of theirs. One thread at a time may
-    use it."""
+    """Gives pictures and sounds the tokens of a text model, if there is a projector of theirs. n_deep: further parts of
+    rows that the model reads, which sounds have not. One thread at a time may use it."""
 
     def __init__(
-        self, projector: Encoder | None, store: MediaStore, vocab: Vocab, sounds: Encoder | None = None
+        self,
+        projector: Encoder | None,
+        store: MediaStore,
+        vocab: Vocab,
+        sounds: Encoder | None = None,
+        n_deep: int = 0,
     ) -> None:
         self.store = store
         self._projector = projector
         self._sounds = sounds
+        self._n_deep = n_deep
         self._vocab = vocab
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
 
@@ -78,7 +84,10 @@ class MediaReader:
         self.check(media)
         encoder = self._projector if media.what == "image" else self._sounds
         assert encoder is not None
-        return encoder.encode(media.content())
+        pieces = encoder.encode(media.content())
+        if media.what == "image" or not self._n_deep:
+            return pieces
+        return [piece if isinstance(piece, str) else piece.widened(self._n_deep) for piece in pieces]
 
     def tokens(self, parts: Sequence[str | Media], n_ubatch: int, *, add_special: bool = True) -> list[int]:
         """Ids of texts and media in turn; of every text by itself. ``add_special``: with begin and end tokens.
@@ -208,4 +217,6 @@ def open_reader(
         )
     if "audio" in found:
         sounds = open_sound_projector(path, n_embd=hparams.n_embd, n_threads=n_threads, log=log, has_token=has_token)
-    return MediaReader(pictures, MediaStore(hparams.n_vocab, n_bytes or ONE_TEXT_BYTES), vocab, sounds)
+    return MediaReader(
+        pictures, MediaStore(hparams.n_vocab, n_bytes or ONE_TEXT_BYTES), vocab, sounds, model.arch.n_deep
+    )

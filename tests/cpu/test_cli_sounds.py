@@ -11,8 +11,9 @@ import pytest
 from ikpy import LLM
 from ikpy.cli import main
 from ikpy.errors import UsageError
-from tests.picture_models import data_uri, png
-from tests.sound_models import tone, wav, write_hearing_model
+from ikpy.tools.sounds import sound_from
+from tests.picture_models import data_uri, png, write_grid_text
+from tests.sound_models import tone, wav, write_hearing_model, write_sound_projector
 
 N = 8
 
@@ -110,6 +111,20 @@ def test_ways_to_give_a_sound(llm: LLM, files: Path) -> None:
     text = {"type": "text", "text": "whatis"}
     part = {"type": "input_audio", "input_audio": {"data": data_uri(data).partition(",")[2], "format": "wav"}}
     assert llm.chat([{"role": "user", "content": [part, text]}], max_tokens=N, temperature=0) == want
+
+
+def test_models_whose_layers_read_pictures(tmp_path: Path) -> None:
+    """Sounds have no features for them, and count on like text: logits are those of rows without any."""
+    write_grid_text(tmp_path / "text.gguf")
+    write_sound_projector(tmp_path / "mmproj.gguf")
+    llm = LLM(tmp_path / "text.gguf", mmproj=tmp_path / "mmproj.gguf", n_ctx=256, n_threads=1)
+    assert llm.model.arch.n_deep == 2
+    tokens = llm._tokens_of(["whatis", sound_from(tone(0.5)), "x"])
+    assert llm.context_params.media.turn(tokens) == 0
+    rows = llm.context_params.media.rows(llm.model.hparams.n_vocab)
+    assert rows.shape[1] == 3 * llm.model.hparams.n_embd and np.abs(rows[:, : rows.shape[1] // 3]).min() > 0
+    assert not rows[:, rows.shape[1] // 3 :].any()
+    assert len(llm.generate("<__media__>x", N, audio=tone(0.5), temperature=0)) > 0
 
 
 def test_wrong_sounds(llm: LLM) -> None:

@@ -26,7 +26,15 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni3
 from transformers.models.voxtral import modeling_voxtral as voxtral
 
 from scripts.tower_goldens import State, load
-from tests.cpu.sound_kinds import GOLDEN_ROWS, GOLDENS, IN_TRANSFORMERS, TOWERS, golden_sound
+from tests.cpu.sound_kinds import (
+    GEMMA,
+    GEMMA_LAYER,
+    GOLDEN_ROWS,
+    GOLDENS,
+    IN_TRANSFORMERS,
+    TOWERS,
+    golden_sound,
+)
 from tests.cpu.sound_towers import CHANNELS, SoundTower
 
 LAYER = {
@@ -46,37 +54,6 @@ WHISPER = {
     "a.conv1d.2": "conv2",
     "a.post_ln": "layer_norm",
     "a.position_embd": "embed_positions",
-}
-GEMMA = {
-    "a.conv1d.0.norm": "subsample_conv_projection.layer0.norm",
-    "a.conv1d.1.norm": "subsample_conv_projection.layer1.norm",
-    "a.conv1d.0": "subsample_conv_projection.layer0.conv",
-    "a.conv1d.1": "subsample_conv_projection.layer1.conv",
-    "a.input_projection": "subsample_conv_projection.input_proj_linear",
-    "a.pre_encode.out": "output_proj",
-}
-GEMMA_LAYER = {
-    "ffn_norm": "feed_forward1.pre_layer_norm",
-    "ffn_up": "feed_forward1.ffw_layer_1.linear",
-    "ffn_down": "feed_forward1.ffw_layer_2.linear",
-    "ffn_post_norm": "feed_forward1.post_layer_norm",
-    "ffn_norm_1": "feed_forward2.pre_layer_norm",
-    "ffn_up_1": "feed_forward2.ffw_layer_1.linear",
-    "ffn_down_1": "feed_forward2.ffw_layer_2.linear",
-    "ffn_post_norm_1": "feed_forward2.post_layer_norm",
-    "attn_pre_norm": "norm_pre_attn",
-    "attn_q": "self_attn.q_proj.linear",
-    "attn_k": "self_attn.k_proj.linear",
-    "attn_v": "self_attn.v_proj.linear",
-    "attn_out": "self_attn.post.linear",
-    "attn_k_rel": "self_attn.relative_k_proj",
-    "attn_post_norm": "norm_post_attn",
-    "conv_norm": "lconv1d.pre_layer_norm",
-    "conv_pw1": "lconv1d.linear_start.linear",
-    "conv_dw": "lconv1d.depthwise_conv1d",
-    "norm_conv": "lconv1d.conv_norm",
-    "conv_pw2": "lconv1d.linear_end.linear",
-    "ln2": "norm_out",
 }
 OMNI = {"a.conv1d.1": "conv1", "a.conv1d.2": "conv2", "a.post_ln": "ln_post", "mm.a.fc": "proj"}
 OMNI3 = {"a.conv_out": "conv_out", "a.post_ln": "ln_post", "mm.a.mlp.1": "proj1", "mm.a.mlp.2": "proj2"}

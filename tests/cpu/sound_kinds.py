@@ -39,6 +39,40 @@ LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo", "glma", "gemma4a", "gem
 """Of Voxtral and Qwen2.5-Omni it makes other rows than the models do."""
 
 
+# Names of files -> those of transformers, of Gemma 4 and of its layers.
+GEMMA = {
+    "a.conv1d.0.norm": "subsample_conv_projection.layer0.norm",
+    "a.conv1d.1.norm": "subsample_conv_projection.layer1.norm",
+    "a.conv1d.0": "subsample_conv_projection.layer0.conv",
+    "a.conv1d.1": "subsample_conv_projection.layer1.conv",
+    "a.input_projection": "subsample_conv_projection.input_proj_linear",
+    "a.pre_encode.out": "output_proj",
+}
+GEMMA_LAYER = {
+    "ffn_norm": "feed_forward1.pre_layer_norm",
+    "ffn_up": "feed_forward1.ffw_layer_1.linear",
+    "ffn_down": "feed_forward1.ffw_layer_2.linear",
+    "ffn_post_norm": "feed_forward1.post_layer_norm",
+    "ffn_norm_1": "feed_forward2.pre_layer_norm",
+    "ffn_up_1": "feed_forward2.ffw_layer_1.linear",
+    "ffn_down_1": "feed_forward2.ffw_layer_2.linear",
+    "ffn_post_norm_1": "feed_forward2.post_layer_norm",
+    "attn_pre_norm": "norm_pre_attn",
+    "attn_q": "self_attn.q_proj.linear",
+    "attn_k": "self_attn.k_proj.linear",
+    "attn_v": "self_attn.v_proj.linear",
+    "attn_out": "self_attn.post.linear",
+    "attn_k_rel": "self_attn.relative_k_proj",
+    "attn_post_norm": "norm_post_attn",
+    "conv_norm": "lconv1d.pre_layer_norm",
+    "conv_pw1": "lconv1d.linear_start.linear",
+    "conv_dw": "lconv1d.depthwise_conv1d",
+    "norm_conv": "lconv1d.conv_norm",
+    "conv_pw2": "lconv1d.linear_end.linear",
+    "ln2": "norm_out",
+}
+
+
 def golden_sound(name: str) -> np.ndarray:
     """One that fills a piece, or one of several that ends within."""
     return tone({"qwen3a": 10.33, "qwen2.5o": 5.37, "gemma4a": 3.21, "gemma4ua": 2.345}.get(name, 29.9))

@@ -12,14 +12,20 @@ import pytest
 
 from ikpy.cli import main
 from ikpy.convert import ConvertOptions, ProjectorConversion
+from ikpy.convert.projectors.gemma4_audio import BOUNDS
 from ikpy.errors import FileFormatError, IkpyError, UnsupportedError
 from ikpy.gguf.reader import GGUFFile
-from ikpy.sound.projector import open_sound_projector
+from ikpy.sound.projector import known_encoders, open_sound_projector
+from ikpy.vision.projector import open_projector
 from tests.cpu import checkpoints as made
+from tests.cpu import native_tower_checkpoints as native
 from tests.cpu.checkpoints import Tensors, amend, change_tensors
-from tests.cpu.sound_kinds import GOLDEN_ROWS, GOLDENS, TOWERS, golden_sound
+from tests.cpu.sound_kinds import GEMMA, GEMMA_LAYER, GOLDEN_ROWS, GOLDENS, TOWERS, golden_sound
 from tests.cpu.sound_towers import SoundTower
 from tests.cpu.test_convert import types
+from tests.cpu.tower_checkpoints import write as write_tower
+from tests.cpu.tower_parts import GOLDEN_ROWS as TOWER_ROWS
+from tests.cpu.tower_parts import TEXT
 from tests.sound_models import tone
 
 MODEL_TYPES = {"qwen2a": "qwen2_audio", "musicflamingo": "audioflamingo3", "voxtral": "voxtral", "ultravox": "ultravox"}
@@ -205,3 +211,72 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path / "checkpoint", "qwen2a")
     assert main(["convert", str(folder), "--mmproj", "--outtype", "f16"]) == 0
     assert (folder / "mmproj-checkpoint-F16.gguf").is_file(), capsys.readouterr()
+
+
+# Gemma 4, whose file has both encoders
+
+GEMMA_SOUND = dataclasses.replace(TOWERS["gemma4a"], text=TEXT)
+
+
+def gemma_source(name: str) -> str:
+    """Name in a checkpoint of Gemma 4."""
+    head, _, tail = name.rpartition(".")
+    if name == "mm.a.input_projection.weight":
+        return "embed_audio.embedding_projection.weight"
+    if head in GEMMA:
+        return f"audio_tower.{GEMMA[head]}.{tail}"
+    _, _, il, part = head.split(".")
+    module = "self_attn.per_dim_scale" if part == "per_dim_scale" else f"{GEMMA_LAYER[part]}.{tail}"
+    return f"audio_tower.layers.{il}.{module if tail == 'weight' else module.replace('.linear.', '.')}"
+
+
+def gemma_checkpoint(folder: Path, **changes: Any) -> Path:
+    """One with encoders of pictures and of sound."""
+    tower = GEMMA_SOUND
+    sizes = {"hidden_size": tower.d, "num_hidden_layers": tower.layers, "num_attention_heads": tower.heads}
+    sizes |= {"subsampling_conv_channels": [tower.mel, 4], "output_proj_dims": tower.d + 32}
+    write_tower(native.GEMMA4, folder, audio_config=sizes | changes)
+    tensors: Tensors = {}
+    for name, values in tower.weights().items():
+        full = f"model.{gemma_source(name)}"
+        stored = np.log(np.expm1(values)) if full.endswith("per_dim_scale") else values
+        shape = () if full.endswith(("_min", "_max")) else values.shape
+        shape = (len(values), 1, values.shape[1]) if "depthwise" in full else shape
+        tensors[full] = "F32", shape, np.ascontiguousarray(stored, np.float32).tobytes()
+        module = full.removesuffix(".linear.weight")
+        for bound, value in zip(BOUNDS if module != full else (), (-np.inf, np.inf) * 2, strict=False):
+            tensors.setdefault(f"{module}.{bound}", ("F32", (), np.float32(value).tobytes()))
+    change_tensors(folder, lambda found: found.update(tensors))
+    return folder
+
+
+def test_gemma_has_both_encoders(tmp_path: Path) -> None:
+    """Rows of pictures and of sound are those of transformers; infinite bounds are the largest numbers."""
+    file = converted(gemma_checkpoint(tmp_path / "checkpoint"))
+    assert known_encoders(file) == {"vision", "audio"}
+    keys = file.metadata
+    assert (keys["clip.vision.projector_type"], keys["clip.audio.projector_type"]) == ("gemma4v", "gemma4a")
+    assert "clip.projector_type" not in keys
+    pictures = open_projector(file.path, n_embd=TEXT, n_threads=1, log=print)
+    rows = pictures.rows(native.GEMMA4.picture()).values[list(TOWER_ROWS)]
+    expected = np.load(native.GEMMA4.golden)["rows"]
+    assert np.abs(rows - expected).max() < native.GEMMA4.tolerance * np.abs(expected).max()
+    sounds = open_sound_projector(file.path, n_embd=TEXT, n_threads=1, log=print)
+    found = next(piece for piece in sounds.encode(golden_sound("gemma4a")) if not isinstance(piece, str)).values
+    expected = np.load(GOLDENS / "gemma4a.npz")["rows"]
+    assert np.abs(found[list(GOLDEN_ROWS)] - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_context_left": 7}, "attention_context_left 7"),
+        ({"hidden_act": "gelu"}, "hidden_act gelu"),
+        ({"subsampling_conv_channels": [30, 4]}, r"subsampling_conv_channels \[30, 4\]"),
+        ({"subsampling_conv_channels": 5}, "subsampling_conv_channels 5"),
+        ({"num_attention_heads": 3}, "3 heads in 64"),
+        ({"conv_kernel_size": 7}, r"has shape \[64, 1, 5\], not \[64, 1, 7\]"),
+    ],
+)
+def test_other_gemmas(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    refused(gemma_checkpoint(tmp_path / "checkpoint", **changes), message)

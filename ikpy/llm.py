@@ -32,16 +32,18 @@ from ikpy.engine.sampling import SamplingParams
 from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import UsageError
 from ikpy.tools.generation import ContextFullError, GrowingSequence
+from ikpy.tools.media import Media
 from ikpy.tools.picture_marks import Marks, divided, with_markers, with_marks
 from ikpy.tools.picture_tokens import ProjectorOptions, new_reader, open_beside, picture_device
-from ikpy.tools.pictures import Picture, picture_from
+from ikpy.tools.pictures import picture_from
 from ikpy.tools.sampler_setup import make_sampler
+from ikpy.tools.sounds import sound_from
 from ikpy.tools.speculation import DraftFiles, kept_states, make_speculation
 from ikpy.tools.stop_strings import StopFilter
 from ikpy.vocab import Vocab
 
 if TYPE_CHECKING:
-    from ikpy.tools.picture_tokens import PictureReader
+    from ikpy.tools.picture_tokens import MediaReader
     from ikpy.vocab.templates import ChatTemplate
 
 
@@ -52,9 +54,9 @@ class LLM:
     :class:`ikpy.ModelParams` and :class:`ikpy.ContextParams`, such as ``n_ctx``, ``n_threads``, ``type_k``, ``mla``.
     ``lora``: adapter files with their scales. ``speculative``, ``draft_files``: what drafts and the files it reads,
     such as a draft model; ``speculator.lines()`` tells how it went. ``mmproj``: projector file, with which prompts may
-    have pictures; ``mmproj_offload``: whether a GPU encodes them, None: if the model uses one; ``image_min_tokens``,
-    ``image_max_tokens``: rows of a picture, for projectors that keep its proportions. ``log``: called with every line
-    of the loader. Raises IkpyError subclasses with one line of explanation.
+    have pictures or sounds; ``mmproj_offload``: whether a GPU encodes them, None: if the model uses one;
+    ``image_min_tokens``, ``image_max_tokens``: rows of a picture, for projectors that keep its proportions. ``log``:
+    called with every line of the loader. Raises IkpyError subclasses with one line of explanation.
 
     Calls of several threads wait for each other: they share one context. A prompt that begins as the last one did is
     evaluated from the first difference on.
@@ -101,10 +103,10 @@ class LLM:
         if speculative or draft_files:
             context_values["n_kept_states"] = kept_states(speculative or SpeculativeParams())
         self.context_params = ContextParams(**context_values)
-        self._pictures: PictureReader | None = None
+        self._media: MediaReader | None = None
         if projector is not None:
-            self._pictures = new_reader(projector, self.model, self.vocab, told)
-            self.context_params.media = self._pictures.store
+            self._media = new_reader(projector, self.model, self.vocab, told)
+            self.context_params.media = self._media.store
         self.context = self._new_context(self.context_params, log)
         self.speculator = self._make_speculator(speculative, draft_files, log)
         self._sequence = GrowingSequence(self.context, speculator=self.speculator, media=self.context_params.media)
@@ -135,6 +137,7 @@ class LLM:
         max_tokens: int = 128,
         *,
         images: Any = (),
+        audio: Any = (),
         stop: str | Sequence[str] = (),
         **sampling: Any,
     ) -> str:
@@ -144,11 +147,13 @@ class LLM:
         one), or where the context is full and the model's cache cannot be shifted.
         ``images``: a picture or a list of some, which stand where a text has the markers ``<__media__>``, or in front
         of one without any: names of files, contents of files (bytes), PIL images, arrays uint8 [height, width, 3].
+        ``audio``: sounds in the same way, behind the pictures: files, contents of files, arrays of floats [n] of 16000
+        samples a second.
         ``sampling``: fields of :class:`ikpy.SamplingParams`, such as ``temperature``, ``top_k``, ``seed``, ``grammar``,
         ``json_schema``.
         """
         with self._lock:
-            return "".join(self.stream(prompt, max_tokens, images=images, stop=stop, **sampling))
+            return "".join(self.stream(prompt, max_tokens, images=images, audio=audio, stop=stop, **sampling))
 
     def stream(
         self,
@@ -156,6 +161,7 @@ class LLM:
         max_tokens: int = 128,
         *,
         images: Any = (),
+        audio: Any = (),
         stop: str | Sequence[str] = (),
         **sampling: Any,
     ) -> Iterator[str]:
@@ -167,8 +173,9 @@ class LLM:
             raise UsageError(
                 f"a model of architecture '{self.model.hparams.arch}' embeds texts and writes none: use embed"
             )
-        given = images if isinstance(images, (list, tuple)) else [images]
-        tokens = self._with_pictures(prompt, given) if given else self._prompt_tokens(prompt)
+        given = [picture_from(image) for image in _listed(images)], [sound_from(sound) for sound in _listed(audio)]
+        media: list[Media] = [*given[0], *given[1]]
+        tokens = self._with_media(prompt, media) if media else self._prompt_tokens(prompt)
         return self._stream_tokens(tokens, max_tokens, stop, sampling)
 
     def _stream_tokens(
@@ -191,19 +198,19 @@ class LLM:
             raise UsageError(f"stop {stop!r} is neither a text nor a list of texts")
         return self._locked(self._stream(tokens, max_tokens, stops, SamplingParams(**sampling)))
 
-    def _with_pictures(self, prompt: str | Sequence[int], images: Sequence[Any]) -> list[int]:
-        """Token ids of a text with pictures."""
+    def _with_media(self, prompt: str | Sequence[int], media: Sequence[Media]) -> list[int]:
+        """Token ids of a text with pictures and sounds."""
         if not isinstance(prompt, str):
-            raise UsageError("pictures belong to a text, not to token ids")
-        return self._tokens_of(divided(with_markers(prompt, len(images)), list(map(picture_from, images))))
+            raise UsageError("pictures and sounds belong to a text, not to token ids")
+        return self._tokens_of(divided(with_markers(prompt, len(media)), media))
 
-    def _tokens_of(self, parts: Sequence[str | Picture]) -> list[int]:
-        """Token ids of texts and pictures in turn."""
-        if self._pictures is None:
-            raise UsageError("pictures need a projector: give its file as mmproj")
+    def _tokens_of(self, parts: Sequence[str | Media]) -> list[int]:
+        """Token ids of texts and media in turn."""
+        if self._media is None:
+            raise UsageError("pictures and sounds need a projector: give its file as mmproj")
         with self._lock:
-            tokens = self._pictures.tokens(parts, self.context.n_ubatch)
-            self._pictures.refresh([part for part in parts if isinstance(part, Picture)])
+            tokens = self._media.tokens(parts, self.context.n_ubatch)
+            self._media.refresh([part for part in parts if isinstance(part, Media)])
             return tokens
 
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
@@ -232,7 +239,7 @@ class LLM:
         _check_runs(self.context)
         sampler = make_sampler(params, self.vocab, self.model.hparams.n_vocab, self.context.n_ctx)
         for token in tokens:
-            if token < self.model.hparams.n_vocab:  # others stand for pictures
+            if token < self.model.hparams.n_vocab:  # others stand for media
                 sampler.accept(token, grammar=False)
         if max_tokens == 0:
             return
@@ -286,8 +293,8 @@ class LLM:
     ) -> str:
         """The assistant's answer to ``messages`` (mappings with role and content; a text is one user message).
 
-        A content may be a list of parts: ``{"type": "text", "text": ...}`` and ``{"type": "image", "image": ...}``, a
-        picture as :meth:`generate` takes it.
+        A content may be a list of parts: ``{"type": "text", "text": ...}``, ``{"type": "image", "image": ...}`` and
+        ``{"type": "audio", "audio": ...}``, pictures and sounds as :meth:`generate` takes them.
         """
         with self._lock:
             return "".join(
@@ -308,7 +315,7 @@ class LLM:
         if not isinstance(given, Sequence) or not all(isinstance(message, Mapping) for message in given):
             raise UsageError("messages are a text, or a list of mappings with role and content")
         variables = dict(template_variables or {})
-        marks: Marks[Picture] = Marks()
+        marks: Marks[Media] = Marks()
         given = [with_marks(message, marks) for message in given]
         prompt = self.chat_template.render(given, drop_bos=self.vocab.add_bos, **variables)
         if not marks.items:
@@ -392,6 +399,11 @@ def _check_runs(context: Context) -> None:
     if context.plan_only:
         raise UsageError("only the header of the model was read: it can be measured, not run")
     check_threads(max(context.n_threads, context.n_threads_batch))
+
+
+def _listed(values: Any) -> Sequence[Any]:
+    """One value, or several, as several."""
+    return values if isinstance(values, (list, tuple)) else [values]
 
 
 def _fields_of(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -117,19 +117,22 @@ class Peer:
         if not self.context:
             raise SystemExit(f"llama.cpp does not load {projector}")
 
-    def pieces(self, image: np.ndarray) -> list[list[int] | np.ndarray]:
+    def bitmap(self, media: np.ndarray) -> int:
+        """A picture as llama.cpp wants it."""
+        height, width, _ = media.shape
+        pixels = np.ascontiguousarray(media)
+        make = self.lib.mtmd_bitmap_init
+        make.argtypes, make.restype = [ctypes.c_uint32, ctypes.c_uint32, POINTER], POINTER
+        return make(width, height, pixels.ctypes.data)
+
+    def pieces(self, media: np.ndarray) -> list[list[int] | np.ndarray]:
         """Tokens and rows of a picture, in order."""
-        lib = self.lib
-        height, width, _ = image.shape
-        pixels = np.ascontiguousarray(image)
-        lib.mtmd_bitmap_init.argtypes = [ctypes.c_uint32, ctypes.c_uint32, POINTER]
-        lib.mtmd_bitmap_init.restype = POINTER
-        bitmap = lib.mtmd_bitmap_init(width, height, pixels.ctypes.data)
+        lib, bitmap = self.lib, self.bitmap(media)
         chunks = call(lib, "mtmd_input_chunks_init", POINTER)
         text, bitmaps = Text(MARKER, len(MARKER), False, True), (POINTER * 1)(bitmap)
         lib.mtmd_tokenize.argtypes = [POINTER, POINTER, ctypes.POINTER(Text), ctypes.POINTER(POINTER), ctypes.c_size_t]
         if lib.mtmd_tokenize(self.context, chunks, ctypes.byref(text), bitmaps, 1):
-            raise SystemExit(f"llama.cpp refuses a picture of {image.shape}")
+            raise SystemExit(f"llama.cpp refuses media of {media.shape}")
         return [self.piece(chunks, i) for i in range(call(lib, "mtmd_input_chunks_size", ctypes.c_size_t, chunks))]
 
     def piece(self, chunks: int, i: int) -> list[int] | np.ndarray:

@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
     if params is None:
         return 0
     prompt = params.prompt
-    if params.media.images and not prompt.interactive and "-no-cnv" not in params.given:  # as llama-mtmd-cli
+    if params.media.files and not prompt.interactive and "-no-cnv" not in params.given:  # as llama-mtmd-cli
         prompt.conversation = True
         prompt.single_turn = prompt.single_turn or bool(prompt.text and "-cnv" not in params.given)
     if prompt.single_turn or (prompt.system is not None and "-no-cnv" not in params.given):
@@ -140,6 +140,6 @@ def log_start(session: Session, text_run: TextRun, sampling: SamplingParams) -> 
         hints = [" - Press Ctrl+C to interject at any time.", control]
         if prompt.conversation:
             hints.append(" - /regen answers again, /clear forgets the conversation, /exit ends it.")
-            if session.pictures is not None:
+            if session.media is not None:
                 hints.append(" - /image FILE puts a picture into the next message.")
         session.log(["== Running in interactive mode. ==", *hints, ""])

@@ -26,7 +26,7 @@ def check_before_loading(params: CommonParams, context_changes: Mapping[str, Any
     check_added_files(params)
     check_drafters(params)
     check_prompt_cache(params)
-    check_pictures(params)
+    check_media(params)
     if params.prompt.chat_template is not None:
         from ikpy.vocab.templates import ChatTemplate
 
@@ -88,18 +88,18 @@ def check_drafters(params: CommonParams) -> None:
         need_output("-lcd", options.lookup_dynamic)
 
 
-def check_pictures(params: CommonParams) -> None:
-    """The projector and the files of pictures."""
-    from ikpy.tools.pictures import read_picture
+def check_media(params: CommonParams) -> None:
+    """The projector and the files of pictures and sounds."""
+    from ikpy.tools.media_files import read_media
 
     media = params.media
-    if media.images and not has_projector(params):
-        raise UsageError("--image needs a projector: give its file with --mmproj")
-    if media.images and params.prompt.prompt_cache:
-        raise UsageError("--prompt-cache holds no pictures: leave it out with --image")
-    need_files("--image", media.images)
-    for path in media.images:
-        read_picture(path)
+    if media.files and not has_projector(params):
+        raise UsageError("--image and --audio need a projector: give its file with --mmproj")
+    if media.files and params.prompt.prompt_cache:
+        raise UsageError("--prompt-cache holds no pictures and sounds: leave it out with --image and --audio")
+    need_files("--image", media.files)
+    for path in media.files:
+        read_media(path)
     if media.projector is not None and media.use_projector is not False:
         need_files("--mmproj", [media.projector])
     if media.folder is not None and not os.path.isdir(media.folder):

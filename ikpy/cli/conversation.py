@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from ikpy.cli.text_run import RESERVE
 from ikpy.errors import IkpyError, UsageError
+from ikpy.tools.media import Media
+from ikpy.tools.media_files import read_media
 from ikpy.tools.picture_marks import Marks, divided, with_markers
-from ikpy.tools.pictures import Picture, read_picture
 from ikpy.vocab.templates import ChatTemplate
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ class Conversation:
         system, self.first = (prompt.system, prompt.text) if is_message else (prompt.text, "")
         self.system = [{"role": "system", "content": system}] if system else []
         self.single = prompt.single_turn
-        self.pictures = session.pictures
-        self.marks: Marks[Picture] = Marks()
-        self.waiting = [read_picture(path) for path in params.media.images]
-        """Pictures of the next message."""
+        self.media = session.media
+        self.marks: Marks[Media] = Marks()
+        self.waiting = [read_media(path) for path in params.media.files]
+        """Pictures and sounds of the next message."""
         self.turns: list[dict[str, str]] = []
         self.unsaved = True
         """Whether the prompt cache is still to be written: once, with the first message."""
@@ -67,9 +68,9 @@ class Conversation:
         """The conversation so far, open for the assistant's answer."""
         text = self.template.render([*self.system, *self.turns], drop_bos=self.vocab.add_bos, **self.variables)
         parts = self.marks.parts(text)
-        if len(parts) > 1 and self.pictures is not None:
-            tokens = self.pictures.tokens(parts, n_ubatch)
-            self.pictures.refresh([part for part in parts if isinstance(part, Picture)])
+        if len(parts) > 1 and self.media is not None:
+            tokens = self.media.tokens(parts, n_ubatch)
+            self.media.refresh([part for part in parts if isinstance(part, Media)])
             return tokens
         return self.vocab.tokenize(text, add_special=True, parse_special=True)
 
@@ -130,32 +131,35 @@ class Conversation:
         if command == "/regen":
             del self.turns[-1:]
             return bool(self.turns)
-        if command.split(" ")[0] == "/image":
-            self.add_picture(command.removeprefix("/image").strip(), run)
+        name, _, path = command.partition(" ")
+        if name in ("/image", "/audio"):
+            self.add_media(name, path.strip(), run)
             return False
         if command:
-            self.turns.append({"role": "user", "content": self.with_pictures(line.rstrip("\n"))})
+            self.turns.append({"role": "user", "content": self.with_media(line.rstrip("\n"))})
         return bool(command)
 
-    def add_picture(self, path: str, run: TextRun) -> None:
-        """Reads a picture for the next message; what is wrong with it is said on standard error."""
+    def add_media(self, name: str, path: str, run: TextRun) -> None:
+        """Reads a picture or a sound for the next message; what is wrong with it is said on standard error."""
         try:
-            if self.pictures is None:
-                raise UsageError("/image needs a projector: start with --mmproj")
+            if self.media is None:
+                raise UsageError(f"{name} needs a projector: start with --mmproj")
             if run.params.prompt.prompt_cache:
-                raise UsageError("--prompt-cache holds no pictures: start without it")
-            self.waiting.append(read_picture(path))
+                raise UsageError("--prompt-cache holds no pictures and sounds: start without it")
+            media = read_media(path)
+            self.media.check(media)
+            self.waiting.append(media)
         except IkpyError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
         else:
             run.console.text(f"{path} loaded\n")
 
-    def with_pictures(self, text: str) -> str:
-        """The text of a message with the pictures that wait for it: in place of its markers, or in front."""
+    def with_media(self, text: str) -> str:
+        """The text of a message with the media that wait for it: in place of its markers, or in front."""
         if not self.waiting:
             return text
-        pictures, self.waiting = self.waiting, []
-        parts = divided(with_markers(text, len(pictures)), pictures)
+        media, self.waiting = self.waiting, []
+        parts = divided(with_markers(text, len(media)), media)
         return "".join(part if isinstance(part, str) else self.marks.add(part) for part in parts)
 
     def message(self, run: TextRun) -> str | None:

@@ -34,8 +34,8 @@ def convert(
         bool,
         typer.Option(
             "--mmproj",
-            help="Write the projector file of a model that takes pictures, for --mmproj of other commands, instead of "
-            "the text model.",
+            help="Write the projector file of a model that takes pictures or sound, for --mmproj of other commands, "
+            "instead of the text model.",
         ),
     ] = False,
     outfile: Annotated[

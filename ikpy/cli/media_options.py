@@ -1,4 +1,4 @@
-"""Options about pictures."""
+"""Options about pictures and sounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class MediaOptions:
-    """Pictures: the projector that encodes them, and where they are.
+    """Pictures and sounds: the projector that encodes them, and where they are.
 
     use_projector: False takes none, True also one that lies in the folder of the model. offload, device: as of
     `encoder_device`.
@@ -16,7 +16,7 @@ class MediaOptions:
     projector: str | None = None
     url: str | None = None
     use_projector: bool | None = None
-    images: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
     min_tokens: int | None = None
     max_tokens: int | None = None
     n_threads: int | None = None

@@ -239,7 +239,7 @@ def make_server(session: Session, log: ServerLog) -> Server:
     check_slots(replace(context.params, n_ctx=context.n_ctx))
     drafters = speculation(session, n_slots)
     return build_server(
-        settings, session.model, session.vocab, context, log, drafters, session.directions, session.pictures
+        settings, session.model, session.vocab, context, log, drafters, session.directions, session.media
     )
 
 

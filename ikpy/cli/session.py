@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from ikpy.engine.model import Model
     from ikpy.engine.params import ModelParams
     from ikpy.gguf.reader import GGUFFile
-    from ikpy.tools.picture_tokens import PictureReader
+    from ikpy.tools.picture_tokens import Encoders, MediaReader
     from ikpy.tools.run_logs import Timings
-    from ikpy.vision.projector import Projector
     from ikpy.vocab import Vocab
 
 
@@ -52,7 +51,7 @@ class Session:
     path: str
     timings: Timings
     started: float = field(default_factory=time.perf_counter)
-    projector: Projector | None = None
+    projector: Encoders | None = None
 
     def log(self, lines: Iterable[str]) -> None:
         """Print log lines unless --log-disable was given."""
@@ -77,7 +76,7 @@ class Session:
                 ]
             )
         context_params.adapters = self.adapters
-        context_params.media = self.pictures.store if self.pictures is not None else None
+        context_params.media = self.media.store if self.media is not None else None
         context = Context(self.model, context_params, log=lambda line: self.log([line]))
         context.adapter_scales[:] = self.adapter_scales
         context.steer(self.directions)
@@ -88,8 +87,8 @@ class Session:
         return context
 
     @cached_property
-    def pictures(self) -> PictureReader | None:
-        """What gives pictures their tokens, if there is a projector."""
+    def media(self) -> MediaReader | None:
+        """What gives pictures and sounds their tokens, if there is a projector."""
         from ikpy.tools.picture_tokens import STORE_BYTES, new_reader
 
         if self.projector is None or self.params.model.dry_run:
@@ -202,7 +201,7 @@ def used_if_possible(params: CommonParams) -> Iterator[None]:
     except IkpyError as error:
         if params.media.projector is not None or params.media.url is not None:
             raise
-        print(f"warning: no pictures: {error}", file=sys.stderr)
+        print(f"warning: no pictures and sounds: {error}", file=sys.stderr)
 
 
 def checked_projector(params: CommonParams) -> str | None:
@@ -212,17 +211,17 @@ def checked_projector(params: CommonParams) -> str | None:
     with used_if_possible(params):
         if (path := projector_path(params)) is not None:
             from ikpy.gguf.reader import GGUFFile
-            from ikpy.vision.projector import projector_type
+            from ikpy.sound.projector import known_encoders
 
             with GGUFFile.open(path, header_only=True) as file:
-                projector_type(file)
+                known_encoders(file)
         return path
     return None
 
 
 def open_projector(
     params: CommonParams, path: str | None, file: GGUFFile, vocab: Vocab, model_params: ModelParams
-) -> tuple[Projector | None, ModelParams]:
+) -> tuple[Encoders | None, ModelParams]:
     """The projector of a file, if there is one, for a model, and the parameters to load the model with."""
     from ikpy.tools.picture_tokens import ProjectorOptions, open_beside, picture_device
 

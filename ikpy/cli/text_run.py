@@ -18,8 +18,8 @@ from ikpy.engine.session import load_session, save_session
 from ikpy.errors import UsageError
 from ikpy.tools.decoder import TimedContext
 from ikpy.tools.generation import ContextFullError, GrowingSequence
+from ikpy.tools.media_files import read_media
 from ikpy.tools.picture_marks import divided, with_markers
-from ikpy.tools.pictures import read_picture
 from ikpy.tools.stop_strings import ends_in
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class TextRun:
             multiline=prompt.multiline_input,
             simple=prompt.simple_io,
         )
-        self.pictures = session.pictures
+        self.media = session.media
         self.sequence = GrowingSequence(
             TimedContext(context, session.timings),
             shift=self.params.server.context_shift,
@@ -128,14 +128,14 @@ class TextRun:
         self.accept(tokens)
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Tells the sampler tokens that were not drawn; it knows nothing of pictures."""
+        """Tells the sampler tokens that were not drawn; it knows nothing of media."""
         for token in tokens:
-            if self.pictures is None or not self.pictures.store.is_media(token):
+            if self.media is None or not self.media.store.is_media(token):
                 self.sampler.accept(token, grammar=False)
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """Text of tokens, with markers for pictures."""
-        return self.vocab.detokenize(tokens) if self.pictures is None else self.pictures.text(tokens)
+        """Text of tokens, with markers for media."""
+        return self.vocab.detokenize(tokens) if self.media is None else self.media.text(tokens)
 
     def generate(self) -> str:
         """Writes tokens until a stop rule holds; returns the text.
@@ -231,10 +231,10 @@ class Completion:
     def prepare(self, run: TextRun) -> None:
         """Tokenizes the prompt and reads the prompt cache."""
         run.load_state()
-        text, images = run.params.prompt.text, run.params.media.images
-        if images and run.pictures is not None:
-            parts = divided(with_markers(text, len(images)), [read_picture(path) for path in images])
-            tokens = run.pictures.tokens(parts, run.context.n_ubatch)
+        text, files = run.params.prompt.text, run.params.media.files
+        if files and run.media is not None:
+            parts = divided(with_markers(text, len(files)), [read_media(path) for path in files])
+            tokens = run.media.tokens(parts, run.context.n_ubatch)
         else:
             tokens = self.vocab.tokenize(text, add_special=True, parse_special=True)
         if not text and run.sequence.tokens:
@@ -266,7 +266,7 @@ class Completion:
         """Writes tokens of the prompt."""
         run.console.set_color(YELLOW)
         for token in tokens:
-            if run.pictures is None or not run.pictures.store.is_media(token):
+            if run.media is None or not run.media.store.is_media(token):
                 run.console.token(token)
         run.console.set_color("")
 

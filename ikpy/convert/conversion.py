@@ -76,7 +76,7 @@ class Conversion(PlannedFile):
         if mapped.skipped_layers:
             self.notes.append(f"{len(mapped.skipped_layers)} tensors of prediction layers (MTP) are left out")
         if mapped.skipped_parts:
-            hint = "; --mmproj writes the encoder of pictures" if has_projector(self.checkpoint) else ""
+            hint = "; --mmproj writes the encoder of pictures or sound" if has_projector(self.checkpoint) else ""
             parts = f"{len(mapped.skipped_parts)} tensors of other parts are left out"
             self.notes.append(f"{parts} (the text model alone{hint})")
         self.notes += self._integer_notes()

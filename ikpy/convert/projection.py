@@ -1,4 +1,4 @@
-"""Plans the projector file (mmproj) of a checkpoint: the encoder of pictures and what leads to the text model."""
+"""Plans the projector file (mmproj) of a checkpoint: an encoder of pictures or sound, and what leads to the text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PACKED = ("q4_0", "mxfp4")
 
 
 class ProjectorConversion(PlannedFile):
-    """The projector file of a model that takes pictures, and what PlannedFile has."""
+    """The projector file of a model that takes pictures or sound, and what PlannedFile has."""
 
     beside = "picture processor"
     arch = "clip"

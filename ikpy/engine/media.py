@@ -100,7 +100,9 @@ class MediaStore:
         made = Picture.of(self.end if picture is None else picture.start, rows)
         if picture is None:
             if made.start + made.n - 1 > MAX_ID:
-                raise ResourceError(f"all {MAX_ID - self.n_vocab} ids of pictures' rows are taken: start anew")
+                raise ResourceError(
+                    f"all {MAX_ID - self.n_vocab} ids of rows of pictures and sounds are taken: start anew"
+                )
             self._by_key[key] = picture = made
             self._pictures.append(made)
             self.end += made.n
@@ -122,7 +124,7 @@ class MediaStore:
         with self._lock:
             if start not in self._rows:
                 raise ResourceError(
-                    f"the rows of a picture are no longer kept: the pictures of one text take more than "
+                    f"the rows of a picture or a sound are no longer kept: those of one text take more than "
                     f"{self._max_bytes >> 20} MiB, or many others were added since"
                 )
             self._rows.move_to_end(start)

@@ -208,7 +208,7 @@ def write_state(path: Path, magic: bytes, version: int, context: Context, seq_id
     Raises OSError, and UsageError for a text with pictures: their ids are those of this process.
     """
     if context.params.media is not None and context.params.media.has_media(tokens):
-        raise UsageError("a text with pictures cannot be saved to a file")
+        raise UsageError("a text with pictures or sounds cannot be saved to a file")
     state = take_state(context, seq_id, tokens)
     cells = [[*window, pos.tolist(), state.shifts[window].tolist()] for window, pos in state.pos.items()]
     used = used_adapters(context, seq_id)

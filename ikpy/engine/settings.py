@@ -151,7 +151,7 @@ def media_width(model: Model, media: MediaStore | None) -> int:
     if media is None:
         return 0
     if arch.is_encoder:
-        raise UsageError(f"{hp.arch} models read tokens only, no pictures")
+        raise UsageError(f"{hp.arch} models read tokens only, no pictures and sounds")
     if arch.reads_grids and arch.rope_sections is None:
         raise UsageError(f"the file does not say how pictures are rotated ({hp.arch}.rope.dimension_sections)")
     if arch.rope_sections is not None and arch.rope_sections.lengths[3]:

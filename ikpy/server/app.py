@@ -30,6 +30,7 @@ from ikpy.server import (
     routes_responses,
     routes_slots,
     routes_status,
+    routes_transcription,
 )
 from ikpy.server.errors import ApiError, error_body
 from ikpy.server.front import Front
@@ -81,6 +82,7 @@ def routes() -> list[Route]:
         ("POST", routes_anthropic.count_tokens, "/v1/messages/count_tokens"),
         ("POST", routes_responses.responses, "/v1/responses /responses"),
         ("POST", routes_responses.input_tokens, "/v1/responses/input_tokens"),
+        ("POST", routes_transcription.transcriptions, "/v1/audio/transcriptions /audio/transcriptions"),
         ("POST", routes_embeddings.embedding, "/embedding /embeddings"),
         ("POST", routes_embeddings.v1_embeddings, "/v1/embeddings"),
         ("POST", routes_more.infill, "/infill"),

@@ -101,7 +101,7 @@ class PromptFeeder:
             if n <= 0:
                 continue
             n = self._checkpoints.piece(slot, n)
-            if slot.has_pictures:
+            if slot.has_media:
                 n = self._uncut(plan, slot, n)
             if n <= 0:
                 continue
@@ -117,8 +117,8 @@ class PromptFeeder:
         try:
             n, n_bytes = slot.uncut(n, plan.picture_bytes)
         except Exception as error:
-            self._log.caught("uncut", "a picture was not encoded again", error, id_slot=slot.id)
-            slot.fail(500, f"a picture was not encoded again: {error}")
+            self._log.caught("uncut", "a picture or a sound was not encoded again", error, id_slot=slot.id)
+            slot.fail(500, f"a picture or a sound was not encoded again: {error}")
             return 0
         if len(plan.batch) and len(plan.batch) + n > self._context.n_batch:
             return 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ikpy.engine.context import Context
     from ikpy.engine.model import Model
     from ikpy.engine.speculative import Speculation
-    from ikpy.tools.picture_tokens import PictureReader
+    from ikpy.tools.picture_tokens import MediaReader
     from ikpy.vocab import Vocab
 
 
@@ -41,17 +41,17 @@ def build_server(
     log: ServerLog | None = None,
     speculation: Speculation | None = None,
     directions: NDArray[np.float32] | None = None,
-    pictures: PictureReader | None = None,
+    media: MediaReader | None = None,
 ) -> Server:
     """Server over a context whose n_seq_max is at least ``settings.n_slots``; the engine thread is not started.
 
-    ``directions``: control vectors float32 [n_layer, n_embd] that the context already adds. ``pictures``: reads those
+    ``directions``: control vectors float32 [n_layer, n_embd] that the context already adds. ``media``: reads those
     of requests, into the store of the context.
     """
     log = log or ServerLog()
     template = chat_template(settings, model, vocab)
-    engine = Engine(context, vocab, settings, log, speculation, directions, pictures)
-    front = Front(engine, model, vocab, settings, template, tool_template(settings, model, vocab), pictures)
+    engine = Engine(context, vocab, settings, log, speculation, directions, media)
+    front = Front(engine, model, vocab, settings, template, tool_template(settings, model, vocab), media)
     return Server(make_app(front, log), engine, front)
 
 

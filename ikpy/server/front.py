@@ -20,12 +20,12 @@ from ikpy.server.context_fit import RequestError
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.generation import Generation, Mail, unless_gone
 from ikpy.server.keys import KeyRing
-from ikpy.server.media import NO_PROJECTOR, ChatMedia, MediaRules, decoded, fetched
+from ikpy.server.media import NO_KINDS, NO_PROJECTOR, ChatMedia, MediaRules, decoded, fetched
 from ikpy.server.params import GenerationParams, default_params, describe
 from ikpy.server.read_params import read_generation
 from ikpy.server.slot_reports import status
 from ikpy.server.tasks import CompletionTask, Task
-from ikpy.tools.pictures import Picture
+from ikpy.tools.media import Media
 from ikpy.tools.sampler_setup import make_sampler
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ikpy.server.prompts import Prompt
     from ikpy.server.scheduler import Engine
     from ikpy.server.settings import ServerSettings
-    from ikpy.tools.picture_tokens import PictureReader
+    from ikpy.tools.picture_tokens import MediaReader
     from ikpy.vocab import Vocab
     from ikpy.vocab.templates import ChatTemplate
 
@@ -52,9 +52,9 @@ FEW_TASKS = 8
 MOST_MAKERS = 8
 """Threads that make the other samplers: large grammars take seconds, and must not hold up what reads request bodies."""
 MOST_FETCHERS = 16
-"""Threads that ask other hosts for pictures."""
+"""Threads that ask other hosts for media."""
 MOST_LOOKERS = 4
-"""Threads that decode pictures and wait until the engine has encoded them."""
+"""Threads that decode media and wait until the engine has encoded them."""
 LETTERS = string.ascii_letters + string.digits
 
 
@@ -103,7 +103,7 @@ class Front:
         settings: ServerSettings,
         template: ChatTemplate,
         tool_template: ChatTemplate | None = None,
-        pictures: PictureReader | None = None,
+        media: MediaReader | None = None,
     ) -> None:
         self.engine = engine
         self.model = model
@@ -111,13 +111,13 @@ class Front:
         self.settings = settings
         self.template = template
         self.tool_template = tool_template or template
-        self.pictures = pictures
+        self.media = media
         self.keys = KeyRing(settings.api_keys)
         self.started = int(time.time())
         self._mail: Mail | None = None
         self._makers = ThreadPoolExecutor(MOST_MAKERS, "samplers")
         self._fetchers = ThreadPoolExecutor(MOST_FETCHERS, "fetchers")
-        self._lookers = ThreadPoolExecutor(MOST_LOOKERS, "pictures")
+        self._lookers = ThreadPoolExecutor(MOST_LOOKERS, "media")
 
     def generation(self) -> Generation:
         """A generation whose events go to the running event loop."""
@@ -137,47 +137,52 @@ class Front:
         return replace(params, penalty_prompt=params.penalty_prompt[n_left_out:])
 
     def chat_media(self) -> ChatMedia:
-        """What collects the pictures of a conversation."""
-        return ChatMedia(allowed=self.pictures is not None)
+        """What collects the pictures and sounds of a conversation."""
+        return ChatMedia(self.takes)
+
+    @property
+    def takes(self) -> dict[str, bool]:
+        """Whether there is a projector for each kind of `Media.what`."""
+        return NO_KINDS if self.media is None else self.media.takes
 
     async def seen(self, prompt: Prompt, request: Request) -> Prompt:
-        """A prompt with the tokens of its pictures, which are encoded in the engine thread. Raises ApiError, and
+        """A prompt with the tokens of its media, which are encoded in the engine thread. Raises ApiError, and
         ClientGoneError if the client, whose body must have been read, goes away."""
         return await unless_gone(request, self._seen(prompt)) if prompt.parts else prompt
 
     async def _seen(self, prompt: Prompt) -> Prompt:
-        if self.pictures is None:
+        if self.media is None:
             raise bad_request(NO_PROJECTOR)
         self.engine.check_room()
         rules = MediaRules(self.settings.media_path, self.settings.downloads)
         files = await asyncio.get_running_loop().run_in_executor(self._fetchers, fetched, prompt.parts, rules)
         given_up = threading.Event()
         try:
-            look = partial(self._look, self.pictures, files, given_up.is_set)
-            tokens, pictures = await asyncio.get_running_loop().run_in_executor(self._lookers, look)
+            look = partial(self._look, self.media, files, given_up.is_set)
+            tokens, media = await asyncio.get_running_loop().run_in_executor(self._lookers, look)
         finally:
             given_up.set()
-        return replace(prompt, tokens=tokens, parts=(), pictures=pictures)
+        return replace(prompt, tokens=tokens, parts=(), media=media)
 
     def _look(
-        self, reader: PictureReader, files: Sequence[str | bytes], given_up: Callable[[], bool]
-    ) -> tuple[list[int], tuple[Picture, ...]]:
-        """Tokens and pictures, of which few are decoded at a time: those of the threads that do this."""
-        parts = decoded(files)
+        self, reader: MediaReader, files: Sequence[str | bytes], given_up: Callable[[], bool]
+    ) -> tuple[list[int], tuple[Media, ...]]:
+        """Tokens and media, of which few are decoded at a time: those of the threads that do this."""
+        parts = decoded(files, reader.takes)
         began = time.perf_counter()
 
         def encode() -> list[int]:
             return [] if given_up() else reader.tokens(parts, self.engine.context.n_ubatch)
 
         tokens = self.engine.call(encode).result()
-        pictures = tuple(part for part in parts if isinstance(part, Picture))
+        media = tuple(part for part in parts if isinstance(part, Media))
         ms = round(1e3 * (time.perf_counter() - began), 1)
-        self.engine.log.event("look", "pictures encoded", n_pictures=len(pictures), n_tokens=len(tokens), ms=ms)
-        return tokens, pictures
+        self.engine.log.event("look", "media encoded", n_media=len(media), n_tokens=len(tokens), ms=ms)
+        return tokens, media
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """Text of tokens, with a marker for every picture."""
-        return self.vocab.detokenize(tokens) if self.pictures is None else self.pictures.text(tokens)
+        """Text of tokens, with a marker for every picture and sound."""
+        return self.vocab.detokenize(tokens) if self.media is None else self.media.text(tokens)
 
     def template_for(self, tools: Sequence[Any]) -> ChatTemplate:
         """The template of a request with these tools."""
@@ -270,7 +275,7 @@ class Front:
     def _fitting(self, prompt: Prompt, params: GenerationParams) -> list[int]:
         """Tokens of a prompt as far as a slot needs them. Raises ApiError 400 for one that cannot fit."""
         try:
-            return self.engine.slots[0].fit.shortened(prompt.tokens, params, whole=bool(prompt.pictures))
+            return self.engine.slots[0].fit.shortened(prompt.tokens, params, whole=bool(prompt.media))
         except RequestError as error:
             raise bad_request(str(error)) from None
 
@@ -293,7 +298,7 @@ class Front:
                         generation.sink,
                         len(tasks),
                         prompt.shown,
-                        pictures=prompt.pictures,
+                        media=prompt.media,
                         params=own,
                         sampler=self.sampler(own),
                     )

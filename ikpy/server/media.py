@@ -1,4 +1,4 @@
-"""Pictures of requests: where they come from, and what of a conversation they are."""
+"""Pictures and sounds of requests: where they come from, and what of a conversation they are."""
 
 from __future__ import annotations
 
@@ -10,19 +10,31 @@ from typing import Any
 
 from ikpy.errors import IkpyError
 from ikpy.server.errors import bad_request
+from ikpy.sound.samples import MAX_SECONDS, SAMPLE_RATE
+from ikpy.tools.media import Media
+from ikpy.tools.media_files import media_of_file
 from ikpy.tools.picture_marks import MARKER, Marks
+from ikpy.tools.picture_tokens import NO_MEDIA
 from ikpy.tools.pictures import Picture, from_base64
 
-NO_MEDIA = "{} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
 NO_PROJECTOR = "Multimodal data provided, but model does not support multimodal requests."
 NOT_LOADED = "Failed to load image or audio file"
-MOST_PICTURES = 256
+NO_KINDS = {"image": False, "audio": False}
+"""Which kinds of media are taken without a projector."""
+FIELDS = {"image_url": ("image", "url"), "input_audio": ("audio", "data")}
+"""Types of content parts: what they hold, and where."""
+ALSO_TAKEN = {"input_audio": "url"}
+MOST_MEDIA = 256
 """Of a request."""
 MOST_BYTES = 64 << 20
 MOST_PIXELS = 256 << 20
 """Of all pictures of a request."""
-KEPT_PIXELS = 32 << 20
-"""Of a request while it waits to be encoded."""
+MOST_SECONDS = MAX_SECONDS
+"""Of all sounds of a request."""
+KEPT_BYTES = 96 << 20
+"""Of decoded media of a request while it waits to be encoded."""
+DATA_HEADS = "data:image/", "data:audio/", "data:video/"
+"""Beginnings of addresses with data in them; what the data is tells its beginning."""
 DOWNLOAD_SECONDS = 10.0
 DOWNLOAD_BYTES = 10 << 20
 LONGEST_SHOWN = 100
@@ -31,14 +43,14 @@ LONGEST_SHOWN = 100
 
 @dataclass(frozen=True)
 class MediaSource:
-    """A picture as a request gives it: an address (``data:``, ``http:``, ``https:``, ``file:``) or base64."""
+    """A picture or a sound as a request has it: an address (``data:``, ``http:``, ``https:``, ``file:``) or base64."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class MediaRules:
-    """Where pictures may come from: ``folder`` is the one of ``file:`` addresses, None if they are not allowed;
+    """Where media may come from: ``folder`` is the one of ``file:`` addresses, None if they are not allowed;
     ``downloads``: whether others may be asked."""
 
     folder: str | None = None
@@ -46,31 +58,35 @@ class MediaRules:
 
 
 class ChatMedia:
-    """The pictures of a conversation. ``marks`` stand for them in the texts that templates see. ``allowed``: whether
-    there is a projector."""
+    """The pictures and sounds of a conversation. ``marks`` stand for them in the texts that templates see. ``takes``:
+    whether there is a projector for each kind."""
 
-    def __init__(self, *, allowed: bool) -> None:
+    def __init__(self, takes: Mapping[str, bool]) -> None:
         self.marks: Marks[MediaSource] = Marks()
-        self._allowed = allowed
+        self._takes = takes
 
     def _source(self, part: Mapping[str, Any]) -> MediaSource:
-        """The picture of a content part of type image_url. Raises ApiError 400."""
-        if not self._allowed:
-            raise bad_request(NO_MEDIA.format("image"))
-        given = part.get("image_url")
-        url = given.get("url") if isinstance(given, dict) else given
-        if not isinstance(url, str) or not url:
-            raise bad_request("'image_url' must be an object with a string 'url'")
-        return MediaSource(url)
+        """The picture or the sound of a content part. Raises ApiError 400."""
+        kind = part["type"]
+        what, name = FIELDS[kind]
+        if not self._takes[what]:
+            raise bad_request(NO_MEDIA.format(what))
+        given = part.get(kind)
+        found = given
+        if isinstance(given, dict):
+            found = given.get(name) or given.get(ALSO_TAKEN.get(kind, name))
+        if not isinstance(found, str) or not found:
+            raise bad_request(f"'{kind}' must be an object with a string '{name}'")
+        return MediaSource(found)
 
     def content(self, parts: Sequence[Mapping[str, Any]]) -> str | None:
-        """Content with pictures as one text, None for parts without any. Raises ApiError 400."""
+        """Content with media as one text, None for parts without any. Raises ApiError 400."""
         if all(part["type"] == "text" for part in parts):
             return None
         found = [str(part["text"]) if part["type"] == "text" else self._source(part) for part in parts]
         joined = self.marks.joined(found)
-        if len(self.marks.items) > MOST_PICTURES:
-            raise bad_request(f"too many images, the maximum is {MOST_PICTURES}")
+        if len(self.marks.items) > MOST_MEDIA:
+            raise bad_request(f"too many media files, the maximum is {MOST_MEDIA}")
         return joined
 
     def public(self, prompt: str) -> str:
@@ -79,7 +95,7 @@ class ChatMedia:
 
 
 def fetched(parts: Sequence[str | MediaSource], rules: MediaRules) -> list[str | bytes]:
-    """The parts with the files of their pictures. It may wait for other hosts. Raises ApiError 400."""
+    """The parts with the files of their media. It may wait for other hosts. Raises ApiError 400."""
     known: dict[MediaSource, bytes] = {}
     n_bytes = 0
     for part in parts:
@@ -87,27 +103,35 @@ def fetched(parts: Sequence[str | MediaSource], rules: MediaRules) -> list[str |
             known[part] = content_of(part.text, rules)
             n_bytes += len(known[part])
             if n_bytes > MOST_BYTES:
-                raise bad_request(f"the pictures have more than {MOST_BYTES >> 20} MiB together")
+                raise bad_request(f"the pictures and sounds have more than {MOST_BYTES >> 20} MiB together")
     return [part if isinstance(part, str) else known[part] for part in parts]
 
 
-def decoded(parts: Sequence[str | bytes]) -> list[str | Picture]:
-    """The parts with their pictures, whose files can be read. Pixels are kept of few: others are decoded again when
-    they are encoded. Raises ApiError 400."""
-    known: dict[bytes, Picture] = {}
-    n_pixels = 0
+def decoded(parts: Sequence[str | bytes], takes: Mapping[str, bool]) -> list[str | Media]:
+    """The parts with their media, whose files can be read and for which there is a projector. Little of what is decoded
+    is kept: the rest is decoded again when it is encoded. Raises ApiError 400."""
+    known: dict[bytes, Media] = {}
+    n_kept = n_pixels = n_samples = 0
     for part in parts:
         if isinstance(part, str) or part in known:
             continue
         try:
-            picture = known[part] = Picture.of_file(part)
+            media = known[part] = media_of_file(part)
         except (IkpyError, MemoryError) as error:
             raise bad_request(f"{NOT_LOADED}: {str(error) or 'too little memory'}") from None
-        n_pixels += picture.n_pixels
+        if not takes[media.what]:
+            raise bad_request(NO_MEDIA.format(media.what))
+        n_kept += media.n_bytes
+        if isinstance(media, Picture):
+            n_pixels += media.n_bytes // 3
+        else:
+            n_samples += media.n_bytes // 4
         if n_pixels > MOST_PIXELS:
             raise bad_request(f"the pictures have more than {MOST_PIXELS >> 20} megapixels together")
-        if n_pixels > KEPT_PIXELS:
-            picture.drop_pixels()
+        if n_samples > MOST_SECONDS * SAMPLE_RATE:
+            raise bad_request(f"the sounds are longer than {MOST_SECONDS} seconds together")
+        if n_kept > KEPT_BYTES:
+            media.drop()
     return [part if isinstance(part, str) else known[part] for part in parts]
 
 
@@ -121,7 +145,7 @@ def content_of(address: str, rules: MediaRules) -> bytes:
         head, comma, text = address.partition(",")
         if not comma:
             raise bad_request("Invalid uri-encoded base64 value")
-        if not head.startswith("data:image/"):
+        if not head.startswith(DATA_HEADS):
             raise bad_request(f"Invalid uri format: {head[:LONGEST_SHOWN]}")
         if not head.endswith(";base64"):
             raise bad_request("uri must be base64 encoded")

@@ -38,7 +38,7 @@ def either(*schemas: Schema) -> Schema:
 TEXTS = either(TEXT, array(TEXT))
 MIXED = either(TEXT, array(INTEGER), array(either(TEXT, INTEGER)))
 SEEN = record(["prompt_string"], prompt_string=TEXT, multimodal_data=array(TEXT))
-"""A text with markers, and base64 of the pictures that they stand for."""
+"""A text with markers, and base64 of the files that they stand for."""
 PROMPT = either(TEXT, array(INTEGER), array(either(TEXT, INTEGER)), SEEN)
 SAMPLING: dict[str, Schema] = {
     **dict.fromkeys(FLOATS, NUMBER),
@@ -55,7 +55,9 @@ SAMPLING: dict[str, Schema] = {
     "banned_regex": TEXTS, "banned_regex_case_insensitive": TEXTS, "banbuffer_size": INTEGER,
     "penalty_prompt": either(TEXT, array(INTEGER)),
 }  # fmt: skip
-PART = either(TEXT, array(record(["type"], type=TEXT, text=TEXT, image_url=either(TEXT, record(["url"], url=TEXT)))))
+SOUND = either(TEXT, record(data=TEXT, url=TEXT, format=TEXT))
+PICTURE = either(TEXT, record(["url"], url=TEXT))
+PART = either(TEXT, array(record(["type"], type=TEXT, text=TEXT, image_url=PICTURE, input_audio=SOUND)))
 MESSAGES = array(record(["role", "content"], role=TEXT, content=PART), minItems=1)
 OLLAMA_MESSAGES = array(record(["role", "content"], role=TEXT, content=TEXT, images=array(TEXT)), minItems=1)
 TOOLS = array(record(["type", "function"], type=TEXT, function=record(["name"], name=TEXT, parameters=OBJECT)))
@@ -116,6 +118,19 @@ BODIES: dict[str, tuple[str, Schema]] = {
         "Tokens of a conversation (OpenAI responses)",
         record(["input"], input=either(TEXT, MESSAGES), instructions=TEXT),
     ),
+    "/v1/audio/transcriptions": (
+        "Text of a sound (OpenAI)",
+        record(
+            ["file"],
+            file={"type": "string", "format": "binary"},
+            model=TEXT,
+            language=TEXT,
+            prompt=TEXT,
+            response_format={"enum": ["json"]},
+            temperature=NUMBER,
+            stream=FLAG,
+        ),
+    ),
     "/infill": (
         "Text between two texts",
         record(input_prefix=TEXT, input_suffix=TEXT, prompt=TEXT, input_extra=EXTRA, **SAMPLING),
@@ -159,12 +174,15 @@ BODIES: dict[str, tuple[str, Schema]] = {
 ALIASES = {
     "/completions": "/completion",
     "/chat/completions": "/v1/chat/completions",
+    "/audio/transcriptions": "/v1/audio/transcriptions",
     "/responses": "/v1/responses",
     "/embeddings": "/embedding",
     "/reranking": "/rerank",
     "/v1/rerank": "/rerank",
     "/v1/reranking": "/rerank",
 }
+FORMS = {"/v1/audio/transcriptions"}
+"""Paths whose bodies are forms."""
 QUERIES: dict[str, list[tuple[str, Schema]]] = {
     "/slots/{id}": [("action", {"enum": ["save", "restore", "erase"]})],
     "/health": [("include_slots", TEXT), ("fail_on_no_slot", TEXT)],
@@ -216,6 +234,7 @@ def operation(path: str, method: str) -> Schema:
     if parameters:
         out["parameters"] = parameters
     if method == "POST":
-        out["requestBody"] = {"content": {"application/json": {"schema": body}}, "required": True}
+        form = "multipart/form-data" if ALIASES.get(path, path) in FORMS else "application/json"
+        out["requestBody"] = {"content": {form: {"schema": body}}, "required": True}
         out["summary"] = text or "Not supported"
     return out

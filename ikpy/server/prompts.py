@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ikpy.errors import UsageError
 from ikpy.server.errors import bad_request
-from ikpy.server.media import MOST_PICTURES, MediaSource
+from ikpy.server.media import MOST_MEDIA, MediaSource
+from ikpy.tools.media import Media
 from ikpy.tools.picture_marks import divided
-from ikpy.tools.pictures import Picture
 
 if TYPE_CHECKING:
     from ikpy.vocab import Vocab
@@ -25,14 +25,14 @@ EMPTY = '"prompt" must not be empty'
 class Prompt:
     """Tokens of a prompt, what answers show as ``prompt``, and its text if it came as one.
 
-    A prompt with pictures has ``parts`` and no tokens until these are made of them; then it has ``pictures``.
+    A prompt with pictures or sounds has ``parts`` and no tokens until these are made of them; then it has ``media``.
     """
 
     tokens: list[int]
     shown: Any
     text: str | None = None
     parts: tuple[str | MediaSource, ...] = ()
-    pictures: tuple[Picture, ...] = ()
+    media: tuple[Media, ...] = ()
 
 
 def is_token(value: Any) -> bool:
@@ -82,14 +82,14 @@ def _text(text: str, vocab: Vocab) -> list[int]:
 
 
 def _media_parts(text: str, data: Any) -> tuple[str | MediaSource, ...]:
-    """A text with markers and base64 of the pictures that these stand for, in turn."""
-    pictures = [data] if isinstance(data, str) else data
-    if not isinstance(pictures, list) or not all(isinstance(item, str) for item in pictures):
+    """A text with markers and base64 of the files that these stand for, in turn."""
+    files = [data] if isinstance(data, str) else data
+    if not isinstance(files, list) or not all(isinstance(item, str) for item in files):
         raise bad_request('"multimodal_data" must be an array of base64 strings')
-    if len(pictures) > MOST_PICTURES:
-        raise bad_request(f"too many images, the maximum is {MOST_PICTURES}")
+    if len(files) > MOST_MEDIA:
+        raise bad_request(f"too many media files, the maximum is {MOST_MEDIA}")
     try:
-        return tuple(divided(text, [MediaSource(picture) for picture in pictures]))
+        return tuple(divided(text, [MediaSource(file) for file in files]))
     except UsageError as error:
         raise bad_request(str(error)) from None
 

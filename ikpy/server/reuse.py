@@ -88,7 +88,7 @@ class Reuse:
         n_min = task.params.cache_reuse if isinstance(task, CompletionTask) and task.params.cache_prompt else 0
         if n_min <= 0 or not self._can_move or same == len(slot.tokens):
             return []
-        if slot.holds_pictures or (task is not None and task.pictures):
+        if slot.holds_media or (task is not None and task.media):
             return []
         return find_pieces(slot.tokens, prompt, same, n_min)
 

@@ -61,8 +61,8 @@ class Echo:
 def read_echoes(prompts: Sequence[Prompt], params: GenerationParams, vocab: Vocab) -> list[Echo]:
     """The prompts as answers repeat them. Raises ApiError 400 if that is too much."""
     check_number(len(prompts) * params.n)
-    if any(prompt.pictures for prompt in prompts):
-        raise bad_request("echo is not supported for prompts with pictures")
+    if any(prompt.media for prompt in prompts):
+        raise bad_request("echo is not supported for prompts with pictures or sounds")
     echoes = [Echo.of(prompt, vocab) for prompt in prompts]
     check_repeated(params.n * encoded_size(echo.text for echo in echoes))
     return echoes

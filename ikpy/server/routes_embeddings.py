@@ -135,7 +135,7 @@ async def embed(request: Request, front: Front, value: Any, *, cut: bool = False
     check_states(front, prompts)
     generation = front.generation()
     make = partial(EmbeddingTask, pool=partial(pooled, front))
-    generation.submit([make(p.tokens, generation.sink, i, p.shown, pictures=p.pictures) for i, p in enumerate(prompts)])
+    generation.submit([make(p.tokens, generation.sink, i, p.shown, media=p.media) for i, p in enumerate(prompts)])
     return await generation.results(request)
 
 

@@ -41,7 +41,7 @@ from ikpy.server.routes_embeddings import (
     read_dimensions,
     vectors_of,
 )
-from ikpy.server.routes_status import front_of
+from ikpy.server.routes_status import front_of, modalities
 from ikpy.server.tasks import Failed, Finished, Piece, TokenProbability
 from ikpy.tools.picture_marks import with_markers
 
@@ -313,7 +313,7 @@ async def show(request: Request) -> Response:
     }
     abilities = ["completion"] + (["tools"] if "tools" in front.tool_template.source else [])
     abilities += ["embedding"] if front.settings.embeddings else []
-    abilities += ["vision"] if front.pictures is not None else []
+    abilities += [name for name, there in modalities(front).items() if there]
     abilities += ["thinking"] if reasoning_tags(front.template.source) else []
     body = {"modelfile": "", "parameters": "", "template": front.template.source, "details": details(front)}
     return json_response(body | {"model_info": info, "capabilities": abilities})

@@ -23,7 +23,7 @@ from ikpy.server.slot_reports import SlotState
 from ikpy.server.slots import Slot
 
 CANNOT_RESTORE = "Unable to restore slot, no available space in KV cache or invalid slot save file"
-PICTURES_STAY = "a text with pictures cannot be saved: what stands for them is known to this process only"
+MEDIA_STAY = "a text with pictures or sounds cannot be saved: what stands for them is known to this process only"
 BUSY_WAIT = 0.02
 """Seconds between two looks at a busy slot."""
 
@@ -97,8 +97,8 @@ def erase(slot: Slot) -> dict[str, Any]:
 def save(front: Front, slot: Slot, folder: Path, name: str) -> dict[str, Any]:
     """Writes the state and the tokens of a slot."""
     began = time.perf_counter()
-    if slot.holds_pictures:
-        raise bad_request(PICTURES_STAY)
+    if slot.holds_media:
+        raise bad_request(MEDIA_STAY)
     try:
         size = write_slot(folder, name, front.engine, slot)
     except OSError as error:

@@ -13,7 +13,6 @@ from ikpy.server.http import json_response, made_response, parsed, read_bytes
 from ikpy.server.model_entries import model_list, shown_entry
 from ikpy.tools.picture_marks import MARKER
 
-MODALITIES = {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
 VOCAB_TYPES = {"none": 0, "spm": 1, "bpe": 2, "wpm": 3, "ugm": 4}
 
 
@@ -80,7 +79,7 @@ async def props(request: Request) -> Response:
         "n_ctx": front.n_ctx,
         "cors_proxy_enabled": False,
     }
-    if front.pictures is not None:
+    if front.media is not None:
         body["media_marker"] = MARKER
     if "tools" in front.tool_template.source:
         body["chat_template_tool_use"] = front.tool_template.source
@@ -89,7 +88,7 @@ async def props(request: Request) -> Response:
 
 def modalities(front: Front) -> dict[str, bool]:
     """What the model understands beside text."""
-    return {"vision": front.pictures is not None, "audio": False}
+    return {"vision": front.takes["image"], "audio": front.takes["audio"]}
 
 
 async def change_props(request: Request) -> Response:
@@ -147,10 +146,16 @@ def model_entry(front: Front) -> dict[str, Any]:
         "object": "model",
         "created": front.started,
         "owned_by": "llamacpp",
-        **({} if front.pictures is None else {"architecture": MODALITIES}),
+        **({} if front.media is None else {"architecture": architecture(front)}),
         "meta": meta,
         "max_model_len": front.n_ctx_slot,
     }
+
+
+def architecture(front: Front) -> dict[str, list[str]]:
+    """What goes into the model and what comes out."""
+    takes = [kind for kind, there in front.takes.items() if there]
+    return {"input_modalities": ["text", *takes], "output_modalities": ["text"]}
 
 
 async def metrics(request: Request) -> Response:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ikpy.engine.speculative import Speculation
     from ikpy.server.log import ServerLog
     from ikpy.server.settings import ServerSettings
-    from ikpy.tools.picture_tokens import PictureReader
+    from ikpy.tools.picture_tokens import MediaReader
     from ikpy.vocab import Vocab
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class Engine:
         log: ServerLog,
         speculation: Speculation | None = None,
         directions: NDArray[np.float32] | None = None,
-        pictures: PictureReader | None = None,
+        media: MediaReader | None = None,
     ) -> None:
         self.context = context
         self.settings = settings
@@ -89,7 +89,7 @@ class Engine:
                 shift=settings.context_shift,
                 special=settings.special,
                 speculator=GuardedSpeculator(speculation.speculator(i), i, log) if speculation else None,
-                pictures=pictures,
+                media=media,
             )
             for i in range(settings.n_slots)
         ]

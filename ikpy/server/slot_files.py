@@ -115,7 +115,7 @@ def save_slots(server: Server) -> None:
         return
     for slot in engine.slots:
         try:
-            if slot.tokens and not slot.holds_pictures:
+            if slot.tokens and not slot.holds_media:
                 path = autosave_file(server, slot)
                 write_slot(path.parent, path.name, engine, slot)
                 engine.log.event("save_slots", "slot saved", id_slot=slot.id, n_saved=len(slot.tokens))

@@ -21,7 +21,7 @@ from ikpy.server.tasks import CompletionTask, Event, Failed, Finished, Task
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
     from ikpy.engine.speculative import Speculator
-    from ikpy.tools.picture_tokens import PictureReader
+    from ikpy.tools.picture_tokens import MediaReader
     from ikpy.vocab import Vocab
 
 
@@ -38,10 +38,10 @@ class SlotRequest(CachedText):
         shift: bool,
         special: bool = False,
         speculator: Speculator | None = None,
-        pictures: PictureReader | None = None,
+        media: MediaReader | None = None,
     ) -> None:
         super().__init__(index, context, speculator)
-        self._pictures = pictures
+        self._media = media
         self.n_ctx = n_ctx
         self.fit = ContextFit(n_ctx, may_shift=shift and context.kv.can_shift, add_bos=vocab.add_bos)
         self.task: Task | None = None
@@ -73,7 +73,7 @@ class SlotRequest(CachedText):
         self.shifted: ContextShift | None = None
         """What `take_pending` dropped last."""
         self._states: list[NDArray[np.float32]] = []
-        self.has_pictures = False
+        self.has_media = False
         """Whether the request has: its text is not shifted, and nothing guesses what follows."""
         self._turn = 0
         self._ban: PhraseBan | None = None
@@ -94,23 +94,23 @@ class SlotRequest(CachedText):
             self._ban = PhraseBan(task.params.banned) if task.params.banned else None
             n_top = task.params.prompt_probs
             self.scores = None if n_top is None else PromptScores(self.prompt, n_top)
-            self.prompt = self.fit.fitted(self.prompt, task.params, whole=bool(task.pictures))
+            self.prompt = self.fit.fitted(self.prompt, task.params, whole=bool(task.media))
             self.truncated = len(self.prompt) < len(task.tokens)
         else:
             self.is_stale = True  # no prompt goes on from a text that was embedded, and it is not worth saving
-        if task.pictures and self._pictures is not None:
-            self.has_pictures, self._turn = True, self._pictures.store.turn(self.prompt)
+        if task.media and self._media is not None:
+            self.has_media, self._turn = True, self._media.store.turn(self.prompt)
 
     @property
-    def holds_pictures(self) -> bool:
+    def holds_media(self) -> bool:
         """Whether the text that is cached has."""
-        return self._pictures is not None and self._pictures.store.has_media(self.tokens)
+        return self._media is not None and self._media.store.has_media(self.tokens)
 
     def turn(self, place: int) -> int:
         """Difference between rotation position and place of a token, for what lies before it."""
-        if not self.has_pictures or self._pictures is None:
+        if not self.has_media or self._media is None:
             return 0
-        return self._turn if place >= len(self.prompt) else self._pictures.store.turn(self.prompt[:place])
+        return self._turn if place >= len(self.prompt) else self._media.store.turn(self.prompt[:place])
 
     def uncut(self, n: int, taken: int) -> tuple[int, int]:
         """Of the next n tokens of the prompt those that cut no picture, or all of a picture, and the bytes of rows that
@@ -118,11 +118,11 @@ class SlotRequest(CachedText):
 
         Raises whatever goes wrong when rows are made again.
         """
-        assert self.task is not None and self._pictures is not None
-        reader, pictures, left = self._pictures, self.task.pictures, self.prompt[len(self.tokens) :]
+        assert self.task is not None and self._media is not None
+        reader, media, left = self._media, self.task.media, self.prompt[len(self.tokens) :]
         n = reader.store.cut(left, n)
-        n, n_bytes = reader.fitting(pictures, left[:n], taken)
-        reader.refresh(pictures, left[:n])
+        n, n_bytes = reader.fitting(media, left[:n], taken)
+        reader.refresh(media, left[:n])
         return n, n_bytes
 
     @property
@@ -138,8 +138,8 @@ class SlotRequest(CachedText):
     def keep_prefix(self) -> None:
         """Keeps what the cache shares with the prompt; at least one token is left to evaluate."""
         keep = min(common_prefix(self.tokens, self.prompt), len(self.prompt) - 1) if self.may_reuse else 0
-        if self.has_pictures and self._pictures is not None:
-            keep = min(keep, self._pictures.store.cut(self.prompt, keep))
+        if self.has_media and self._media is not None:
+            keep = min(keep, self._media.store.cut(self.prompt, keep))
         self.n_cached = self.truncate(keep)
 
     def release(self) -> None:

@@ -52,7 +52,7 @@ class Slot(SlotRequest):
 
     @property
     def _may_shift(self) -> bool:
-        return self.fit.may_shift and not self.has_pictures
+        return self.fit.may_shift and not self.has_media
 
     @property
     def _may_guess(self) -> bool:
@@ -163,7 +163,7 @@ class Slot(SlotRequest):
 
     def _known_tokens(self) -> list[int]:
         """The prompt without its pictures."""
-        return [token for token in self.prompt if token < self._vocab.n_tokens] if self.has_pictures else self.prompt
+        return [token for token in self.prompt if token < self._vocab.n_tokens] if self.has_media else self.prompt
 
     @property
     def is_held(self) -> bool:
@@ -215,8 +215,8 @@ class Slot(SlotRequest):
     def _can_go_back(self, n: int) -> bool:
         """Whether the cache can go on in front of the token before the last n, of which the last is not evaluated."""
         place = len(self.tokens) - n
-        in_picture = self.has_pictures and place < len(self.prompt)
-        return place >= 0 and not in_picture and self.reusable(place) == place
+        in_media = self.has_media and place < len(self.prompt)
+        return place >= 0 and not in_media and self.reusable(place) == place
 
     def _go_back(self, n: int) -> None:
         """Removes the last n tokens. The one before them is evaluated again, as the logits of a place are not kept:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from ikpy.engine.sampling import Sampler
     from ikpy.server.params import GenerationParams
-    from ikpy.tools.pictures import Picture
+    from ikpy.tools.media import Media
 
 _ids = itertools.count()
 _requests = itertools.count()
@@ -148,7 +148,7 @@ def _nobody(event: Event) -> None:
 @dataclass(eq=False)
 class Task:
     """Tokens to evaluate for one answer. ``sink`` takes events and may be called from the engine thread, which calls
-    ``wake`` when no more come for the moment; tasks of one HTTP request have the same ``request`` number. ``pictures``
+    ``wake`` when no more come for the moment; tasks of one HTTP request have the same ``request`` number. ``media``
     are those whose rows stand for some of the tokens."""
 
     tokens: Sequence[int]
@@ -160,11 +160,11 @@ class Task:
     request: int = -1
     wake: Callable[[], None] = lambda: None
     queued: float = field(default_factory=time.monotonic)
-    pictures: tuple[Picture, ...] = ()
+    media: tuple[Media, ...] = ()
 
     def reported(self, prompt: Any) -> Task:
         """What reports of a finished task need, with so much of its prompt."""
-        return replace(self, tokens=(), prompt=prompt, sink=_nobody, pictures=())
+        return replace(self, tokens=(), prompt=prompt, sink=_nobody, media=())
 
 
 @dataclass(eq=False)
@@ -176,7 +176,7 @@ class CompletionTask(Task):
 
     def reported(self, prompt: Any) -> CompletionTask:
         """What reports of a finished task need, with so much of its prompt."""
-        left_out: Any = {"sampler": None, "pictures": ()}
+        left_out: Any = {"sampler": None, "media": ()}
         return replace(self, tokens=(), prompt=prompt, sink=_nobody, **left_out)
 
 

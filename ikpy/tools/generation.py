@@ -106,7 +106,7 @@ class GrowingSequence:
         if not self.shift:
             return "context shift is off"
         if self._has_media:
-            return "a text with pictures is not shifted"
+            return "a text with pictures or sounds is not shifted"
         return "" if self.context.kv.can_shift else "this model's cache cannot be shifted"
 
     @property

@@ -1,14 +1,14 @@
-"""Pictures in texts: what a projector makes of them becomes tokens, of which texts are put together."""
+"""Pictures and sounds in texts: what projectors make of them becomes tokens, of which texts are put together."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ikpy.errors import UsageError
 from ikpy.tools.picture_marks import MARKER
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ikpy.engine.model import Model
     from ikpy.engine.params import ModelParams
     from ikpy.gguf.reader import GGUFFile
-    from ikpy.tools.pictures import Picture, Pixels
+    from ikpy.sound.projector import SoundProjector
+    from ikpy.tools.media import Media
     from ikpy.vision.projector import Projector
     from ikpy.vision.rows import MediaRows
     from ikpy.vocab import Vocab
@@ -29,13 +30,14 @@ STORE_BYTES = 512 << 20
 ONE_TEXT_BYTES = 16 << 30
 """Of the rows of a text that is evaluated as a whole; no more is taken than there are."""
 MOST_LAYOUTS = 4096
-"""Pictures whose tokens are remembered."""
+"""Pictures and sounds whose tokens are remembered."""
+NO_MEDIA = "{} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
 
 
 class Encoder(Protocol):
     """The part of a projector that is used."""
 
-    def encode(self, image: Pixels) -> Sequence[str | MediaRows]: ...
+    def encode(self, content: Any, /) -> Sequence[str | MediaRows]: ...
 
 
 @dataclass(frozen=True)
@@ -53,19 +55,49 @@ Layout: TypeAlias = list[list[int] | Run]
 """Tokens of the texts and rows of a picture in turn."""
 
 
-class PictureReader:
-    """Gives pictures the tokens of a text model. One thread at a time may use it."""
+class MediaReader:
+    """Gives pictures and sounds the tokens of a text model, if there is a projector of theirs. n_deep: further parts of
+    rows that the model reads, which sounds have not. One thread at a time may use it."""
 
-    def __init__(self, projector: Encoder, store: MediaStore, vocab: Vocab) -> None:
+    def __init__(
+        self,
+        projector: Encoder | None,
+        store: MediaStore,
+        vocab: Vocab,
+        sounds: Encoder | None = None,
+        n_deep: int = 0,
+    ) -> None:
         self.store = store
         self._projector = projector
+        self._sounds = sounds
+        self._n_deep = n_deep
         self._vocab = vocab
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
 
-    def tokens(self, parts: Sequence[str | Picture], n_ubatch: int, *, add_special: bool = True) -> list[int]:
-        """Ids of texts and pictures in turn; of every text by itself. ``add_special``: with begin and end tokens.
+    @property
+    def takes(self) -> dict[str, bool]:
+        """Whether there is a projector for each kind of `Media.what`."""
+        return {"image": self._projector is not None, "audio": self._sounds is not None}
 
-        Pictures are encoded that were not seen before; of others the rows may be gone (see `refresh`). Raises
+    def check(self, media: Media) -> None:
+        """UsageError if there is no projector for it."""
+        if not self.takes[media.what]:
+            raise UsageError(NO_MEDIA.format(media.what))
+
+    def encode(self, media: Media) -> Sequence[str | MediaRows]:
+        """Rows of a picture or a sound and the text around them. Raises UsageError without a projector for it."""
+        self.check(media)
+        encoder = self._projector if media.what == "image" else self._sounds
+        assert encoder is not None
+        pieces = encoder.encode(media.content())
+        if media.what == "image" or not self._n_deep:
+            return pieces
+        return [piece if isinstance(piece, str) else piece.widened(self._n_deep) for piece in pieces]
+
+    def tokens(self, parts: Sequence[str | Media], n_ubatch: int, *, add_special: bool = True) -> list[int]:
+        """Ids of texts and media in turn; of every text by itself. ``add_special``: with begin and end tokens.
+
+        Those are encoded that were not seen before; of others the rows may be gone (see `refresh`). Raises
         UsageError for a picture whose rows see each other and do not fit a micro-batch.
         """
         vocab, found = self._vocab, list[int]()
@@ -87,38 +119,38 @@ class PictureReader:
     def _text(self, text: str) -> list[int]:
         return self._vocab.tokenize(text, add_special=False, parse_special=True)
 
-    def _seen(self, picture: Picture) -> Layout:
-        """The layout of a picture, which is encoded if it is not known."""
-        if picture.key in self._layouts:
-            self._layouts.move_to_end(picture.key)
+    def _seen(self, media: Media) -> Layout:
+        """The layout of a picture or a sound, which is encoded if it is not known."""
+        if media.key in self._layouts:
+            self._layouts.move_to_end(media.key)
         else:
-            pieces = self._projector.encode(picture.pixels())
-            items = [self._item(picture.key, place, piece) for place, piece in enumerate(pieces)]
-            self._layouts[picture.key] = items
+            pieces = self.encode(media)
+            items = [self._item(media.key, place, piece) for place, piece in enumerate(pieces)]
+            self._layouts[media.key] = items
             if len(self._layouts) > MOST_LAYOUTS:
                 self._layouts.popitem(last=False)
-        return self._layouts[picture.key]
+        return self._layouts[media.key]
 
     def _item(self, key: bytes, place: int, piece: str | MediaRows) -> list[int] | Run:
-        """Tokens of a piece of a picture."""
+        """Tokens of a piece of a picture or a sound."""
         if isinstance(piece, str):
             return self._text(piece)
         own = key + place.to_bytes(4, "little")
         return Run(own, self.store.add(own, lambda: piece), piece.both_ways, piece.values.nbytes)
 
-    def refresh(self, pictures: Sequence[Picture], tokens: Sequence[int] | None = None) -> None:
-        """Makes the rows of pictures that are not there any more; only those that ``tokens`` stand for, if given."""
+    def refresh(self, media: Sequence[Media], tokens: Sequence[int] | None = None) -> None:
+        """Makes the rows of media that are not there any more; only those that ``tokens`` stand for, if given."""
         wanted = None if tokens is None else {token for token in tokens if self.store.is_media(token)}
-        for picture in pictures:
-            again = _Again(self._projector, picture)
-            for place, item in enumerate(self._seen(picture)):
+        for one in media:
+            again = _Again(self, one)
+            for place, item in enumerate(self._seen(one)):
                 if isinstance(item, Run) and (wanted is None or not wanted.isdisjoint(item.ids)):
                     self.store.add(item.key, partial(again.rows, place))
 
-    def fitting(self, pictures: Sequence[Picture], tokens: Sequence[int], taken: int) -> tuple[int, int]:
+    def fitting(self, media: Sequence[Media], tokens: Sequence[int], taken: int) -> tuple[int, int]:
         """How many of these tokens find their rows in the store at the same time, beside ``taken`` bytes of others, and
         the bytes of their rows. Those that are made together stay together; some always fit if nothing is taken."""
-        runs = {item.ids[0]: item for p in pictures for item in self._seen(p) if isinstance(item, Run) and item.ids}
+        runs = {item.ids[0]: item for one in media for item in self._seen(one) if isinstance(item, Run) and item.ids}
         starts = sorted(runs)
         n_bytes, known = 0, -1
         for place, token in enumerate(tokens):
@@ -138,16 +170,16 @@ class PictureReader:
 
 
 class _Again:
-    """The rows of a picture that is encoded once more, at most once for all of them."""
+    """The rows of media that are encoded once more, at most once for all of them."""
 
-    def __init__(self, projector: Encoder, picture: Picture) -> None:
-        self._projector = projector
-        self._picture = picture
+    def __init__(self, reader: MediaReader, media: Media) -> None:
+        self._reader = reader
+        self._media = media
         self._pieces: Sequence[str | MediaRows] = ()
 
     def rows(self, place: int) -> MediaRows:
         """Rows of the piece at a place."""
-        self._pieces = self._pieces or self._projector.encode(self._picture.pixels())
+        self._pieces = self._pieces or self._reader.encode(self._media)
         piece = self._pieces[place]
         assert not isinstance(piece, str)
         return piece
@@ -173,35 +205,74 @@ def picture_device(
     return encoder_device(params.placement, params.devices, offload=offload, name=name, log=log)
 
 
+@dataclass(frozen=True)
+class Encoders:
+    """The projectors of a file, of pictures and of sounds."""
+
+    pictures: Projector | None = None
+    sounds: SoundProjector | None = None
+
+    @property
+    def device_bytes(self) -> dict[str, int]:
+        """Bytes that they take of devices, by their names."""
+        found = Counter[str]()
+        for each in filter(None, (self.pictures, self.sounds)):
+            found.update(each.device_bytes)
+        return dict(found)
+
+    def take_memory(self, log: Callable[[str], None]) -> None:
+        """Brings the weights to devices and makes room for the largest picture and sound."""
+        for each in filter(None, (self.pictures, self.sounds)):
+            each.take_memory(log)
+
+
 def open_beside(
     path: str, file: GGUFFile, vocab: Vocab, params: ModelParams, options: ProjectorOptions, log: Callable[[str], None]
-) -> tuple[Projector, ModelParams]:
-    """The projector of a file for the text model in another, and the parameters to load that with: its placement
-    leaves what the projector takes of a device. Raises an IkpyError with one line."""
+) -> tuple[Encoders, ModelParams]:
+    """The projectors of a file for the text model in another, and the parameters to load that with: its placement
+    leaves what they take of a device. Raises an IkpyError with one line."""
     from ikpy.backends.cuda.encoder_runtime import EncoderRuntime
+    from ikpy.gguf.reader import GGUFFile
     from ikpy.models.keys import Keys
+    from ikpy.sound.projector import known_encoders, open_sound_projector
     from ikpy.vision.projector import open_projector
 
-    device = options.device
-    runtime = EncoderRuntime(device, params.devices, log, plan_only=params.header_only) if device else None
-    projector = open_projector(
-        path,
-        n_embd=Keys(file, params.kv_overrides).u32("embedding_length"),
-        n_threads=options.n_threads,
-        log=log,
-        min_tokens=options.min_tokens,
-        max_tokens=options.max_tokens,
-        has_token=lambda text: len(vocab.tokenize(text, add_special=False, parse_special=True)) == 1,
-        device=runtime,
-    )
-    return projector, replace(params, placement=replace(params.placement, taken=tuple(projector.device_bytes.items())))
+    def runtime() -> EncoderRuntime | None:
+        device = options.device
+        return EncoderRuntime(device, params.devices, log, plan_only=params.header_only) if device else None
+
+    def has_token(text: str) -> bool:
+        return len(vocab.tokenize(text, add_special=False, parse_special=True)) == 1
+
+    with GGUFFile.open(path, header_only=True) as header:
+        found = known_encoders(header, log)
+    n_embd, n_threads = Keys(file, params.kv_overrides).u32("embedding_length"), options.n_threads
+    pictures = sounds = None
+    if "vision" in found:
+        pictures = open_projector(
+            path,
+            n_embd=n_embd,
+            n_threads=n_threads,
+            log=log,
+            min_tokens=options.min_tokens,
+            max_tokens=options.max_tokens,
+            has_token=has_token,
+            device=runtime(),
+        )
+    if "audio" in found:
+        sounds = open_sound_projector(
+            path, n_embd=n_embd, n_threads=n_threads, log=log, has_token=has_token, device=runtime()
+        )
+    encoders = Encoders(pictures, sounds)
+    return encoders, replace(params, placement=replace(params.placement, taken=tuple(encoders.device_bytes.items())))
 
 
 def new_reader(
-    projector: Projector, model: Model, vocab: Vocab, log: Callable[[str], None], n_bytes: int | None = None
-) -> PictureReader:
-    """A reader with a store for so many bytes of rows; takes the memory of the projector's device."""
+    encoders: Encoders, model: Model, vocab: Vocab, log: Callable[[str], None], n_bytes: int | None = None
+) -> MediaReader:
+    """A reader with a store for so many bytes of rows; takes the memory of the projectors' devices."""
     from ikpy.engine.media import MediaStore
 
-    projector.take_memory(log)
-    return PictureReader(projector, MediaStore(model.hparams.n_vocab, n_bytes or ONE_TEXT_BYTES), vocab)
+    encoders.take_memory(log)
+    store = MediaStore(model.hparams.n_vocab, n_bytes or ONE_TEXT_BYTES)
+    return MediaReader(encoders.pictures, store, vocab, encoders.sounds, model.arch.n_deep)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ikpy.errors import UsageError
+from ikpy.tools.media import Media
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,13 +19,10 @@ if TYPE_CHECKING:
     Pixels = NDArray[np.uint8]
 
 
-@dataclass(eq=False)
-class Picture:
-    """A picture with a ``key`` that others have not; ``read`` makes its pixels, uint8 [height, width, 3]."""
+class Picture(Media):
+    """A picture; ``content`` is its pixels uint8 [height, width, 3]."""
 
-    key: bytes
-    read: Callable[[], Pixels] = field(repr=False)
-    _pixels: Pixels | None = field(default=None, repr=False)
+    what = "image"
 
     @classmethod
     def of_file(cls, data: bytes, name: str = "image") -> Picture:
@@ -45,29 +41,19 @@ class Picture:
         key = hashlib.sha256(f"pixels {pixels.shape}\n".encode() + pixels.tobytes()).digest()
         return cls(key, lambda: pixels)
 
-    @property
-    def n_pixels(self) -> int:
-        """Pixels that are kept."""
-        return 0 if self._pixels is None else self._pixels.shape[0] * self._pixels.shape[1]
-
-    def drop_pixels(self) -> None:
-        """Keeps none: they are made again."""
-        self._pixels = None
-
-    def pixels(self) -> Pixels:
-        """The pixels, which are not kept any longer."""
-        pixels, self._pixels = self._pixels, None
-        return self.read() if pixels is None else pixels
-
 
 def read_picture(path: str) -> Picture:
     """The picture in a file. Raises an IkpyError that names it."""
+    return Picture.of_file(read_media_file(path), path)
+
+
+def read_media_file(path: str) -> bytes:
+    """Content of a file. Raises UsageError that names it."""
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            return file.read()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    return Picture.of_file(data, path)
 
 
 def picture_from(value: Any) -> Picture:

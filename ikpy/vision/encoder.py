@@ -17,7 +17,7 @@ from ikpy.graph.ir import Value
 from ikpy.models.blocks import split_heads
 from ikpy.models.weights import split_rows
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.params import VisionParams
+from ikpy.vision.params import EncoderParams
 from ikpy.vision.weights import Linear, Norm, ProjectorWeights
 
 Rotate = Callable[[PictureGraph, Value], Value]
@@ -47,23 +47,30 @@ class EncoderLayer:
 
 
 class VisionTransformer:
-    """Weights under v.* and the graph over them.
+    """Weights under v.*, or another prefix, and the graph over them.
 
     rms: norms are RMSNorm. n_layer: how many layers are used, None: all. Families with another patch embedding or other
     positions call `layers` alone.
     """
 
     def __init__(
-        self, weights: ProjectorWeights, params: VisionParams, *, rms: bool = False, n_layer: int | None = None
+        self,
+        weights: ProjectorWeights,
+        params: EncoderParams,
+        *,
+        rms: bool = False,
+        n_layer: int | None = None,
+        prefix: str = "v",
     ) -> None:
         self.params = params
         self.rms = rms
         self.head_size = self.read_head_size(weights)
         n = params.n_embd
-        self.pre_norm = weights.norm_if("v.pre_ln", n)
-        self.post_norm = weights.norm_if("v.post_ln", n)
+        self.pre_norm = weights.norm_if(f"{prefix}.pre_ln", n)
+        self.post_norm = weights.norm_if(f"{prefix}.post_ln", n)
         self.blocks = [
-            self._load_layer(weights, f"v.blk.{il}") for il in range(params.n_layer if n_layer is None else n_layer)
+            self._load_layer(weights, f"{prefix}.blk.{il}")
+            for il in range(params.n_layer if n_layer is None else n_layer)
         ]
 
     def read_head_size(self, weights: ProjectorWeights) -> int:
@@ -145,6 +152,10 @@ class VisionTransformer:
             if il in tap and taken is not None:
                 taken.append(x)
             x = self.layer(b, block, x, rotate, ranges(il) if ranges else None)
+        return self.behind(b, x)
+
+    def behind(self, b: PictureGraph, x: Value) -> Value:
+        """What becomes of the stream behind the layers."""
         return self.norm(b, self.post_norm, x) if self.post_norm is not None else x
 
     def norm(self, b: PictureGraph, norm: Norm | None, x: Value) -> Value:

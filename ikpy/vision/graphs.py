@@ -95,14 +95,15 @@ class PictureGraph:
         scale: float,
         ranges: NDArray[np.integer] | None = None,
         sinks: Value | None = None,
+        softcap: float = 0.0,
     ) -> Value:
         """softmax(scale * q.k) v as f32 [d * H, T] of q [d, H, T], k and v [d, Hk, T].
 
-        ranges [T, 2]: first token that each sees and the one behind the last; None: all see all. sinks [H]: as those of
-        `Graph.attention`.
+        ranges [T, 2]: first token that each sees and the one behind the last; None: all see all. sinks [H], softcap:
+        as those of `Graph.attention`.
         """
         mask = self._mask(k.shape[2], q.shape[2]), self._seen(ranges, k.shape[2], q.shape[2])
-        out = self.graph.attention(q, [k], v, mask, scale=scale, flash=True, sinks=sinks)
+        out = self.graph.attention(q, [k], v, mask, scale=scale, flash=True, sinks=sinks, softcap=softcap)
         return out.reshape(out.shape[0] * out.shape[1], out.shape[2])
 
     def _mask(self, n: int, n_rows: int) -> Value:

@@ -1,9 +1,10 @@
-"""Sizes and settings of an encoder, from the clip.* keys of a projector file."""
+"""Sizes and settings of encoders, from the clip.* keys of a projector file."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,10 @@ MAX_IMAGE_SIZE = 1 << 13
 
 
 @dataclass(frozen=True)
-class VisionParams:
-    """What every encoder of pictures is told.
+class EncoderParams:
+    """What every encoder is told.
 
-    image_size: height and width of a whole picture, or of one tile. projection_dim: as in the file; families know what
-    it means. activation: of the feed-forward networks. mean, std: of the colours, float32 [3].
+    projection_dim: as in the file; families know what it means. activation: of the feed-forward networks.
     """
 
     n_embd: int
@@ -30,16 +30,48 @@ class VisionParams:
     n_layer: int
     projection_dim: int
     eps: float
-    image_size: int
-    patch_size: int
-    mean: NDArray[np.float32]
-    std: NDArray[np.float32]
     activation: str
 
     @property
     def head_size(self) -> int:
         """Elements of a head."""
         return self.n_embd // self.n_head
+
+    @staticmethod
+    def read_common(keys: Keys, part: str) -> dict[str, Any]:
+        """The values of an encoder under clip.`part`. Raises FileFormatError for missing keys and senseless ones."""
+        found = {
+            "n_embd": size(keys, "embedding_length", part=part),
+            "n_ff": size(keys, "feed_forward_length", default=0, least=0, part=part),
+            "n_head": size(keys, "attention.head_count", least=0, part=part),
+            "n_layer": size(keys, "block_count", least=0, most=MAX_LAYERS, part=part),
+            "projection_dim": size(keys, "projection_dim", default=0, least=0, part=part),
+            "eps": keys.f32(f"{part}.attention.layer_norm_epsilon"),
+        }
+        n_embd, n_head = found["n_embd"], found["n_head"]
+        if found["n_layer"] and (not n_head or n_embd % n_head):
+            raise FileFormatError(
+                f"{keys.gguf.path}: clip.{part}.embedding_length {n_embd} is no multiple of "
+                f"attention.head_count {n_head}"
+            )
+        if found["eps"] < 0:
+            raise FileFormatError(
+                f"{keys.gguf.path}: clip.{part}.attention.layer_norm_epsilon {found['eps']} is below 0"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class VisionParams(EncoderParams):
+    """What every encoder of pictures is told.
+
+    image_size: height and width of a whole picture, or of one tile. mean, std: of the colours, float32 [3].
+    """
+
+    image_size: int
+    patch_size: int
+    mean: NDArray[np.float32]
+    std: NDArray[np.float32]
 
     @property
     def grid_size(self) -> int:
@@ -55,35 +87,31 @@ class VisionParams:
     def read(cls, keys: Keys) -> VisionParams:
         """Raises FileFormatError for keys that are missing or make no sense."""
         params = cls(
-            n_embd=size(keys, "embedding_length"),
-            n_ff=size(keys, "feed_forward_length", default=0, least=0),
-            n_head=size(keys, "attention.head_count", least=0),
-            n_layer=size(keys, "block_count", least=0, most=MAX_LAYERS),
-            projection_dim=size(keys, "projection_dim", default=0, least=0),
-            eps=keys.f32("vision.attention.layer_norm_epsilon"),
+            **cls.read_common(keys, "vision"),
             image_size=size(keys, "image_size", most=MAX_IMAGE_SIZE),
             patch_size=size(keys, "patch_size", most=MAX_IMAGE_SIZE),
             mean=_colours(keys, "image_mean"),
             std=_colours(keys, "image_std"),
             activation=_activation(keys),
         )
-        if params.n_layer and (not params.n_head or params.n_embd % params.n_head):
-            raise FileFormatError(
-                f"{keys.gguf.path}: clip.vision.embedding_length {params.n_embd} is no multiple of "
-                f"attention.head_count {params.n_head}"
-            )
-        if params.eps < 0:
-            raise FileFormatError(f"{keys.gguf.path}: clip.vision.attention.layer_norm_epsilon {params.eps} is below 0")
         if not params.std.all():
             raise FileFormatError(f"{keys.gguf.path}: clip.vision.image_std is 0")
         return params
 
 
-def size(keys: Keys, name: str, *, default: int | None = None, least: int = 1, most: int = MAX_SIZE) -> int:
-    """Integer clip.vision.`name` between least and most; without a default it must be there."""
-    value = keys.u32(f"vision.{name}") if default is None else keys.u32(f"vision.{name}", default)
+def size(
+    keys: Keys,
+    name: str,
+    *,
+    default: int | None = None,
+    least: int = 1,
+    most: int = MAX_SIZE,
+    part: str = "vision",
+) -> int:
+    """Integer clip.`part`.`name` between least and most; without a default it must be there."""
+    value = keys.u32(f"{part}.{name}") if default is None else keys.u32(f"{part}.{name}", default)
     if not least <= value <= most:
-        raise FileFormatError(f"{keys.gguf.path}: clip.vision.{name} is {value}, not {least} to {most}")
+        raise FileFormatError(f"{keys.gguf.path}: clip.{part}.{name} is {value}, not {least} to {most}")
     return int(value)
 
 

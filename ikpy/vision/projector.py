@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -11,7 +11,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ikpy.backends.cuda.api import MIB
 from ikpy.backends.cuda.encoder_runtime import EncoderRuntime
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.gguf.reader import GGUFFile
@@ -21,6 +20,7 @@ from ikpy.models.weights import page_dropper
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import Limits
 from ikpy.vision.images import Pixels
+from ikpy.vision.on_device import OnDevice
 from ikpy.vision.params import VisionParams
 from ikpy.vision.patches import cut, normalized
 from ikpy.vision.plans import PicturePlans
@@ -85,7 +85,7 @@ class Source:
         return Limits(least * side**2, most * side**2)
 
 
-class Projector(ABC):
+class Projector(OnDevice):
     """A family of projectors. Subclasses load their tensors, say what surrounds a picture and build its graph.
 
     begin, end: text around every picture. both_ways: its rows see each other. n_deep: further parts of a row.
@@ -152,29 +152,6 @@ class Projector(ABC):
             raise FileFormatError(f"{self.path}: the rows of a picture are no numbers: the file is damaged{wrong}")
         return MediaRows(values, self.grid(rows, columns), self.both_ways)
 
-    # memory of a device
-
-    def measure(self) -> None:
-        """Counts what the weights and the largest picture take on the device, if there is one."""
-        if self._device is not None:
-            self._plans.measure(*self.largest)
-
-    @property
-    def device_bytes(self) -> dict[str, int]:
-        """Bytes that were measured of the device, by its name; nothing without one."""
-        return {} if self._device is None else {self._device.device.name: self._device.own_needs.total}
-
-    def take_memory(self, log: Callable[[str], None]) -> None:
-        """Brings the weights to the device and makes room for the largest picture, if there is a device."""
-        if self._device is None:
-            return
-        needs, name = self._device.own_needs, self._device.device.name
-        self._device.commit()
-        log(f"vision: {name:>10} buffer size = {needs.weight_bytes / MIB:8.2f} MiB")
-        log(f"vision: {name:>10} compute buffer size = {needs.compute_bytes / MIB:8.2f} MiB")
-
-    # pictures
-
     def encode(self, image: Pixels) -> list[str | MediaRows]:
         """Rows of a picture uint8 [h, w, 3] and the text between them, in order.
 
@@ -223,16 +200,25 @@ def open_projector(
 
 def projector_type(gguf: GGUFFile) -> str:
     """The projector type of the encoder of pictures in a file, one that is known."""
+    kind = encoder_kind(gguf, "vision")
+    if kind is None:
+        raise UnsupportedError(f"{gguf.path} holds no encoder of pictures")
+    if kind not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise UnsupportedError(f"{gguf.path}: unknown projector type '{kind}' of pictures; known are {known}")
+    return kind
+
+
+def encoder_kind(gguf: GGUFFile, part: str) -> str | None:
+    """The projector type of the "vision" or "audio" encoder of a file; None if it has no such encoder."""
     arch = gguf.get("general.architecture", "")
     if arch != "clip":
         raise UsageError(f"{gguf.path} is no projector file: its architecture is '{arch}', not 'clip'")
-    has_vision = gguf.get("clip.has_vision_encoder", False)
-    if np.ndim(has_vision) or not has_vision:
-        raise UnsupportedError(f"{gguf.path} holds no encoder of pictures; only pictures are supported, no audio")
-    kinds = (gguf.get(f"clip.{name}projector_type", "") for name in ("", "vision."))
+    is_there = gguf.get(f"clip.has_{part}_encoder", False)
+    if np.ndim(is_there) or not is_there:
+        return None
+    kinds = (gguf.get(f"clip.{name}projector_type", "") for name in ("", f"{part}."))
     kind = next((kind for kind in kinds if isinstance(kind, str) and kind), None)
     if kind is None:
         raise FileFormatError(f"{gguf.path}: key clip.projector_type not found")
-    if kind not in FAMILIES:
-        raise UnsupportedError(f"{gguf.path}: unknown projector type '{kind}'; known are {', '.join(sorted(FAMILIES))}")
     return kind

@@ -1,8 +1,8 @@
-"""What an encoder makes of a picture: rows that take the place of token embeddings."""
+"""What an encoder makes of a picture or a sound: rows that take the place of token embeddings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,11 @@ class MediaRows:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def widened(self, n_deep: int) -> MediaRows:
+        """Rows that have n_deep further parts, which add nothing."""
+        n = self.values.shape[1]
+        return replace(self, values=np.pad(self.values, ((0, 0), (0, n * n_deep))))
 
     @property
     def n_positions(self) -> int:

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.errors import FileFormatError
-from ikpy.graph.ir import F16, Value, external
+from ikpy.graph.ir import Value
 from ikpy.vision.axial import AxialRotation, check_head_size, places
+from ikpy.vision.convolution import convolution, convolved, halved
 from ikpy.vision.encoder import VisionTransformer
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import resampled
@@ -18,7 +19,6 @@ from ikpy.vision.params import MAX_IMAGE_SIZE, size
 from ikpy.vision.projector import Projector, Source
 from ikpy.vision.resize import Size, check_size, stretched
 from ikpy.vision.stretched_positions import StretchedEmbedding
-from ikpy.vision.weights import Linear, ProjectorWeights, value_of
 
 F32 = np.float32
 WINDOW = 504
@@ -141,38 +141,3 @@ def filled(image: Pixels, size: Size) -> Pixels:
     out = np.zeros((*size, 3), np.uint8)
     out[: image.shape[0], : image.shape[1]] = image
     return out
-
-
-# convolutions
-
-
-def convolution(weights: ProjectorWeights, name: str, n_in: int) -> Linear:
-    """Filters [3, 3, n_in, n_out] as a matrix [9 n_in, n_out] over neighbours side by side, and a bias."""
-    n_out = weights.shape(f"{name}.weight")[-1]
-    filters = weights.array(f"{name}.weight", (3, 3, n_in, n_out))
-    matrix = np.ascontiguousarray(filters.transpose(0, 2, 3, 1)).reshape(n_out, 9 * n_in)
-    weight = value_of(matrix, name)
-    if weights.gguf.tensors[f"{name}.weight"].type_id == F16:
-        half = matrix.astype(np.float16)
-        weight = external(half.ctypes.data, half, F16, half.shape[::-1], name, "weight")
-    return Linear(weight, weights.vector(f"{name}.bias", n_out))
-
-
-def convolved(b: PictureGraph, layer: Linear, x: Value, size: Size) -> Value:
-    """Every second row and column of filters over x [D, rows * columns], which has zeros around it."""
-    neighbours = b.graph.get_rows(x, b.indices(neighbour_places(*size)))
-    n = halved(size[0]) * halved(size[1])
-    return b.linear(layer, neighbours.reshape(9 * x.shape[0], n))
-
-
-def neighbour_places(rows: int, columns: int) -> NDArray[np.int32]:
-    """Places of the 3 x 3 around every second row and column, row by row, -1 where there is none: i32 [9 n]."""
-    y, x, dy, dx = np.ix_(range(0, rows, 2), range(0, columns, 2), (-1, 0, 1), (-1, 0, 1))
-    row, column = y + dy, x + dx
-    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
-    return np.where(inside, row * columns + column, -1).astype(np.int32).reshape(-1)
-
-
-def halved(n: int) -> int:
-    """Every second one of n, the first among them."""
-    return (n + 1) // 2

@@ -114,11 +114,14 @@ def test_a_picture_waits_for_the_first_message(cli, llm: LLM, files: Path) -> No
         ("--image none.png", "--image none.png: No such file"),
         ("--image broken.png", "broken.png cannot be decoded"),
         ("--image text.gguf", "text.gguf is no picture of a known format"),
-        ("--image 1.png -p <__media__><__media__>", "number of markers <__media__> (2) and of pictures (1) differ"),
+        (
+            "--image 1.png -p <__media__><__media__>",
+            "number of markers <__media__> (2) and of pictures or sounds (1) differ",
+        ),
         ("--image 1.png --prompt-cache x", "--prompt-cache holds no pictures"),
         ("--image 1.png -ub 8", f"the {N_ROWS} tokens of a picture do not fit a micro-batch of 8: raise -ub"),
         (f"--image 1.png -c 256 -p {'x' * 300}", "message is too long"),
-        ("--audio x.wav", "audio and video are not supported"),
+        ("--video x.mp4", "video is not supported"),
     ],
 )
 def test_errors_of_one_line(cli, line: str, message: str) -> None:
@@ -128,7 +131,7 @@ def test_errors_of_one_line(cli, line: str, message: str) -> None:
 
 def test_without_a_projector(cli) -> None:
     status, _, errors = cli("--image", "1.png", "-p", "x", mmproj=False)
-    assert status == 1 and "--image needs a projector: give its file with --mmproj" in errors
+    assert status == 1 and "--image and --audio need a projector: give its file with --mmproj" in errors
     _, _, errors = cli("-cnv", stdin="/image 1.png\n", mmproj=False)
     assert "error: /image needs a projector: start with --mmproj" in errors
 

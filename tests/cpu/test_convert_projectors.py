@@ -21,6 +21,7 @@ from tests.cpu import native_tower_checkpoints as native
 from tests.cpu import square_tower_checkpoints as square
 from tests.cpu.checkpoints import Tensors, amend, bf16, change_tensors, copy
 from tests.cpu.test_convert import types
+from tests.cpu.test_convert_sound import MODEL_TYPES
 from tests.cpu.tower_checkpoints import TOWERS, write
 from tests.cpu.tower_parts import BREAK, GOLDEN_ROWS, LAYERS, TEXT, N, TowerCheckpoint, V
 
@@ -349,5 +350,6 @@ def plan_or_line(folder: Path) -> None:
 
 def test_all_model_types_have_a_tiny_checkpoint() -> None:
     """Or share the class of one that has."""
-    covered = {PROJECTORS[tower.config["model_type"]] for tower in TOWERS}
+    model_types = {tower.config["model_type"] for tower in TOWERS} | {*MODEL_TYPES.values()}
+    covered = {PROJECTORS[model_type] for model_type in model_types}
     assert {*PROJECTORS.values()} == covered

@@ -12,10 +12,13 @@ import ikpy
 from ikpy.cli.parser import parse
 from ikpy.convert.families import FAMILIES
 from ikpy.models import ARCHITECTURES
+from ikpy.sound.projector import FAMILIES as SOUND_PROJECTORS
 from ikpy.vision.projector import FAMILIES as PROJECTORS
 from tests.cpu.seeded_kinds import KINDS
+from tests.cpu.sound_kinds import GOLDENS
 from tests.picture_models import png, write_projector, write_text
 from tests.shared import DATA, ROOT
+from tests.sound_models import tone, wav, write_hearing_model
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NEEDS_SERVER = ("server.md",)
@@ -41,6 +44,11 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         write_projector(tmp_path / "mmproj.gguf")
         for name in ("a.png", "b.png", "photo.jpg"):
             (tmp_path / name).write_bytes(png(1))
+    if page.name == "audio.md":
+        write_hearing_model(tmp_path)
+        model = tmp_path / "text.gguf"
+        (tmp_path / "speech.wav").write_bytes(wav(tone(0.5)))
+        (tmp_path / "speech.flac").write_bytes((GOLDENS / "tone.flac").read_bytes())
     for name in ("model.gguf", "draft.gguf"):
         (tmp_path / name).symlink_to(model)
     namespace = {"text": ikpy.demo_text_path().read_text()}
@@ -50,10 +58,11 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         exec(compile(code, page.name, "exec"), namespace)
 
 
-def test_all_projectors_are_listed() -> None:
-    rows = (ROOT / "docs" / "vision.md").read_text().partition("## Projectors")[2].partition("## The server")[0]
+@pytest.mark.parametrize(("page", "known"), [("vision.md", PROJECTORS), ("audio.md", SOUND_PROJECTORS)])
+def test_all_projectors_are_listed(page: str, known: dict[str, str]) -> None:
+    rows = (ROOT / "docs" / page).read_text().partition("## Projectors")[2].partition("\n## ")[0]
     types = re.findall(r"^\| `([\w.]+)` \|", rows, re.MULTILINE)
-    assert sorted(types) == sorted(["clip.projector_type", *PROJECTORS])
+    assert sorted(types) == sorted(["clip.projector_type", *known])
 
 
 def test_configuration_files_are_read(tmp_path: Path) -> None:

@@ -114,9 +114,9 @@ def test_states_are_taken_and_put_back(name: str, tmp_path: Path) -> None:
     put_state(context, 1, take_state(context, 0, ids[:n]))
     found = context.decode(Batch.single(ids[n:], n, 1, "all", store.turn(ids[:n])))
     hold("put back", found, media.evaluate(model, text)[n:], BOUND)
-    with pytest.raises(UsageError, match="a text with pictures cannot be saved to a file"):
+    with pytest.raises(UsageError, match="a text with pictures or sounds cannot be saved to a file"):
         save_session(tmp_path / "session", context, ids)
-    with pytest.raises(UsageError, match="a text with pictures cannot be saved to a file"):
+    with pytest.raises(UsageError, match="a text with pictures or sounds cannot be saved to a file"):
         save_sequence(tmp_path / "state", context, 0, ids)
     assert not list(tmp_path.glob("s*"))
     context.kv.clear()
@@ -170,7 +170,7 @@ def test_generation_goes_on_behind_pictures(tmp_path: Path) -> None:
             token = next(drawn)
             assert token == int(media.evaluate(model, text)[-1].argmax())
             text.append(token)
-        assert sequence.obstacle == "a text with pictures is not shifted"
+        assert sequence.obstacle == "a text with pictures or sounds is not shifted"
         # The last token that may be kept is inside of a picture.
         again = ids[:30]
         kept = sequence.rewind(again)
@@ -192,7 +192,7 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
     context = new_context(path, store)
     for tried, tokens, error, message in (
         (context, [store.end], UsageError, f"token {store.end} at index 0 of the batch is outside the vocabulary"),
-        (context, ids, ResourceError, "the rows of a picture are no longer kept"),
+        (context, ids, ResourceError, "the rows of a picture or a sound are no longer kept"),
         (context, wide, UsageError, "rows of a picture have 128 elements and the model reads 64"),
     ):
         with pytest.raises(error, match=message):
@@ -215,7 +215,7 @@ def test_models_that_read_no_pictures(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"ids of pictures begin at {N_VOCAB + 1} and the model has {N_VOCAB} tokens"):
         new_context(path, MediaStore(N_VOCAB + 1, 1 << 20))
     path = MODELS["bert"]().write(tmp_path / "encoder.gguf")
-    with pytest.raises(UsageError, match="bert models read tokens only, no pictures"):
+    with pytest.raises(UsageError, match="bert models read tokens only, no pictures and sounds"):
         new_context(path, MediaStore(N_VOCAB, 1 << 20))
     model = media.qwen2vl()
     del model.keys["rope.dimension_sections"]

@@ -38,7 +38,7 @@ def test_a_picture_has_its_ids_for_ever() -> None:
     assert store.add(b"a", make("a", 4)) == first and made == ["a", "b"]
     assert store.add(b"c", make("c", 6)) == [109, 110, 111, 112, 113, 114]
     assert store.n_bytes == 10 * WIDTH * 4, "the picture used longest ago went"
-    with pytest.raises(ResourceError, match="rows of a picture are no longer kept"):
+    with pytest.raises(ResourceError, match="rows of a picture or a sound are no longer kept"):
         store.rows(104)
     assert store.add(b"a", make("a", 4)) == first and made == ["a", "b", "c"]
     assert store.add(b"b", make("b", 5)) == [104, 105, 106, 107, 108] and made[3:] == ["b"]
@@ -66,7 +66,7 @@ def test_ids_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media, "MAX_ID", 109)
     store = MediaStore(N_VOCAB, 1 << 20)
     first = store.add(b"a", rows(7))
-    with pytest.raises(ResourceError, match="all 9 ids of pictures' rows are taken: start anew"):
+    with pytest.raises(ResourceError, match="all 9 ids of rows of pictures and sounds are taken: start anew"):
         store.add(b"b", rows(4))
     assert store.add(b"c", rows(3)) == [107, 108, 109]
     assert store.add(b"a", rows(7)) == first

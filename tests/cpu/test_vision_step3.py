@@ -11,10 +11,11 @@ import pytest
 
 from ikpy.errors import FileFormatError, IkpyError, ResourceError
 from ikpy.vision import step3vl
+from ikpy.vision.convolution import F16, neighbour_places
 from ikpy.vision.grids import resampled
 from ikpy.vision.projector import Projector, open_projector
 from ikpy.vision.rows import MediaRows
-from ikpy.vision.step3vl import neighbour_places, whole_windows, window_size, windows
+from ikpy.vision.step3vl import whole_windows, window_size, windows
 from ikpy.vision.stretched_positions import antialiased
 from tests.cpu import reference_towers as reference
 from tests.cpu.test_vision_towers import PEER_BOUND, assert_rows
@@ -98,7 +99,7 @@ def test_halves_are_kept(tmp_path: Path) -> None:
     found = open_projector(
         str(tower.write(tmp_path / "half.gguf", weights)), n_embd=tower.text, n_threads=1, log=lambda _: None
     )
-    assert found.first.weight.type_id == step3vl.F16  # type: ignore[attr-defined]
+    assert found.first.weight.type_id == F16  # type: ignore[attr-defined]
     assert_rows("f16", found.rows(picture).values, reference.rows(tower, weights, picture), 2e-5)
 
 

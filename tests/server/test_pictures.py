@@ -134,12 +134,12 @@ def direct_logprobs(server: Server, prompt: str, pictures: list[bytes], n: int) 
     """Log-probabilities of the first n tokens of the greedy answer to a prompt with markers, without the server: the
     pictures are encoded and one batch put together here."""
     session = load(parse(["-m", server.front.settings.model_path, "--log-disable"], "server"))
-    assert server.front.pictures is not None
-    projector = server.front.pictures._projector
+    assert server.front.media is not None
+    projector = server.front.media._projector
     store = MediaStore(session.model.hparams.n_vocab, 1 << 24)
     tokens = [2]
     for i, words in enumerate(prompt.split(MARKER)):
-        pieces = [] if i == 0 else projector.encode(Picture.of_file(pictures[i - 1]).pixels())
+        pieces = [] if i == 0 else projector.encode(Picture.of_file(pictures[i - 1]).content())
         for j, piece in enumerate([*pieces, words]):
             if isinstance(piece, str):
                 tokens += session.vocab.tokenize(piece, add_special=False, parse_special=True)
@@ -246,7 +246,7 @@ def test_parallel_slots(files: Path, client: TestClient) -> None:
 def test_answers_go_on_between_pictures(files: Path) -> None:
     """Of several pictures that wait to be encoded one goes before each token of a running answer."""
     server = start(files, "-np", "4", "-c", "16384")
-    reader = server.front.pictures
+    reader = server.front.media
     assert reader is not None
     projector, counts = reader._projector, list[int]()
 
@@ -614,7 +614,7 @@ def test_models_of_a_folder_with_their_projectors(tmp_path: Path) -> None:
         assert answer.status_code == 200, answer.text
         for name in ("other/text", "plain"):
             assert refused(client.post("/v1/chat/completions", json=body | {"model": name})) == HINT
-    assert "warning: no pictures: " in (tmp_path / "log").read_text()
+    assert "warning: no pictures and sounds: " in (tmp_path / "log").read_text()
 
 
 def test_a_projector_in_the_folder_of_the_model(files: Path) -> None:
@@ -640,12 +640,12 @@ def test_pictures_of_a_request_are_bounded(client: TestClient, monkeypatch: pyte
     three, four = ([picture(i) for i in range(n)] for n in (3, 4))
     want = said(chat(client, *three))
     assert "megapixels" in refused(client.post("/v1/chat/completions", json=asked(*four)))
-    monkeypatch.setattr(media, "KEPT_PIXELS", IMAGE * IMAGE)  # others are decoded twice
+    monkeypatch.setattr(media, "KEPT_BYTES", 3 * IMAGE * IMAGE)  # others are decoded twice
     assert said(chat(client, *three)) == want
     monkeypatch.setattr(media, "MOST_BYTES", 100)
     assert "MiB together" in refused(client.post("/v1/chat/completions", json=asked(*three)))
-    monkeypatch.setattr(media, "MOST_PICTURES", 2)
-    assert refused(client.post("/v1/chat/completions", json=asked(*three))) == "too many images, the maximum is 2"
+    monkeypatch.setattr(media, "MOST_MEDIA", 2)
+    assert refused(client.post("/v1/chat/completions", json=asked(*three))) == "too many media files, the maximum is 2"
 
 
 def test_a_client_that_goes_away(server: Server, client: TestClient) -> None:

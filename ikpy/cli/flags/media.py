@@ -1,10 +1,10 @@
-"""Options of pictures."""
+"""Options of pictures and sounds."""
 
 from ikpy.cli import values
 from ikpy.cli.options import FLAG, NO_GPU, OFF, PATH, TEXT, Kind, ignored, option, refused
 
 SC = "SC"
-NO_AUDIO = "audio and video are not supported, only pictures"
+NO_VIDEO = "video is not supported, only pictures and sounds"
 ROWS = Kind("N", values.bounded(1))
 
 MULTIMODAL_ROWS = (
@@ -12,7 +12,7 @@ MULTIMODAL_ROWS = (
         "-mm --mmproj",
         PATH,
         "media.projector",
-        "projector file, with which prompts may have pictures",
+        "projector file, with which prompts may have pictures or sounds",
         SC,
         env="LLAMA_ARG_MMPROJ",
     ),
@@ -30,29 +30,29 @@ MULTIMODAL_ROWS = (
         "--mmproj-offload",
         FLAG,
         "media.offload",
-        "encode pictures on the first GPU, or that of -mg; default: where GPUs are used",
+        "encode pictures and sounds on the first GPU, or that of -mg; default: where GPUs are used",
         SC,
         reason=NO_GPU,
         env="LLAMA_ARG_MMPROJ_OFFLOAD",
     ),
-    option("--no-mmproj-offload", OFF, "media.offload", "encode pictures on the CPU", SC),
+    option("--no-mmproj-offload", OFF, "media.offload", "encode pictures and sounds on the CPU", SC),
     option(
         "-mmdev --mmproj-device",
         Kind("CUDA0|none"),
         "media.device",
-        "GPU that encodes pictures, none for the CPU",
+        "GPU that encodes pictures and sounds, none for the CPU",
         SC,
         reason=NO_GPU,
         quiet="none",
     ),
     option(
-        "--image",
+        "--image --audio",
         Kind("FILE", values.to_list, many=True),
-        "media.images",
-        "picture of the first message, or several with commas between. Repeatable",
+        "media.files",
+        "picture or sound of the first message, or several with commas between. Repeatable",
         "C",
     ),
-    refused("--audio --video", NO_AUDIO, "sound or film", SC, PATH),
+    refused("--video", NO_VIDEO, "film", SC, PATH),
     option(
         "--image-min-tokens",
         ROWS,
@@ -73,10 +73,10 @@ MULTIMODAL_ROWS = (
         "-tm --threads-mtmd",
         Kind("N", values.to_threads),
         "media.n_threads",
-        "threads that encode pictures; default: as -tb",
+        "threads that encode pictures and sounds; default: as -tb",
         SC,
     ),
-    ignored("--mtmd-batch-max-tokens", "pictures are encoded one by one", "tokens encoded at once", SC, TEXT),
-    ignored("--video-fps --video-timestamp-interval --video-ffmpeg-dir", NO_AUDIO, "frames of a film", SC, TEXT),
+    ignored("--mtmd-batch-max-tokens", "all are encoded one by one", "tokens encoded at once", SC, TEXT),
+    ignored("--video-fps --video-timestamp-interval --video-ffmpeg-dir", NO_VIDEO, "frames of a film", SC, TEXT),
     ignored("--mtmd-kq-type", "attention scores of encoders are F32", "type of attention scores", SC, TEXT),
 )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from importlib import import_module
 
 from ikpy.convert.checkpoint import Checkpoint
-from ikpy.convert.projectors.base import Projector
+from ikpy.convert.projectors.base import FileProjector
 from ikpy.errors import FileFormatError, UnsupportedError
 
 _FOLDER = "ikpy.convert.projectors"
 PROJECTORS = {
+    "audioflamingo3": "sound:AudioFlamingo3",
     "dots3_note": "dots3note:Dots3Note",
     "exaone4_5": "qwen_vl:Exaone45",
     "gemma3": "siglip:Gemma3",
@@ -29,6 +30,7 @@ PROJECTORS = {
     "llava": "siglip:Llava",
     "minimax_m3_vl": "minimax_m3:MiniMaxM3",
     "mistral3": "pixtral:Pixtral",
+    "qwen2_audio": "sound:Qwen2Audio",
     "qwen2_5_vl": "qwen_vl:Qwen25VL",
     "qwen2_vl": "qwen_vl:Qwen2VL",
     "qwen3_5": "qwen_vl:Qwen3VL",
@@ -36,6 +38,8 @@ PROJECTORS = {
     "qwen3_vl": "qwen_vl:Qwen3VL",
     "qwen3_vl_moe": "qwen_vl:Qwen3VL",
     "smolvlm": "siglip:Idefics3",
+    "ultravox": "sound:Ultravox",
+    "voxtral": "sound:Voxtral",
 }
 # Encoders that other models of the type have: model_type of vision_config.
 _BY_ENCODER = {("llava", "pixtral"): "pixtral:Pixtral"}
@@ -44,11 +48,11 @@ _BY_ENCODER = {("llava", "pixtral"): "pixtral:Pixtral"}
 def has_projector(checkpoint: Checkpoint) -> bool:
     """Whether a model of this type may have a projector that is known."""
     model_type = checkpoint.config.get("model_type")
-    has_encoder = isinstance(checkpoint.config.get("vision_config"), dict)
+    has_encoder = any(isinstance(checkpoint.config.get(f"{part}_config"), dict) for part in ("vision", "audio"))
     return has_encoder and isinstance(model_type, str) and model_type in PROJECTORS
 
 
-def projector(checkpoint: Checkpoint) -> Projector:
+def projector(checkpoint: Checkpoint) -> FileProjector:
     """The projector of a checkpoint; UnsupportedError names the known model types."""
     model_type = checkpoint.config.get("model_type", "")
     encoder = checkpoint.config.get("vision_config")
@@ -62,7 +66,7 @@ def projector(checkpoint: Checkpoint) -> Projector:
         known = ", ".join(sorted(PROJECTORS))
         raise UnsupportedError(f"{path}: no known projector of a model of type '{model_type}' (known types: {known})")
     module, class_name = target.split(":")
-    kind: type[Projector] = getattr(import_module(f"{_FOLDER}.{module}"), class_name)
+    kind: type[FileProjector] = getattr(import_module(f"{_FOLDER}.{module}"), class_name)
     made = kind(checkpoint)
     made.check()
     return made

@@ -35,16 +35,57 @@ def pixel_keys(least: int, most: int) -> Keys:
     return {"vision.image_min_pixels": least, "vision.image_max_pixels": most}
 
 
-class Projector:
-    """Projectors of one kind. config: values of the whole model, those of its text part first; vision: of the encoder.
-    parts: what the names of its tensors begin with, "model." in front not counted. unused: those that are left out.
-    renames: beginnings of names in some checkpoints, as the others have them.
+class FileProjector:
+    """Projectors of one kind. parts: what the names of its tensors begin with, "model." in front not counted. unused:
+    those that are left out. renames: beginnings of names in some checkpoints, as the others have them.
     """
 
     kind: ClassVar[str]
-    parts: ClassVar[tuple[str, ...]] = ("vision_tower.", "multi_modal_projector.")
+    parts: ClassVar[tuple[str, ...]]
     unused: ClassVar[tuple[str, ...]] = ()
     renames: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Refuse configurations that a file of this kind cannot express."""
+        raise NotImplementedError
+
+    def keys(self) -> Keys:
+        """Metadata under "clip.": int is u32, float f32, lists are arrays of the same."""
+        raise NotImplementedError
+
+    def tensors(self) -> Iterator[Wanted]:
+        """All tensors, in file order."""
+        raise NotImplementedError
+
+    def left_out(self) -> tuple[str, ...]:
+        """What the names of tensors begin with that are of no use here."""
+        return self.unused
+
+    def check_value(self, config: Config, name: str, *known: object) -> None:
+        """Refuse a value, if it is there, other than these."""
+        value = config.get(name, default=None)
+        config.require(f"{name} {value}", value is None or value in known)
+
+    def two_layers(
+        self, targets: tuple[str, str], sources: tuple[str, str], sizes: tuple[int, int, int], *, bias: bool = True
+    ) -> Iterator[Wanted]:
+        """Two matrices, from sizes[0] by sizes[1] to sizes[2] elements."""
+        for i, (target, source) in enumerate(zip(targets, sources, strict=True)):
+            yield from linear(target, source, sizes[i + 1], sizes[i], bias=bias)
+
+    def notes(self) -> list[str]:
+        """What the user should know about the result."""
+        return []
+
+
+class Projector(FileProjector):
+    """Projectors of pictures. config: values of the whole model, those of its text part first; vision: of the
+    encoder."""
+
+    parts: ClassVar[tuple[str, ...]] = ("vision_tower.", "multi_modal_projector.")
     layer: ClassVar[str] = "vision_tower.encoder.layers"
     modules: ClassVar[Mapping[str, str]] = SIGLIP
     norm_bias: ClassVar[bool] = True  # of the norms of layers
@@ -130,11 +171,6 @@ class Projector:
         vision.require(f"pictures of {colours} colours", colours == 3)
         self.check_value(vision, "head_dim", self.head_dim)
 
-    def check_value(self, config: Config, name: str, *known: object) -> None:
-        """Refuse a value, if it is there, other than these."""
-        value = config.get(name, default=None)
-        config.require(f"{name} {value}", value is None or value in known)
-
     def check_rope(self, base: float) -> None:
         """Refuse another base of the rotation in the encoder."""
         rope = self.vision.rope()
@@ -168,14 +204,6 @@ class Projector:
         }
         flag = _ACTIVATIONS[self.activation]
         return keys | ({flag: True} if flag else {})
-
-    def tensors(self) -> Iterator[Wanted]:
-        """All tensors, in file order."""
-        raise NotImplementedError
-
-    def left_out(self) -> tuple[str, ...]:
-        """What the names of tensors begin with that are of no use here."""
-        return self.unused
 
     def layers(self) -> Iterator[Wanted]:
         """The layers of the encoder."""
@@ -223,14 +251,3 @@ class Projector:
     def has_bias(self, target: str) -> bool:
         """Whether a matrix of a layer has one."""
         return True
-
-    def two_layers(
-        self, targets: tuple[str, str], sources: tuple[str, str], sizes: tuple[int, int, int], *, bias: bool = True
-    ) -> Iterator[Wanted]:
-        """Two matrices, from sizes[0] by sizes[1] to sizes[2] elements."""
-        for i, (target, source) in enumerate(zip(targets, sources, strict=True)):
-            yield from linear(target, source, sizes[i + 1], sizes[i], bias=bias)
-
-    def notes(self) -> list[str]:
-        """What the user should know about the result."""
-        return []

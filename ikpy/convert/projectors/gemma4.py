@@ -5,26 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-import numpy as np
-
+from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.families.base import Keys, flat
 from ikpy.convert.projectors.base import Projector
+from ikpy.convert.projectors.gemma4_audio import BOUNDS, Gemma4Audio, bounded
 from ikpy.convert.projectors.tensors import Wanted, flat_patches, linear, table
-
-_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
-_LARGEST = float(np.finfo(np.float32).max)
-
-
-def bounded(values: np.ndarray) -> np.ndarray:
-    """No infinite bounds, which are those that bound nothing."""
-    return np.clip(values, -_LARGEST, _LARGEST)
 
 
 class Gemma4(Projector):
     """Inputs and outputs of matrices have bounds where the configuration says so."""
 
     kind = "gemma4v"
-    parts = ("vision_tower.", "embed_vision.")
+    parts = ("vision_tower.", "embed_vision.", *Gemma4Audio.parts)
     modules: ClassVar[Mapping[str, str]] = {
         "ln1": "input_layernorm",
         **{f"attn_{name}": f"self_attn.{name}_proj.linear" for name in "qkv"},
@@ -46,6 +38,11 @@ class Gemma4(Projector):
         "patch_size": 16,
     }
 
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        values = checkpoint.config.get("audio_config")
+        self.sound = Gemma4Audio(checkpoint, values, self.n_text) if isinstance(values, dict) else None
+
     @property
     def factor(self) -> int:
         """Patches of the side of a square that becomes one token."""
@@ -57,9 +54,17 @@ class Gemma4(Projector):
         self.vision.require("attention_bias true", not self.vision.get("attention_bias", default=False))
         self.check_value(self.vision, "num_key_value_heads", self.n_head)
         self.check_rope(100)
+        if self.sound:
+            self.sound.check()
 
     def keys(self) -> Keys:
-        return super().keys() | {"vision.projector.scale_factor": self.factor}
+        keys = super().keys() | {"vision.projector.scale_factor": self.factor}
+        if self.sound is None:
+            return keys
+        return keys | {"vision.projector_type": keys.pop("projector_type")} | self.sound.keys()
+
+    def left_out(self) -> tuple[str, ...]:
+        return self.unused if self.sound else (*self.unused, *Gemma4Audio.parts)
 
     def has_bias(self, target: str) -> bool:
         return False
@@ -67,7 +72,7 @@ class Gemma4(Projector):
     def module(self, full: str, target: str, source: str) -> Iterator[Wanted]:
         yield from super().module(full, target, source)
         if source.endswith(".linear") and self.vision.get("use_clipped_linears", default=False):
-            for name in _BOUNDS:
+            for name in BOUNDS:
                 yield Wanted(f"{full}.{name}", f"{source.removesuffix('linear')}{name}", (), flat, bounded)
 
     def tensors(self) -> Iterator[Wanted]:
@@ -80,3 +85,5 @@ class Gemma4(Projector):
             yield Wanted("v.std_bias", "vision_tower.std_bias", (self.n,))
             yield Wanted("v.std_scale", "vision_tower.std_scale", (self.n,))
         yield from linear("mm.input_projection", "embed_vision.embedding_projection", self.n_text, self.n, bias=False)
+        if self.sound:
+            yield from self.sound.tensors()

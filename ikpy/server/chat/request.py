@@ -18,7 +18,7 @@ from ikpy.server.chat.rendering import render, thinking_limit
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.errors import bad_request
 from ikpy.server.http import aside, to_json
-from ikpy.server.media import NO_MEDIA, ChatMedia
+from ikpy.server.media import FIELDS, NO_MEDIA, ChatMedia
 from ikpy.server.params import GenerationParams, schema_grammar
 from ikpy.server.prompts import Prompt
 from ikpy.server.read_params import flag, integer
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Body = Mapping[str, Any]
 DEFAULT_TOP_LOGPROBS = 20
-OTHER_MEDIA = {"input_audio": "audio", "input_video": "video", "video_url": "video"}
+OTHER_MEDIA = {"input_video": "video", "video_url": "video"}
 """Types of content parts that no model here understands."""
 LONGEST_NAME = 1000
 """Characters of the name of a model."""
@@ -54,13 +54,13 @@ class ChatRequest:
 
 
 async def chat_request(request: Request, body: Body, front: Front) -> ChatRequest:
-    """Everything of a chat request, with the tokens of its pictures. Raises ApiError."""
+    """Everything of a chat request, with the tokens of its media. Raises ApiError."""
     chat = await aside(request, read_chat, body, front)
     return replace(chat, prompt=await front.seen(chat.prompt, request))
 
 
 def read_chat(body: Body, front: Front) -> ChatRequest:
-    """Everything of a chat request; `Front.seen` completes a prompt with pictures. Raises ApiError 400."""
+    """Everything of a chat request; `Front.seen` completes a prompt with media. Raises ApiError 400."""
     media = front.chat_media()
     messages = read_messages(body, media)
     tools = read_tools(body)
@@ -98,7 +98,7 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
 
 
 def chat_prompt(front: Front, text: str, media: ChatMedia) -> Prompt:
-    """A rendered conversation as a prompt, without tokens if it has pictures. Raises ApiError 400."""
+    """A rendered conversation as a prompt, without tokens if it has media. Raises ApiError 400."""
     if media.marks.items:
         return Prompt([], media.public(text), parts=tuple(media.marks.parts(text)))
     tokens = front.vocab.tokenize(text, add_special=True, parse_special=True)
@@ -181,7 +181,7 @@ def model_of(body: Body, front: Front) -> str:
 
 
 def read_messages(body: Body, media: ChatMedia) -> list[dict[str, Any]]:
-    """Checked messages, with marks in place of pictures."""
+    """Checked messages, with marks in place of media."""
     if "messages" not in body:
         raise bad_request("'messages' is required")
     messages = body["messages"]
@@ -231,16 +231,16 @@ def check_calls(calls: Any) -> None:
 
 
 def check_part(part: Any) -> None:
-    """Raises ApiError 400 for a content part that is neither text nor a picture."""
+    """Raises ApiError 400 for a content part that is neither text nor a picture nor a sound."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in OTHER_MEDIA:
         raise bad_request(NO_MEDIA.format(OTHER_MEDIA[kind]))
-    if kind != "image_url" and (kind != "text" or not isinstance(part.get("text"), str)):
+    if kind not in FIELDS and (kind != "text" or not isinstance(part.get("text"), str)):
         raise bad_request("unsupported content[].type")
 
 
 def with_marks(message: dict[str, Any], media: ChatMedia) -> dict[str, Any]:
-    """A message whose content is one text if it has pictures. Raises ApiError 400 for those that cannot be used."""
+    """A message whose content is one text if it has media. Raises ApiError 400 for those that cannot be used."""
     content = message.get("content")
     marked = media.content(content) if isinstance(content, list) else None
     return message if marked is None else message | {"content": marked}

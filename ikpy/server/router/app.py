@@ -20,6 +20,7 @@ import ikpy
 from ikpy.server.app import Gate, error_handlers, page_files
 from ikpy.server.entrance import LOADING
 from ikpy.server.errors import ApiError, error_body
+from ikpy.server.form import is_form, read_form
 from ikpy.server.http import data_event, disconnected, error_response, json_response, parsed, read_bytes, to_json
 from ikpy.server.model_entries import model_list, shown_entry
 from ikpy.server.router.catalog import no_model
@@ -137,7 +138,8 @@ async def forward(request: Request) -> Response:
     body = await read_bytes(request, request.app.state.settings)
     name = request.query_params.get("model")
     if body and name is None:
-        value = await parsed(body)
+        kind = request.headers.get("content-type", "")
+        value = await form_model(kind, body) if is_form(kind) else await parsed(body)
         name = value.get("model") if isinstance(value, dict) and isinstance(value.get("model"), str) else None
         if unloads(path_of(request), value):
             return json_response(await unloaded(pool_of(request), name or None, path_of(request)))
@@ -151,6 +153,12 @@ async def forward(request: Request) -> Response:
     if not (pool.limits.autoload if autoload is None else autoload.lower() in ("true", "1", "on")):
         pool.check_loaded(name)
     return Forwarded(pool, name, request, body, counts=counts)
+
+
+async def form_model(content_type: str, body: bytes) -> dict[str, str]:
+    """Field ``model`` of a form."""
+    fields = await asyncio.to_thread(read_form, content_type, body)
+    return {"model": fields.get("model", b"").decode("utf-8", "replace")}
 
 
 def asleep(worker: Worker, path: str) -> Response:

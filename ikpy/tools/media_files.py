@@ -1,0 +1,19 @@
+"""Pictures and sounds from files of either kind."""
+
+from __future__ import annotations
+
+from ikpy.sound.samples import is_sound
+from ikpy.tools.media import Media
+from ikpy.tools.pictures import Picture, read_media_file
+from ikpy.tools.sounds import Sound
+
+
+def media_of_file(data: bytes, name: str = "") -> Media:
+    """The sound of a file's content if it begins as one, else the picture. Raises an IkpyError that calls it by the
+    name."""
+    return Sound.of_file(data, name or "audio") if is_sound(data) else Picture.of_file(data, name or "image")
+
+
+def read_media(path: str) -> Media:
+    """The picture or the sound in a file. Raises an IkpyError that names it."""
+    return media_of_file(read_media_file(path), path)

@@ -1,0 +1,287 @@
+"""Requests with sound: every API that has a place for it, transcription, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from ikpy import LLM
+from ikpy.server import media
+from ikpy.server.build import Server
+from ikpy.tools.picture_marks import MARKER
+from ikpy.tools.picture_tokens import NO_MEDIA
+from ikpy.tools.sounds import Sound
+from tests.picture_models import data_uri, png, write_projector, write_text
+from tests.server.harness import read_events
+from tests.server.test_pictures import asked, logprobs, refused, said, start, text
+from tests.server.test_router import router
+from tests.sound_models import tone, wav, write_hearing_model, write_sound_projector
+
+Json = dict[str, Any]
+LENGTH = {"max_tokens": 6, "temperature": 0}
+HEARD = wav(tone(1.5, 1))
+ROWS = 48
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sounds")
+    write_hearing_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(files: Path) -> Iterator[Server]:
+    started = start(files)
+    yield started
+    started.engine.stop(10)
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> TestClient:
+    return TestClient(server.app, raise_server_exceptions=False)
+
+
+def base64_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def sound(data: bytes = HEARD, **more: Any) -> Json:
+    return {"type": "input_audio", "input_audio": {"data": base64_of(data), "format": "wav"} | more}
+
+
+def chat(client: TestClient, *parts: Json, **more: Any) -> Json:
+    response = client.post("/v1/chat/completions", json=asked(*parts, **more))
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_answers_are_those_of_rows_put_together_by_hand(client: TestClient, files: Path) -> None:
+    """Log-probabilities beside those of the Python API, which opens the projector and counts the tokens itself."""
+    llm = LLM(files / "text.gguf", mmproj=files / "mmproj.gguf", n_ctx=512, n_threads=1, type_k="f32", type_v="f32")
+    found = chat(client, text("whatis"), sound(), logprobs=True)
+    prompt = "<start_of_turn>user\nwhatis"
+    tokens = llm._tokens_of([prompt, Sound.of_file(HEARD), "<end_of_turn>\n<start_of_turn>model\n"])
+    assert found["usage"]["prompt_tokens"] == len(tokens)
+    assert sum(token >= llm.model.hparams.n_vocab for token in tokens) == ROWS
+    llm._sequence.rewind(tokens)
+    logits = np.asarray(llm._sequence.feed(tokens), np.float64)
+    first = logits.max() - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+    assert abs(logprobs(found)[0] - first) < 1e-4
+    assert said(found) == llm.chat(
+        [{"role": "user", "content": [{"type": "text", "text": "whatis"}, {"type": "audio", "audio": HEARD}]}],
+        max_tokens=6,
+        temperature=0,
+    )
+
+
+def test_sounds_are_told_apart_and_remembered(client: TestClient) -> None:
+    first = chat(client, text("whatis"), sound(), logprobs=True)
+    other = chat(client, text("whatis"), sound(wav(tone(1.5, 2))), logprobs=True)
+    assert np.abs(logprobs(first) - logprobs(other)).max() > 1e-3
+    again = chat(client, text("whatis"), sound(), logprobs=True)
+    assert np.abs(logprobs(first) - logprobs(again)).max() < 1e-5
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > ROWS
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio", "input_audio": {"data": base64_of(HEARD)}},
+        {"type": "input_audio", "input_audio": {"data": data_uri(HEARD, "audio/wav")}},
+        {"type": "input_audio", "input_audio": {"url": data_uri(HEARD, "audio/mpeg")}},
+        {"type": "input_audio", "input_audio": base64_of(HEARD)},
+    ],
+)
+def test_places_of_a_sound(client: TestClient, part: Json) -> None:
+    assert said(chat(client, text("whatis"), part)) == said(chat(client, text("whatis"), sound()))
+
+
+def test_other_routes(client: TestClient) -> None:
+    want = said(chat(client, text("whatis"), sound()))
+    body = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "whatis"}, sound()]}]}
+    found = client.post("/v1/responses", json=body | {"max_output_tokens": 6, "temperature": 0}).json()
+    assert found["output"][0]["content"][0]["text"] == want
+    prompt = {
+        "prompt_string": f"<start_of_turn>user\nwhatis{MARKER}<end_of_turn>\n<start_of_turn>model\n",
+        "multimodal_data": [base64_of(HEARD)],
+    }
+    found = client.post("/completion", json={"prompt": prompt, "n_predict": 6, "temperature": 0}).json()
+    assert found["content"] == want
+    rendered = client.post("/apply-template", json=asked(text("whatis"), sound())).json()["prompt"]
+    assert rendered.count(MARKER) == 1
+
+
+def test_what_the_server_says_of_itself(client: TestClient) -> None:
+    assert client.get("/props").json()["modalities"] == {"vision": False, "audio": True}
+    entry = client.get("/v1/models").json()["data"][0]
+    assert entry["architecture"] == {"input_modalities": ["text", "audio"], "output_modalities": ["text"]}
+    assert "audio" in client.post("/api/show", json={}).json()["capabilities"]
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (sound(b"hello, this is no sound"), "Failed to load image or audio file: image is no picture"),
+        (sound(HEARD[:30]), "Failed to load image or audio file: audio"),
+        (sound(b"fLaC" + bytes(50)), "Failed to load image or audio file: audio cannot be decoded"),
+        (sound(b"ID3" + bytes(50)), "Failed to load image or audio file: audio cannot be decoded"),
+        (sound(b"!"), "Invalid base64 value"),
+        ({"type": "input_audio", "input_audio": {"data": "!!!"}}, "Invalid base64 value"),
+        ({"type": "input_audio", "input_audio": {}}, "'input_audio' must be an object with a string 'data'"),
+        ({"type": "input_audio"}, "'input_audio' must be an object with a string 'data'"),
+        ({"type": "input_audio", "input_audio": {"data": 5}}, "'input_audio' must be an object with a string 'data'"),
+        ({"type": "input_audio", "input_audio": {"data": data_uri(HEARD, "text/plain")}}, "Invalid uri format"),
+        ({"type": "image_url", "image_url": {"url": data_uri(png(1))}}, NO_MEDIA.format("image")),
+        (sound(png(1)), NO_MEDIA.format("image")),
+        ({"type": "input_video", "input_video": {}}, NO_MEDIA.format("video")),
+    ],
+)
+def test_sounds_that_cannot_be_used(client: TestClient, part: Json, message: str) -> None:
+    if part == sound(b"!"):
+        part["input_audio"]["data"] = "!"
+    assert refused(client.post("/v1/chat/completions", json=asked(text("x"), part))).startswith(message)
+
+
+def test_sounds_of_a_request_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [sound(wav(tone(1, i))) for i in range(3)]
+    want = said(chat(client, *parts))
+    monkeypatch.setattr(media, "KEPT_BYTES", 70000)  # others are decoded twice
+    assert said(chat(client, *parts)) == want
+    monkeypatch.setattr(media, "MOST_SECONDS", 2)
+    message = refused(client.post("/v1/chat/completions", json=asked(*parts)))
+    assert message == "the sounds are longer than 2 seconds together"
+
+
+def test_projectors_of_the_other_kind(tmp_path: Path, client: TestClient) -> None:
+    """A projector of pictures, and none, with sounds."""
+    write_text(tmp_path / "text.gguf")
+    write_projector(tmp_path / "mmproj.gguf")
+    for mmproj in (True, False):
+        started = start(tmp_path, mmproj=mmproj)
+        try:
+            deaf = TestClient(started.app, raise_server_exceptions=False)
+            body = asked(text("x"), sound())
+            assert refused(deaf.post("/v1/chat/completions", json=body)) == NO_MEDIA.format("audio")
+            assert deaf.get("/props").json()["modalities"]["audio"] is False
+        finally:
+            started.engine.stop(10)
+
+
+# transcription
+
+
+def transcribed(client: TestClient, path: str = "/v1/audio/transcriptions", **fields: str) -> Any:
+    form = {"model": "any", "temperature": "0", "max_tokens": "6"} | fields
+    return client.post(path, data=form, files={"file": ("speech.wav", HEARD, "audio/wav")})
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, "Transcribe audio to text"),
+        ({"language": "de"}, "Transcribe audio to text (language: de)"),
+        ({"prompt": "what is it", "response_format": "json"}, "what is it"),
+    ],
+)
+def test_transcription(client: TestClient, fields: dict[str, str], prompt: str) -> None:
+    answer = chat(client, text(prompt), sound())
+    for path in ("/v1/audio/transcriptions", "/audio/transcriptions"):
+        found = transcribed(client, path, **fields).json()
+        assert found["type"] == "transcript.text.done" and found["text"] == said(answer)
+        usage = found["usage"]
+        assert usage["input_tokens"] == answer["usage"]["prompt_tokens"]
+        assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] and usage["type"] == "tokens"
+
+
+def test_streamed_transcription(client: TestClient) -> None:
+    whole = transcribed(client).json()
+    response = transcribed(client, stream="true")
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, last = [event["data"] for event in read_events(response.text)]
+    assert [event["type"] for event in events[:-1]] == ["transcript.text.delta"] * (len(events) - 1)
+    assert "".join(event["delta"] for event in events[:-1]) == whole["text"] == events[-1]["text"]
+    assert last == "[DONE]" and events[-1]["type"] == "transcript.text.done"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"response_format": "verbose_json"}, "Only 'json' response_format is supported for transcription"),
+        ({"temperature": "warm"}, "field 'temperature' is no number, true or false"),
+    ],
+)
+def test_wrong_fields_of_transcriptions(client: TestClient, fields: dict[str, str], message: str) -> None:
+    assert message in refused(transcribed(client, **fields))
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "message"),
+    [
+        ("application/json", b"{}", "must be a form"),
+        ("multipart/form-data", b"", "must be a form"),
+        ("multipart/form-data; boundary=x", b"", "no whole form"),
+        ("multipart/form-data; boundary=x", b"--x\r\n\r\nfile\r\n", "no whole form"),
+        ("multipart/form-data; boundary=x", b"--x\r\n\r\nfile\r\n--x--", "has no name"),
+        ("multipart/form-data; boundary=x", b"--x\r\nA: b\r\n\r\nfile\r\n--x--", "has no name"),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--x--\r\n',
+            "No input file found for transcription",
+        ),
+        ("multipart/form-data; boundary=x", b"--x\r\n" * 200 + b"--x--", "no whole form"),
+    ],
+)
+def test_wrong_forms(client: TestClient, content_type: str, body: bytes, message: str) -> None:
+    response = client.post("/v1/audio/transcriptions", content=body, headers={"content-type": content_type})
+    assert message in refused(response)
+
+
+def test_transcription_of_a_model_of_a_folder(tmp_path: Path) -> None:
+    """The router reads the model's name in the form."""
+    (tmp_path / "hearing").mkdir()
+    write_hearing_model(tmp_path / "hearing")
+    write_text(tmp_path / "plain.gguf")
+    with router(tmp_path) as (client, _):
+        found = transcribed(client, model="hearing/text")
+        assert found.status_code == 200 and found.json()["type"] == "transcript.text.done", found.text
+        assert refused(transcribed(client, model="plain")) == NO_MEDIA.format("audio")
+
+
+def test_both_kinds_in_one_text(tmp_path: Path) -> None:
+    """A file with encoders of both; the marks of each are where they belong."""
+    from tests.cpu.sound_towers import SoundTower, merged_projector
+
+    write_text(tmp_path / "text.gguf")
+    write_projector(tmp_path / "seeing.gguf")
+    sounds = SoundTower("ultravox", d=32, heads=2, ff=32, layers=1, text=64, stack=31)
+    merged_projector(tmp_path / "mmproj.gguf", tmp_path / "seeing.gguf", sounds)
+    started = start(tmp_path)
+    try:
+        both = TestClient(started.app, raise_server_exceptions=False)
+        assert both.get("/props").json()["modalities"] == {"vision": True, "audio": True}
+        picture = {"type": "image_url", "image_url": {"url": data_uri(png(1))}}
+        answer = chat(both, text("whatis"), picture, text("and"), sound())
+        seen, heard = chat(both, text("whatis"), picture, text("and")), chat(both, text("whatis"), text("and"), sound())
+        counts = [each["usage"]["prompt_tokens"] for each in (answer, seen, heard)]
+        assert counts[0] == counts[1] + ROWS and counts[0] > counts[2]
+        assert json.dumps(said(answer))
+    finally:
+        started.engine.stop(10)
+
+
+def test_write_sound_projector_is_heard(tmp_path: Path) -> None:
+    """A projector for another text model ends in one line."""
+    from ikpy.errors import UsageError
+
+    write_text(tmp_path / "text.gguf")
+    write_sound_projector(tmp_path / "mmproj.gguf", d=96)
+    with pytest.raises(UsageError, match="makes rows of 96 elements, the text model wants 64"):
+        start(tmp_path)

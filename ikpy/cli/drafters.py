@@ -35,7 +35,7 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
     settings = speculative_params(session.params)
     if settings.n_min > settings.n_max:
         session.log([f"warning: no drafts: --draft-min {settings.n_min} is above --draft-max {settings.n_max}"])
-    media = session.pictures.store if session.pictures is not None else None
+    media = session.media.store if session.media is not None else None
     found = make_speculation(
         settings,
         session.vocab,

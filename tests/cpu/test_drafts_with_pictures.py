@@ -214,6 +214,6 @@ def test_states_of_texts_with_pictures(tmp_path: Path) -> None:
     second.put_state(state)
     second.observe(ids, states[-2:])
     assert first.draft([*ids, 5], 3) == second.draft([*ids, 5], 3) != []
-    with pytest.raises(UsageError, match="pictures cannot be saved"):
+    with pytest.raises(UsageError, match="pictures or sounds cannot be saved"):
         first.write_state(tmp_path / "state")
     assert max(ids) < MAX_INT32

@@ -17,7 +17,7 @@ from ikpy.engine.schema_merge import allows_nothing
 from ikpy.engine.schema_references import resolve
 from ikpy.server.chat.scanning import DEEPEST, behind_blanks, behind_comma
 from ikpy.server.chat.tagged_values import if_possible, listed, parameters_of, takes_text, text_without, value_types
-from ikpy.server.chat.tool_blocks import BlockCalls, Call
+from ikpy.server.chat.tool_blocks import BlockCalls, Call, QuotedTexts
 from ikpy.server.chat.tool_reading import Rules, ToolFormat, value_or_text
 
 QUOTE = '<|"|>'
@@ -206,7 +206,7 @@ def written(value: Any) -> str:
 GEMMA = ToolFormat(
     "gemma",
     "<|tool_call>",
-    lambda: BlockCalls("<|tool_call>", "<tool_call|>", gemma_calls, QUOTE),
+    lambda: BlockCalls("<|tool_call>", "<tool_call|>", gemma_calls, QuotedTexts(QUOTE)),
     "call @{<tool_call|>}",
     gemma_call,
     r'"\n"?',

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ikpy.engine import strict_json
 from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, json_call, kimi_call, solar_call
@@ -31,11 +31,32 @@ SOLAR_CALL = re.compile(
 )
 
 
+class Texts(Protocol):
+    """Follows the texts within a block that grows."""
+
+    def is_open(self, block: str, end: int) -> bool:
+        """Whether a text has begun and not ended in front of a place, which lies behind that of the last call."""
+        ...
+
+
+class QuotedTexts:
+    """Texts between two marks that mean nothing else."""
+
+    def __init__(self, quote: str) -> None:
+        self._quote = quote
+        self._counted = self._n_quotes = 0
+
+    def is_open(self, block: str, end: int) -> bool:
+        self._n_quotes += block.count(self._quote, self._counted, end)
+        self._counted = end
+        return self._n_quotes % 2 == 1
+
+
 class BlockCalls(CallReader):
     """Everything up to the closing marker; ``parse`` gives the calls and what follows the last well-formed one.
 
-    A marker within a text, between two of ``quote``, closes nothing, unless the text has no end. ``needs_end``: without
-    the marker, of which a stop string may be a part, there is no call, as nothing else tells that one is complete.
+    A marker within one of the ``texts`` closes nothing, unless the text has no end. ``needs_end``: without the marker,
+    of which a stop string may be a part, there is no call, as nothing else tells that one is complete.
     """
 
     def __init__(
@@ -43,14 +64,14 @@ class BlockCalls(CallReader):
         opening: str,
         closing: str,
         parse: Callable[[str], tuple[list[Call], str]],
-        quote: str = "",
+        texts: Texts | None = None,
         *,
         needs_end: bool = False,
     ) -> None:
-        self._opening, self._closing, self._parse, self._quote = opening, closing, parse, quote
+        self._opening, self._closing, self._parse, self._texts = opening, closing, parse, texts
         self._needs_end = needs_end
         self._text = ""
-        self._looked_at = self._counted = self._n_quotes = 0
+        self._looked_at = 0
 
     def feed(self, text: str, final: bool) -> Iterator[CallPart]:
         """The calls once the block is complete."""
@@ -91,9 +112,8 @@ class BlockCalls(CallReader):
     def _end(self) -> int:
         """Where the marker is that closes the block; -1 if it has not come."""
         while (at := self._text.find(self._closing, self._looked_at)) >= 0:
-            self._n_quotes += self._text.count(self._quote, self._counted, at) if self._quote else 0
-            self._counted, self._looked_at = at, at + 1
-            if self._n_quotes % 2 == 0:
+            self._looked_at = at + 1
+            if self._texts is None or not self._texts.is_open(self._text, at):
                 return at
         self._looked_at = max(self._looked_at, len(self._text) - len(self._closing) + 1)
         return -1

@@ -50,7 +50,7 @@ SAMPLING: dict[str, Schema] = {
     "n_cache_reuse": INTEGER,
     "n_predict": INTEGER, "max_tokens": INTEGER, "n_probs": INTEGER, "n_keep": INTEGER, "id_slot": INTEGER,
     "t_max_predict_ms": INTEGER, "n_indent": INTEGER, "timings_per_token": FLAG, "return_tokens": FLAG,
-    "return_progress": FLAG, "response_fields": array(TEXT), "n": INTEGER,
+    "return_progress": FLAG, "response_fields": array(TEXT), "n": INTEGER, "n_cmpl": INTEGER,
     "banned_strings": TEXTS, "banned_n": INTEGER, "banned_bias": NUMBER, "rewind_count_max": INTEGER,
     "banned_regex": TEXTS, "banned_regex_case_insensitive": TEXTS, "banbuffer_size": INTEGER,
     "penalty_prompt": either(TEXT, array(INTEGER)),

@@ -204,8 +204,9 @@ def _check(keys: Keys, hp: HParams, may_lack_heads: bool, least_rotated: int) ->
         if not is_idle and (heads <= 0 or kv <= 0 or heads % kv):
             raise FileFormatError(f"{where}: layer {il} has {heads} heads and {kv} KV heads")
     full = HeadSizes(hp.n_embd_head_k, hp.n_embd_head_v, hp.n_rot)
-    if hp.norm_eps < 0:
-        raise FileFormatError(f"{where}: the epsilon of norms is {hp.norm_eps:g}, below 0")
+    if not 0 <= hp.norm_eps <= 1:
+        side = "below 0" if hp.norm_eps < 0 else "above 1"
+        raise FileFormatError(f"{where}: the epsilon of norms is {hp.norm_eps:g}, {side}")
     if hp.n_embd <= 0:
         raise FileFormatError(f"{where}: impossible dimensions: embedding {hp.n_embd}")
     for suffix, sizes in (("", full), ("_swa", hp.window_heads)):

@@ -159,6 +159,7 @@ BODIES: dict[str, tuple[str, Schema]] = {
 ALIASES = {
     "/completions": "/completion",
     "/chat/completions": "/v1/chat/completions",
+    "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",
     "/responses": "/v1/responses",
     "/embeddings": "/embedding",
     "/reranking": "/rerank",

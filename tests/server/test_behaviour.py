@@ -424,7 +424,12 @@ def test_a_body_over_the_limit_is_refused(tiny: TestClient) -> None:
 
 
 def test_unsupported_routes_say_what_is_missing(tiny: TestClient) -> None:
-    for path, word in (("/rerank", "embeddings"), ("/infill", "infill")):
+    for path, word in (
+        ("/rerank", "embeddings"),
+        ("/infill", "infill"),
+        ("/tools", "tools"),
+        ("/v1/streams/lookup", "streams"),
+    ):
         error = post(tiny, path, 501)["error"]
         assert error["type"] == "not_supported_error"
         assert word in error["message"]

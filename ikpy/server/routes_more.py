@@ -24,7 +24,7 @@ UNSUPPORTED = {
     "/load /save /rename /all /delete": "stored chat histories",
     "/v1/chat/completions/control": "changes of an answer that is being written; close its connection to end it",
     "/v1/streams/lookup": "streams that go on over another connection",
-    "/tools /cors-proxy": "tools that run in the server or requests to other hosts",
+    "/tools": "tools that run in the server",
     "/v1/systemone": "decision models",
 }
 """POST routes that exist elsewhere, and what is missing here."""

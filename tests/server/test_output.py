@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -11,7 +12,7 @@ from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DEEPSEEK_V4, MINIMAX
 from ikpy.server.chat.output import ChatMessage, OutputFormat
 from ikpy.server.chat.streamed_lists import COHERE, FUNCTOOLS, GRANITE, NEMOTRON, PHI, TOOL_CALLS
 from ikpy.server.chat.tagged_values import CODER, GLM, SEED
-from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
+from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA, SOLAR
 from ikpy.server.chat.tool_formats import FUNCTIONARY, GIGACHAT, HERMES, MISTRAL, MISTRAL_ARGS, tool_format
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.routes_anthropic import to_chat as anthropic_to_chat
@@ -154,6 +155,14 @@ KIMI_TEXT = (
     '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'
     '<|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{"b": "x"}<|tool_call_end|><|tool_calls_section_end|>'
 )
+SOLAR_TEXT = (
+    "<|tool_calls|>"
+    + "".join(
+        f"<|tool_call:begin|>1<|tool_call:name|>{name}<|tool_call:args|>{arguments}<|tool_call:end|>"
+        for name, arguments in (("f", '{"a": 1}'), ("g", '{"b": "x"}'))
+    )
+    + "<|calls|>"
+)
 DEEP = "[" * 5000
 GLM_TEXT = (
     "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
@@ -168,6 +177,23 @@ def test_blocks_of_calls(format_: ToolFormat, text: str) -> None:
         got = [(call["name"], json.loads(call["arguments"])) for call in message.calls]
         assert got == [("f", {"a": 1}), ("g", {"b": "x"})], f"pieces of {size} characters"
         assert message.content == "Look. "
+
+
+@pytest.mark.parametrize(("format_", "text"), [(DEEPSEEK, DEEPSEEK_TEXT), (KIMI, KIMI_TEXT), (SOLAR, SOLAR_TEXT)])
+def test_markers_within_texts_of_json_are_text(format_: ToolFormat, text: str) -> None:
+    """A model may well write about the template of its own calls. A text without an end ends with the block."""
+    value = 'say "' + " ".join(format_.markers) + '" ```'
+    whole = text.replace('"x"', json.dumps(value, ensure_ascii=False))
+    for size in (1, 3, 1000):
+        message = read(f"Look. {whole} Done.", OutputFormat(None, False, format_), size)
+        got = [(call["name"], json.loads(call["arguments"])) for call in message.calls]
+        assert got == [("f", {"a": 1}), ("g", {"b": value})], f"pieces of {size} characters"
+        message = read(text.replace('"x"', '"x'), OutputFormat(None, False, format_), size)
+        assert [call["name"] for call in message.calls] == ["f"] and '{"b": "x}' in message.content
+    for part in ('"', "\\", "a", '"a', "{"):
+        began = time.perf_counter()
+        read(text.replace('"x"', part * 20000), OutputFormat(None, False, format_), 1000)
+        assert time.perf_counter() - began < 2, part
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,22 @@ from ikpy.tools.stop_strings import overlap
 Call = tuple[str, str, str | None]
 """Name, arguments as JSON text, id."""
 
+QUOTE_OR_ESCAPE = re.compile(r'"|\\.', re.DOTALL)
+ARGUMENTS = r'((?:"(?:\\.|[^"\\])*"|[^"])*?)'
+"""JSON, in whose texts a marker is text."""
 DEEPSEEK_CALL = re.compile(
-    r"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n<]+)\n```json\n(.*?)\n?```|([^\n<]+)<｜tool▁sep｜>(.*?))"
-    r"\s*<｜tool▁call▁end｜>",
+    rf"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n<]+)\n```json\n{ARGUMENTS}\n?```"
+    rf"|([^\n<]+)<｜tool▁sep｜>{ARGUMENTS})\s*<｜tool▁call▁end｜>",
     re.DOTALL,
 )
 KIMI_CALL = re.compile(
-    r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([^\s<:]+)(:\d+)?\s*<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>",
+    r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([^\s<:]+)(:\d+)?\s*"
+    rf"<\|tool_call_argument_begin\|>{ARGUMENTS}<\|tool_call_end\|>",
     re.DOTALL,
 )
 SOLAR_CALL = re.compile(
-    r"\s*<\|tool_call:begin\|>([^<]*)<\|tool_call:name\|>([^<]+)<\|tool_call:args\|>(.*?)<\|tool_call:end\|>", re.DOTALL
+    rf"\s*<\|tool_call:begin\|>([^<]*)<\|tool_call:name\|>([^<]+)<\|tool_call:args\|>{ARGUMENTS}<\|tool_call:end\|>",
+    re.DOTALL,
 )
 
 
@@ -50,6 +55,20 @@ class QuotedTexts:
         self._n_quotes += block.count(self._quote, self._counted, end)
         self._counted = end
         return self._n_quotes % 2 == 1
+
+
+class JsonTexts:
+    """Texts of JSON."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._is_open = False
+
+    def is_open(self, block: str, end: int) -> bool:
+        for found in QUOTE_OR_ESCAPE.finditer(block, self._at, end):
+            self._is_open ^= found[0] == '"'
+        self._at = end
+        return self._is_open
 
 
 class BlockCalls(CallReader):
@@ -183,7 +202,7 @@ def deepseek_format(name: str, call: Callable[[str, Any, Rules], str], example: 
     return ToolFormat(
         name,
         opening,
-        lambda: BlockCalls(opening, closing, deepseek_calls),
+        lambda: BlockCalls(opening, closing, deepseek_calls, JsonTexts()),
         f"calls @{{{closing}}}",
         call,
         markers=DEEPSEEK_MARKERS,
@@ -196,7 +215,7 @@ DEEPSEEK_PLAIN = deepseek_format("deepseek-plain", deepseek_plain_call, "NAME<�
 KIMI = ToolFormat(
     "kimi",
     "<|tool_calls_section_begin|>",
-    lambda: BlockCalls("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", kimi_calls),
+    lambda: BlockCalls("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", kimi_calls, JsonTexts()),
     "calls @{<|tool_calls_section_end|>}",
     kimi_call,
     markers=(
@@ -210,7 +229,7 @@ KIMI = ToolFormat(
 SOLAR = ToolFormat(
     "solar",
     "<|tool_calls|>",
-    lambda: BlockCalls("<|tool_calls|>", "<|calls|>", solar_calls),
+    lambda: BlockCalls("<|tool_calls|>", "<|calls|>", solar_calls, JsonTexts()),
     "calls",
     solar_call,
     markers=("<|tool_calls|>", *(f"<|tool_call:{x}|>" for x in ("begin", "name", "args", "end"))),

@@ -87,7 +87,7 @@ class Parser:
             return self.params
         if self.tool == "server":
             self.apply_environment()
-            self.report_unknown_variables()
+        self.report_unknown_variables()
         self.report_no_effect()
         merge(self.params)
         check(self.params)
@@ -140,8 +140,8 @@ class Parser:
         return SWITCH_WORDS.get(text.lower(), False)
 
     def variables(self, row: Option) -> list[str]:
-        """Environment variables of an option; those of the server have one for each long spelling."""
-        spellings = [name for name in row.names if name.startswith("--")] if self.letter == "S" else []
+        """Environment variables of an option: those of the table, and one for each long spelling."""
+        spellings = [name for name in row.names if name.startswith("--")]
         return [*row.env.split(), *(VARIABLES + name[2:].replace("-", "_").upper() for name in spellings)]
 
     def apply_arguments(self, argv: Sequence[str]) -> None:

@@ -10,7 +10,8 @@ from typing import TypeAlias
 from ikpy.engine.operators import Choice, Group, Repeat
 from ikpy.errors import UsageError
 
-MOST_REPETITIONS = 2000
+MOST_REPETITIONS = 10_000
+"""Repetitions that are counted. Each takes states of an automaton, of which an answer has a million."""
 LAST_CHARACTER = 0x10FFFF
 TOO_DEEP = "error parsing grammar: groups are nested too deeply"
 LONGEST_MESSAGE = 500
@@ -36,6 +37,11 @@ def literal(text: str) -> str:
         else:
             escaped.append(char)
     return f'"{"".join(escaped)}"'
+
+
+def upper_limit(count: float | None) -> int | None:
+    """The most repetitions that a grammar is held to, None for any number: above those that are counted, too."""
+    return None if count is None or count > MOST_REPETITIONS else int(count)
 
 
 @dataclass(frozen=True)
@@ -230,12 +236,12 @@ class _Parser:
             raise self.error("expecting {m}, {m,} or {m,n}")
         low = int(match[1])
         high = None if match[2] and not match[3] else int(match[3] or match[1])
-        if max(low, high or 0) > MOST_REPETITIONS:
+        if low > MOST_REPETITIONS:
             raise self.error(f"number of repetitions exceeds {MOST_REPETITIONS}")
         if high is not None and high < low:
             raise self.error("repetition limits out of order")
         self.at = match.end()
-        return Repeat(item, low, high)
+        return Repeat(item, low, upper_limit(high))
 
 
 def parse_gbnf(source: str) -> Rules:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError, literal
+from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError, literal, upper_limit
 from ikpy.engine.named_patterns import usable, with_patterns
 from ikpy.engine.pattern_search import search_gbnf
 from ikpy.engine.schema_bounds import integer_gbnf, number_gbnf
@@ -286,12 +286,12 @@ class _Converter:
 
     def counted(self, pairs: Pairs, schema: dict[str, Any], where: str) -> str:
         """An object with so many properties."""
-        low, high = int(schema.get("minProperties", 0)), schema.get("maxProperties")
-        if max(low, int(high or 0)) > MOST_REPETITIONS:
+        low, high = int(schema.get("minProperties", 0)), upper_limit(schema.get("maxProperties"))
+        if low > MOST_REPETITIONS:
             return self.fail(f"{where}: more than {MOST_REPETITIONS} properties")
         place = _inside(where, "from")
         try:
-            body = pairs.counted(low, None if high is None else int(high), lambda text: self.add(place, text))
+            body = pairs.counted(low, high, lambda text: self.add(place, text))
         except ValueError as error:
             return self.fail(f"{where}: {error}")
         if body is None:
@@ -325,28 +325,28 @@ class _Converter:
         first, more = schema.get("prefixItems", ()), schema.get("items", "prefixItems" not in schema)
         if isinstance(more, list):  # the older way to write prefixItems
             first, more = more, schema.get("additionalItems", False)
-        low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
+        low, high = int(schema.get("minItems", 0)), upper_limit(schema.get("maxItems"))
         if more is True and first:
             more = False
         items, more_item = self.items(first, more, high, where)
         if more_item is None:
-            high = len(items) if high is None else min(int(high), len(items))
-        if max(low, int(high or 0)) > MOST_REPETITIONS:
+            high = len(items) if high is None else min(high, len(items))
+        if low > MOST_REPETITIONS:
             return self.fail(f"{where}: more than {MOST_REPETITIONS} items")
         if high is not None and low > high:
-            raise _NothingError(f"{where}: no array has {low} or more and {int(high)} or fewer items")
+            raise _NothingError(f"{where}: no array has {low} or more and {high} or fewer items")
         if high == 0:
             return f'"[" {space} "]" {space}'
         # All items of a list are wanted, unless the schema says how many may be missing.
         needed = min(low, len(items)) if "minItems" in schema else len(items)
-        body = Items(items, more_item, needed, space).counted(low, None if high is None else int(high))
+        body = Items(items, more_item, needed, space).counted(low, high)
         return f'"[" {space} {body} "]" {space}'
 
-    def items(self, first: Sequence[Any], more: Any, high: float | None, where: str) -> tuple[list[str], str | None]:
+    def items(self, first: Sequence[Any], more: Any, high: int | None, where: str) -> tuple[list[str], str | None]:
         """Rules of the items that an array begins with, up to one that no value fits, and of the further ones; None if
         there can be none."""
         names: list[str] = []
-        for i, item in enumerate(first[: None if high is None else int(high)]):
+        for i, item in enumerate(first[:high]):
             name = self.possible(item, _inside(where, i))
             if name is None:
                 return names, None
@@ -367,12 +367,12 @@ class _Converter:
             name = self.use("uuid" if kind.startswith("uuid") else kind)
             return rf'"\"" {name} "\"" {self.use("space")}'
         if "minLength" in schema or "maxLength" in schema:
-            low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
-            if max(low, int(high or 0)) > MOST_REPETITIONS:
-                return self.fail(f"{where}: string lengths above {MOST_REPETITIONS} are not supported")
+            low, high = int(schema.get("minLength", 0)), upper_limit(schema.get("maxLength"))
+            if low > MOST_REPETITIONS:
+                return self.fail(f"{where}: texts of more than {MOST_REPETITIONS} characters cannot be asked for")
             if high is not None and low > high:
-                raise _NothingError(f"{where}: no text has {low} or more and {int(high)} or fewer characters")
-            count = f"{{{low},{'' if high is None else int(high)}}}"
+                raise _NothingError(f"{where}: no text has {low} or more and {high} or fewer characters")
+            count = f"{{{low},{'' if high is None else high}}}"
             return rf'"\"" {self.use("char")}{count} "\"" {self.use("space")}'
         return self.use("string")
 

@@ -18,7 +18,7 @@ from ikpy.models.compressed_attention import (
     take_compressor,
 )
 from ikpy.models.feed_forward import swiglu_clamps, take_experts
-from ikpy.models.hparams import HParams, read_hparams
+from ikpy.models.hparams import HParams, check_rope_base, read_hparams
 from ikpy.models.hyper_connections import (
     HyperConnection,
     StreamDecoder,
@@ -74,6 +74,7 @@ class DeepSeek4(StreamDecoder, PredictionLayers):
             top_k=keys.u32("attention.indexer.top_k", 0),
             freq_base=keys.f32("attention.compress_rope_freq_base", hp.rope_freq_base),
         )
+        check_rope_base(keys, hp, self.sizes.freq_base)
         self.ratios = self._ratios(keys, hp)
         self.q_rank = keys.u32("attention.q_lora_rank")
         self.out_rank = keys.u32("attention.output_lora_rank")

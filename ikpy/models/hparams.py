@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from ikpy.errors import FileFormatError
 from ikpy.models.keys import MAX_LAYERS, Keys
+from ikpy.models.rope import MOST_MAGNITUDE, possible
 from ikpy.models.routing import Routing
 
 MAX_EXPERTS = 1024
@@ -154,6 +154,13 @@ def check_experts(keys: Keys, hp: HParams) -> None:
         raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.expert_count is 0")
 
 
+def check_rope_base(keys: Keys, hp: HParams, base: float) -> None:
+    """FileFormatError for a base or the file's scale without angles."""
+    if not (possible(base) and possible(hp.rope_freq_scale)):
+        where = keys.gguf.path
+        raise FileFormatError(f"{where}: impossible RoPE parameters: base {base:g}, scale {hp.rope_freq_scale:g}")
+
+
 def check_any_heads(keys: Keys, hp: HParams) -> None:
     """For models that are nothing without attention, some of whose layers may lack it. Raises FileFormatError."""
     if not any(hp.n_head):
@@ -197,16 +204,19 @@ def _check(keys: Keys, hp: HParams, may_lack_heads: bool, least_rotated: int) ->
         if not is_idle and (heads <= 0 or kv <= 0 or heads % kv):
             raise FileFormatError(f"{where}: layer {il} has {heads} heads and {kv} KV heads")
     full = HeadSizes(hp.n_embd_head_k, hp.n_embd_head_v, hp.n_rot)
-    if hp.norm_eps < 0:
-        raise FileFormatError(f"{where}: the epsilon of norms is {hp.norm_eps:g}, below 0")
+    if not 0 <= hp.norm_eps <= 1:
+        side = "below 0" if hp.norm_eps < 0 else "above 1"
+        raise FileFormatError(f"{where}: the epsilon of norms is {hp.norm_eps:g}, {side}")
     if hp.n_embd <= 0:
         raise FileFormatError(f"{where}: impossible dimensions: embedding {hp.n_embd}")
     for suffix, sizes in (("", full), ("_swa", hp.window_heads)):
         if any(hp.n_head_kv):
             _check_heads(where, sizes, suffix, least_rotated)
-    for base in (hp.rope_freq_base, hp.rope_freq_base if hp.window_freq_base is None else hp.window_freq_base):
-        if not (0 < base < math.inf and 0 < hp.rope_freq_scale < math.inf):
-            raise FileFormatError(f"{where}: impossible RoPE parameters: base {base:g}, scale {hp.rope_freq_scale:g}")
+    check_rope_base(keys, hp, hp.rope_freq_base)
+    if hp.window_freq_base is not None:
+        check_rope_base(keys, hp, hp.window_freq_base)
+    if not abs(hp.rope_attn_factor) <= MOST_MAGNITUDE:
+        raise FileFormatError(f"{where}: {keys.arch}.rope.scaling.attn_factor is {hp.rope_attn_factor:g}")
 
 
 def _check_heads(where: str, sizes: HeadSizes, suffix: str, least_rotated: int) -> None:

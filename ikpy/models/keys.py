@@ -15,6 +15,8 @@ from ikpy.gguf.types import GGUFValueType as VT
 REQUIRED = object()
 MAX_LAYERS = 512
 MAX_U32 = 2**32 - 1
+LARGEST_SCALE = 1e9
+"""Of scales and of their inverses: products with weights, gates or logits stay float32 numbers."""
 
 
 class Keys:
@@ -30,10 +32,13 @@ class Keys:
         return self._scalar(f"{self.arch}.{name}", VT.UINT32, default)
 
     def f32(self, name: str, default: Any = REQUIRED) -> Any:
-        """Float `A.name`. FileFormatError if it is undefined or infinite, as all logits would be."""
+        """Float `A.name`. FileFormatError if it is undefined, infinite or no possible scale, as all logits would be."""
         value = self._scalar(f"{self.arch}.{name}", VT.FLOAT32, default)
+        is_scale = name.endswith("scale") and isinstance(value, float) and value != 0
         if isinstance(value, float) and not math.isfinite(value):
             raise FileFormatError(f"{self.gguf.path}: {self.arch}.{name} is {value}")
+        if is_scale and not 1 / LARGEST_SCALE <= abs(value) <= LARGEST_SCALE:
+            raise FileFormatError(f"{self.gguf.path}: {self.arch}.{name} is {value:g}, no possible scale")
         return value
 
     def boolean(self, name: str, default: Any = REQUIRED) -> Any:

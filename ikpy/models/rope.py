@@ -7,6 +7,11 @@ from dataclasses import dataclass, replace
 
 from ikpy.errors import UsageError
 
+LEAST, MOST = 1e-9, 1e30
+"""Bounds of bases and scales: angles of all positions are float32 numbers."""
+MOST_MAGNITUDE = 1e3
+"""Bound of factors of rotated queries and keys, which F16 caches hold; published ones are below 2."""
+
 
 @dataclass(frozen=True)
 class RopeParams:
@@ -22,8 +27,14 @@ class RopeParams:
 
     def check(self) -> None:
         """Raises UsageError for values without angles."""
-        if not (0 < self.freq_base < math.inf and 0 < self.freq_scale < math.inf):
-            raise UsageError(f"RoPE base {self.freq_base:g} and scale {self.freq_scale:g} must be above 0")
+        if not (possible(self.freq_base) and possible(self.freq_scale)):
+            raise UsageError(
+                f"RoPE base {self.freq_base:g} and scale {self.freq_scale:g} must be from {LEAST:g} to {MOST:g}"
+            )
+        if not abs(self.attn_factor) <= MOST_MAGNITUDE:
+            raise UsageError(
+                f"the factor of rotated queries and keys is {self.attn_factor:g}, above {MOST_MAGNITUDE:g}"
+            )
         if self.ext_factor and self.freq_base == 1:
             raise UsageError("YaRN needs a RoPE base other than 1")
         betas = self.beta_fast, self.beta_slow
@@ -45,3 +56,8 @@ class RopeParams:
 
     def _corner(self, n_rot: int, beta: float) -> float:
         return n_rot * math.log(self.n_ctx_orig / (2 * math.pi * beta)) / (2 * math.log(self.freq_base))
+
+
+def possible(base_or_scale: float) -> bool:
+    """Whether a base or scale gives angles."""
+    return LEAST <= base_or_scale <= MOST

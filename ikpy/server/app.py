@@ -76,7 +76,7 @@ def routes() -> list[Route]:
         ("POST", routes_native.completion, "/completion /completions"),
         ("POST", routes_completions.completions, "/v1/completions"),
         ("POST", routes_openai.chat_completions, "/v1/chat/completions /chat/completions"),
-        ("POST", routes_openai.input_tokens, "/v1/chat/completions/input_tokens"),
+        ("POST", routes_openai.input_tokens, "/v1/chat/completions/input_tokens /chat/completions/input_tokens"),
         ("POST", routes_openai.apply_template, "/apply-template"),
         ("POST", routes_anthropic.messages, "/v1/messages"),
         ("POST", routes_anthropic.count_tokens, "/v1/messages/count_tokens"),

@@ -30,9 +30,9 @@ FLOATS = (
 INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "min_keep")
 FLAGS = ("penalize_nl", "adaptive_updt_w_cur", "ignore_eos")
 OTHER_NUMBERS = (
-    "max_completion_tokens", "max_tokens", "n_predict", "id_slot", "n", "n_keep", "n_discard", "n_probs", "seed",
-    "n_cache_reuse", "t_max_predict_ms", "n_indent", "banned_n", "banned_bias", "banbuffer_size", "rewind_count_max",
-    "speculative.n_max", "speculative.n_min", "speculative.p_min",
+    "max_completion_tokens", "max_tokens", "n_predict", "id_slot", "n", "n_cmpl", "n_keep", "n_discard", "n_probs",
+    "seed", "n_cache_reuse", "t_max_predict_ms", "n_indent", "banned_n", "banned_bias", "banbuffer_size",
+    "rewind_count_max", "speculative.n_max", "speculative.n_min", "speculative.p_min",
 )  # fmt: skip
 OTHER_FLAGS = ("stream", "cache_prompt", "timings_per_token", "post_sampling_probs", "return_progress", "return_tokens")
 MOST_STOPS, LONGEST_STOPS = 1024, 65536
@@ -124,7 +124,7 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
     id_slot = integer(body, "id_slot", -1)
     if id_slot >= n_slots:
         raise bad_request(f"id_slot {id_slot} does not exist; slots are 0 to {n_slots - 1}")
-    n = integer(body, "n", 1)
+    n = integer(body, "n_cmpl", integer(body, "n", 1))
     if not 1 <= n <= 128:
         raise bad_request(f"n must be between 1 and 128, not {n}")
     samplers = read_samplers(body.get("samplers"))

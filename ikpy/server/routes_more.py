@@ -22,6 +22,10 @@ INFILL_TEXTS = ("input_prefix", "input_suffix", "prompt")
 SUFFIX_SHARE = 4
 UNSUPPORTED = {
     "/load /save /rename /all /delete": "stored chat histories",
+    "/v1/chat/completions/control": "changes of an answer that is being written; close its connection to end it",
+    "/v1/streams/lookup": "streams that go on over another connection",
+    "/tools": "tools that run in the server",
+    "/v1/systemone": "decision models",
 }
 """POST routes that exist elsewhere, and what is missing here."""
 

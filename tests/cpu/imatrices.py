@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import numpy as np
 
+import ikpy
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.tools.imatrix_data import Entry, ImatrixData
+from tests.shared import ROOT
+
+DEMO = ROOT / "ikpy" / "assets" / "demo-text.txt"
+MODEL = str(ikpy.default_model_path())
+
+
+def write_short_text(folder: Path) -> str:
+    """A text of about six chunks of 256 tokens; the path."""
+    path = folder / "short.txt"
+    path.write_text(DEMO.read_text()[:6000])
+    return str(path)
 
 
 def legacy(*entries: tuple[str, int, list[float]], trailer: bytes = b"") -> bytes:

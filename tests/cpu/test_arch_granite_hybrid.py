@@ -148,7 +148,10 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         ("ssm.inner_size", 0, "impossible recurrent layers: inner_size 0, 8 heads in 1 groups"),
         ("logit_scale", 0.0, "logit_scale is 0"),
         ("residual_scale", math.nan, "residual_scale is nan"),
+        ("logit_scale", 1e-38, "logit_scale is 1e-38, no possible scale"),
+        ("attention.scale", -1e38, r"attention.scale is -1e\+38, no possible scale"),
         ("attention.layer_norm_rms_epsilon", math.inf, "layer_norm_rms_epsilon is inf"),
+        ("attention.layer_norm_rms_epsilon", 1e38, r"the epsilon of norms is 1e\+38, above 1"),
         ("attention.head_count_kv", [0, 0, 2, 2, 2], "tensor 'blk.3.attn_q.weight' not found"),
     ):
         model = granite_hybrid()[0]

@@ -174,7 +174,7 @@ def test_explicit_tokens() -> None:
     ('root ::= "abc', "unexpected end of input"),
     ('root ::= "\\q"', "unknown escape at"),
     ('root ::= "a"{3,2}', "limits out of order"),
-    ('root ::= "a"{2001}', "exceeds 2000"),
+    ('root ::= "a"{10001}', "exceeds 10000"),
     ('root ::= [z-a]', "out of order"),
     ('root ::= "a" )', "expecting newline or end at"),
     ('root ::= "\\x1"', "expecting 2 hex chars"),
@@ -185,6 +185,24 @@ def test_explicit_tokens() -> None:
 def test_errors_name_the_place(source: str, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
         gbnf_grammar(source, TEXTS)
+
+
+def test_upper_limits_that_no_answer_is_held_to() -> None:
+    """Repetitions are counted up to 10,000; a larger limit is none, as a request may well name one."""
+    for count in ("{2,10001}", "{2,999999999}"):
+        grammar = gbnf_grammar(f'root ::= "a"{count}', TEXTS)
+        assert accepts(grammar, "a" * 40) and not accepts(grammar, "a")
+    grammar = gbnf_grammar('root ::= "a"{2,10000}', TEXTS)
+    assert accepts(grammar, "a" * 10000) and not accepts(grammar, "a" * 10001)
+    for schema, value in (
+        ({"type": "string", "minLength": 2, "maxLength": 2**31}, "ab"),
+        ({"type": "string", "maxLength": 5000}, "a" * 5000),
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 100_000}, [1, 2, 3]),
+        ({"type": "object", "additionalProperties": {}, "maxProperties": 100_000}, {"a": 1, "b": 2}),
+    ):
+        grammar = json_schema_grammar(schema, TEXTS)
+        assert accepts(grammar, json.dumps(value)), schema
+    assert not accepts(json_schema_grammar({"type": "string", "maxLength": 5000}, TEXTS), f'"{"a" * 5001}"')
 
 
 PARTS = ["a", "b", "c", "d", '"x"', '""', '"x"?', "a*", "b?", "(c | d)", '(a "x")', "d+", "b{2}", "()", '("" | a)']

@@ -362,7 +362,10 @@ ROUTED = {**EXPERTS, "leading_dense_block_count": 1, "expert_weights_scale": 1.0
         ("phi3", {}, "phi3.attention.sliding_window"),
         ("phi3", {"rope.dimension_count": 18}, "rope.dimension_count 18 is above the key head size 16"),
         ("smollm3", {"rope.freq_base": 0.0}, "impossible RoPE parameters: base 0, scale 1"),
+        ("smollm3", {"rope.freq_base": 1e-38}, "impossible RoPE parameters: base 1e-38, scale 1"),
         ("smollm3", {"rope.scaling.factor": -2.0}, "impossible RoPE parameters: base 10000, scale -0.5"),
+        ("smollm3", {"rope.scaling.factor": 1e38}, "impossible RoPE parameters: base 10000, scale 1e-38"),
+        ("smollm3", {"rope.scaling.attn_factor": 1e38}, "smollm3.rope.scaling.attn_factor is 1e+38"),
         (
             "granite",
             {"logit_scale": 0.0, "residual_scale": 1.0, "embedding_scale": 1.0, "attention.scale": 1.0},
@@ -445,7 +448,7 @@ def test_yarn_without_a_base(tmp_path: Path) -> None:
     for changes, message in (
         ({"rope_freq_base": 1.0}, "YaRN needs a RoPE base other than 1"),
         ({"yarn_beta_fast": math.inf}, "YaRN needs an original context and betas above 0"),
-        ({"rope_freq_base": -1.0}, "RoPE base -1 and scale 0.5 must be above 0"),
+        ({"rope_freq_base": -1.0}, "RoPE base -1 and scale 0.5 must be from 1e-09"),
         ({"yarn_beta_fast": 0.0}, "betas above 0"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -63,6 +63,7 @@ def test_n_answers_differ_only_in_their_random_numbers(tiny: TestClient) -> None
     answers = complete(tiny, n=3, temperature=1.5, seed=3, top_k=0, n_predict=12)
     assert [a["generation_settings"]["seed"] for a in answers] == [3, 4, 5]
     assert len({a["content"] for a in answers}) == 3
+    assert len(complete(tiny, n_cmpl=2, n_predict=1)) == 2, "llama.cpp's name"
     greedy = post(tiny, "/v1/chat/completions", messages=HELLO, n=2, temperature=0, max_tokens=4)
     assert [c["index"] for c in greedy["choices"]] == [0, 1]
     assert greedy["usage"]["completion_tokens"] == 8
@@ -423,7 +424,12 @@ def test_a_body_over_the_limit_is_refused(tiny: TestClient) -> None:
 
 
 def test_unsupported_routes_say_what_is_missing(tiny: TestClient) -> None:
-    for path, word in (("/rerank", "embeddings"), ("/infill", "infill")):
+    for path, word in (
+        ("/rerank", "embeddings"),
+        ("/infill", "infill"),
+        ("/tools", "tools"),
+        ("/v1/streams/lookup", "streams"),
+    ):
         error = post(tiny, path, 501)["error"]
         assert error["type"] == "not_supported_error"
         assert word in error["message"]

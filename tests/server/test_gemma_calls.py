@@ -130,7 +130,7 @@ def test_a_reference_to_nothing_is_refused() -> None:
         call_grammar(GEMMA, tools, several=False)
 
 
-LATER: list[Any] = [{"minItems": "x"}, {"minItems": None}, {"maxItems": 10**9}, {"items": {"required": 1}}]
+LATER: list[Any] = [{"minItems": "x"}, {"minItems": None}, {"minItems": 10**9}, {"items": {"required": 1}}]
 
 
 @pytest.mark.parametrize("keywords", LATER, ids=str)

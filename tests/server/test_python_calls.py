@@ -70,6 +70,11 @@ READ: list[tuple[str, dict[str, Any]]] = [
     ("'a b', exact=True", {"text": "a b", "exact": True}),
     ("text='a)] b(', file-name='x'", {"text": "a)] b(", "file-name": "x"}),
     ("text='[search(n=1)]'", {"text": "[search(n=1)]"}),
+    (f"text='end with {CLOSING}', n=3", {"text": f"end with {CLOSING}", "n": 3}),
+    (
+        f"text='a \"{CLOSING}\"', tags=['{OPENING}', \"it's {CLOSING}'\"]",
+        {"text": f'a "{CLOSING}"', "tags": [OPENING, f"it's {CLOSING}'"]},
+    ),
 ]
 
 
@@ -110,6 +115,23 @@ def test_what_is_no_call_is_text(text: str) -> None:
         assert (message.content, message.calls) == (answer, [])
 
 
+def test_markers_within_texts_of_json_are_text() -> None:
+    arguments = {"text": f'say "{CLOSING}"', "n": 1}
+    text = json.dumps([{"name": "search", "arguments": arguments}])
+    for size in (1, 4, 1000):
+        message, _ = read(f"{OPENING}{text}{CLOSING} Done.", size)
+        assert [json.loads(c["arguments"]) for c in message.calls] == [arguments]
+        assert message.content.strip() == "Done."
+
+
+def test_a_text_without_an_end_ends_with_the_call() -> None:
+    answer = f"{OPENING}[search(text='a)]{CLOSING} and {OPENING}[search(n=1)]{CLOSING}"
+    for size in (1, 4, 1000):
+        message, _ = read(answer, size)
+        assert [json.loads(c["arguments"]) for c in message.calls] == [{"n": 1}]
+        assert message.content.startswith(f"{OPENING}[search(text='a)]{CLOSING}and")
+
+
 def test_calls_before_a_malformed_one_stand() -> None:
     message, _ = read(f"{OPENING}[search(n=1), search(n=]{CLOSING}", 3)
     assert len(message.calls) == 1 and message.content == f", search(n=]{CLOSING}"
@@ -148,6 +170,7 @@ def test_damaged_calls_take_no_time_and_raise_nothing() -> None:
         " ",
         "x",
         "\0",
+        CLOSING,
     ]
     for _ in range(3000):
         text = "".join(rng.choice(parts, rng.integers(0, 20)))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ikpy.engine import strict_json
-from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError, literal
+from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError, literal, upper_limit
 from ikpy.engine.json_schema import NoValueError
 from ikpy.engine.schema_counts import Items, Pairs
 from ikpy.engine.schema_keywords import malformed
@@ -17,7 +17,7 @@ from ikpy.engine.schema_merge import allows_nothing
 from ikpy.engine.schema_references import resolve
 from ikpy.server.chat.scanning import DEEPEST, behind_blanks, behind_comma
 from ikpy.server.chat.tagged_values import if_possible, listed, parameters_of, takes_text, text_without, value_types
-from ikpy.server.chat.tool_blocks import BlockCalls, Call
+from ikpy.server.chat.tool_blocks import BlockCalls, Call, QuotedTexts
 from ikpy.server.chat.tool_reading import Rules, ToolFormat, value_or_text
 
 QUOTE = '<|"|>'
@@ -147,8 +147,8 @@ def _typed(kind: str, schema: Mapping[str, Any], root: Any, rules: Rules, depth:
     if kind == "object":
         return _object_rule(schema, root, rules, depth)
     if kind == "array":
-        low, high = schema.get("minItems", 0), schema.get("maxItems")
-        if max(low, high or 0) > MOST_REPETITIONS:
+        low, high = int(schema.get("minItems", 0)), upper_limit(schema.get("maxItems"))
+        if low > MOST_REPETITIONS:
             raise GrammarError(f"an array of more than {MOST_REPETITIONS} items")
         if high is not None and low > high:
             raise NoValueError("no array has so many items")
@@ -156,7 +156,7 @@ def _typed(kind: str, schema: Mapping[str, Any], root: Any, rules: Rules, depth:
         if item is None and low > 0:
             raise NoValueError("an array needs items of which there are none")
         more = None if item is None else rules.rule(item)
-        body = Items([], more, 0, NOTHING).counted(int(low), None if high is None else int(high))
+        body = Items([], more, 0, NOTHING).counted(low, high)
         return f'"[" {body} "]"'
     return rules.schema({**schema, "type": kind}, root)
 
@@ -206,7 +206,7 @@ def written(value: Any) -> str:
 GEMMA = ToolFormat(
     "gemma",
     "<|tool_call>",
-    lambda: BlockCalls("<|tool_call>", "<tool_call|>", gemma_calls, QUOTE),
+    lambda: BlockCalls("<|tool_call>", "<tool_call|>", gemma_calls, QuotedTexts(QUOTE)),
     "call @{<tool_call|>}",
     gemma_call,
     r'"\n"?',

@@ -28,6 +28,7 @@ NAME = re.compile(rf"\s*({WORD})\s*\(")
 KEY = re.compile(rf"({WORD})\s*=(?!=)")
 JSON_BEGINS = re.compile(r"\s*(\[\s*)?\{")
 OPENING_QUOTE = re.compile(r"""["]{3}|[']{3}|["']""")
+TEXT_BEGINS = re.compile(r"""[=(\[{,:]\s*(["]{3}|[']{3}|["'])""")
 QUOTE_OR_ESCAPE = re.compile(r"""\\.|["']""", re.DOTALL)
 END_OF_VALUE = re.compile(r"\s*[,)\]}:]")
 NUMBER = re.compile(r"[-+]?[0-9.][0-9A-Za-z_.]*(?:(?<=[eE])[-+][0-9_]+)?")
@@ -112,13 +113,44 @@ def python_value(text: str, at: int, depth: int = 0) -> tuple[Any, int]:
 
 
 def _string(text: str, at: int, quote: str) -> tuple[str, int]:
-    """The text up to the first quote with the end of a value behind it: templates of LFM2.5 show quotes within texts as
-    they are."""
-    for found in QUOTE_OR_ESCAPE.finditer(text, at):
-        end = found.start() + len(quote)
-        if text.startswith(quote, found.start()) and END_OF_VALUE.match(text, end):
-            return text_of(text[at : found.start()]), end
-    raise ValueError("a text without an end")
+    """The text up to its closing quote, and the place behind that. Raises ValueError."""
+    end = _closing_quote(text, at, len(text), quote)
+    if end < 0:
+        raise ValueError("a text without an end")
+    return text_of(text[at:end]), end + len(quote)
+
+
+def _closing_quote(text: str, at: int, end: int, quote: str) -> int:
+    """Where the first quote is with the end of a value behind it, or -1.
+
+    Templates of LFM2.5 show quotes within texts as they are.
+    """
+    for found in QUOTE_OR_ESCAPE.finditer(text, at, end):
+        if text.startswith(quote, found.start()) and END_OF_VALUE.match(text, found.start() + len(quote), end):
+            return found.start()
+    return -1
+
+
+class PythonTexts:
+    """Follows the texts of a block as ``python_value`` reads them."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._quote = ""
+        """That of the text that is open at this place."""
+
+    def is_open(self, block: str, end: int) -> bool:
+        while True:
+            if not self._quote:
+                begun = TEXT_BEGINS.search(block, self._at, end)
+                if begun is None:
+                    return False
+                self._quote, self._at = begun[1], begun.end()
+            closed = _closing_quote(block, self._at, end, self._quote)
+            if closed < 0:
+                self._at = end
+                return True
+            self._quote, self._at = "", closed + len(self._quote)
 
 
 def text_of(written: str) -> str:
@@ -242,7 +274,7 @@ SPACE = '" "?'
 
 def lfm2_reader(functions: Sequence[Mapping[str, Any]] = ()) -> BlockCalls:
     """A reader that knows the functions."""
-    return BlockCalls(OPENING, CLOSING, partial(python_calls, schemas_of(functions)))
+    return BlockCalls(OPENING, CLOSING, partial(python_calls, schemas_of(functions)), PythonTexts())
 
 
 LFM2 = ToolFormat(

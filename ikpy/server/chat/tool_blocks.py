@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ikpy.engine import strict_json
 from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, json_call, kimi_call, solar_call
@@ -17,25 +17,65 @@ from ikpy.tools.stop_strings import overlap
 Call = tuple[str, str, str | None]
 """Name, arguments as JSON text, id."""
 
+QUOTE_OR_ESCAPE = re.compile(r'"|\\.', re.DOTALL)
+ARGUMENTS = r'((?:"(?:\\.|[^"\\])*"|[^"])*?)'
+"""JSON, in whose texts a marker is text."""
 DEEPSEEK_CALL = re.compile(
-    r"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n<]+)\n```json\n(.*?)\n?```|([^\n<]+)<｜tool▁sep｜>(.*?))"
-    r"\s*<｜tool▁call▁end｜>",
+    rf"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n<]+)\n```json\n{ARGUMENTS}\n?```"
+    rf"|([^\n<]+)<｜tool▁sep｜>{ARGUMENTS})\s*<｜tool▁call▁end｜>",
     re.DOTALL,
 )
 KIMI_CALL = re.compile(
-    r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([^\s<:]+)(:\d+)?\s*<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>",
+    r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([^\s<:]+)(:\d+)?\s*"
+    rf"<\|tool_call_argument_begin\|>{ARGUMENTS}<\|tool_call_end\|>",
     re.DOTALL,
 )
 SOLAR_CALL = re.compile(
-    r"\s*<\|tool_call:begin\|>([^<]*)<\|tool_call:name\|>([^<]+)<\|tool_call:args\|>(.*?)<\|tool_call:end\|>", re.DOTALL
+    rf"\s*<\|tool_call:begin\|>([^<]*)<\|tool_call:name\|>([^<]+)<\|tool_call:args\|>{ARGUMENTS}<\|tool_call:end\|>",
+    re.DOTALL,
 )
+
+
+class Texts(Protocol):
+    """Follows the texts within a block that grows."""
+
+    def is_open(self, block: str, end: int) -> bool:
+        """Whether a text has begun and not ended in front of a place, which lies behind that of the last call."""
+        ...
+
+
+class QuotedTexts:
+    """Texts between two marks that mean nothing else."""
+
+    def __init__(self, quote: str) -> None:
+        self._quote = quote
+        self._counted = self._n_quotes = 0
+
+    def is_open(self, block: str, end: int) -> bool:
+        self._n_quotes += block.count(self._quote, self._counted, end)
+        self._counted = end
+        return self._n_quotes % 2 == 1
+
+
+class JsonTexts:
+    """Texts of JSON."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._is_open = False
+
+    def is_open(self, block: str, end: int) -> bool:
+        for found in QUOTE_OR_ESCAPE.finditer(block, self._at, end):
+            self._is_open ^= found[0] == '"'
+        self._at = end
+        return self._is_open
 
 
 class BlockCalls(CallReader):
     """Everything up to the closing marker; ``parse`` gives the calls and what follows the last well-formed one.
 
-    A marker within a text, between two of ``quote``, closes nothing, unless the text has no end. ``needs_end``: without
-    the marker, of which a stop string may be a part, there is no call, as nothing else tells that one is complete.
+    A marker within one of the ``texts`` closes nothing, unless the text has no end. ``needs_end``: without the marker,
+    of which a stop string may be a part, there is no call, as nothing else tells that one is complete.
     """
 
     def __init__(
@@ -43,14 +83,14 @@ class BlockCalls(CallReader):
         opening: str,
         closing: str,
         parse: Callable[[str], tuple[list[Call], str]],
-        quote: str = "",
+        texts: Texts | None = None,
         *,
         needs_end: bool = False,
     ) -> None:
-        self._opening, self._closing, self._parse, self._quote = opening, closing, parse, quote
+        self._opening, self._closing, self._parse, self._texts = opening, closing, parse, texts
         self._needs_end = needs_end
         self._text = ""
-        self._looked_at = self._counted = self._n_quotes = 0
+        self._looked_at = 0
 
     def feed(self, text: str, final: bool) -> Iterator[CallPart]:
         """The calls once the block is complete."""
@@ -91,9 +131,8 @@ class BlockCalls(CallReader):
     def _end(self) -> int:
         """Where the marker is that closes the block; -1 if it has not come."""
         while (at := self._text.find(self._closing, self._looked_at)) >= 0:
-            self._n_quotes += self._text.count(self._quote, self._counted, at) if self._quote else 0
-            self._counted, self._looked_at = at, at + 1
-            if self._n_quotes % 2 == 0:
+            self._looked_at = at + 1
+            if self._texts is None or not self._texts.is_open(self._text, at):
                 return at
         self._looked_at = max(self._looked_at, len(self._text) - len(self._closing) + 1)
         return -1
@@ -163,7 +202,7 @@ def deepseek_format(name: str, call: Callable[[str, Any, Rules], str], example: 
     return ToolFormat(
         name,
         opening,
-        lambda: BlockCalls(opening, closing, deepseek_calls),
+        lambda: BlockCalls(opening, closing, deepseek_calls, JsonTexts()),
         f"calls @{{{closing}}}",
         call,
         markers=DEEPSEEK_MARKERS,
@@ -176,7 +215,7 @@ DEEPSEEK_PLAIN = deepseek_format("deepseek-plain", deepseek_plain_call, "NAME<�
 KIMI = ToolFormat(
     "kimi",
     "<|tool_calls_section_begin|>",
-    lambda: BlockCalls("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", kimi_calls),
+    lambda: BlockCalls("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", kimi_calls, JsonTexts()),
     "calls @{<|tool_calls_section_end|>}",
     kimi_call,
     markers=(
@@ -190,7 +229,7 @@ KIMI = ToolFormat(
 SOLAR = ToolFormat(
     "solar",
     "<|tool_calls|>",
-    lambda: BlockCalls("<|tool_calls|>", "<|calls|>", solar_calls),
+    lambda: BlockCalls("<|tool_calls|>", "<|calls|>", solar_calls, JsonTexts()),
     "calls",
     solar_call,
     markers=("<|tool_calls|>", *(f"<|tool_call:{x}|>" for x in ("begin", "name", "args", "end"))),

@@ -33,13 +33,15 @@ ALLOWED = {
     "backends": "errors file_locks held_interrupts threads _native gguf graph quants",
     "models": "errors threads machine_memory _native gguf graph quants",
     "vision": "errors machine_memory _native backends gguf graph models quants",
+    "sound": "errors backends gguf graph models vision",
     "engine": "errors held_interrupts threads machine_memory numa _native backends gguf graph models quants",
     "convert": "errors threads _native gguf models quants vocab",
-    "tools": "errors file_locks held_interrupts threads _native backends engine gguf graph models quants vision vocab",
+    "tools": "errors file_locks held_interrupts threads _native backends engine gguf graph models quants sound vision "
+    "vocab",
     "llm": "errors engine tools vocab",
-    "server": "errors engine gguf quants tools vocab",
+    "server": "errors engine gguf quants sound tools vocab",
     "cli": "end_signals errors lost_interrupts machine_memory threads numa _native backends convert engine gguf graph "
-    "models quants server tools vision vocab",
+    "models quants server sound tools vision vocab",
     "__main__": "cli lost_interrupts",
 }
 """Packages and modules below `ikpy` that each may import; all may read what `ikpy/__init__.py` itself defines."""
@@ -54,6 +56,7 @@ ONE_PLACE = {
     "llguidance": {"engine"},
     "xxhash": {"tools.gguf_hash"},
     "PIL": {"vision"},
+    "miniaudio": {"sound"},
 }
 """Libraries and who may import them."""
 

@@ -64,6 +64,7 @@ class Encoder(Transformer):
         hp = self.hp
         d = (hp.n_embd,)
         self.rope_freqs = None
+        self.norm_biases = {}
         self.token_embd = weights.take("token_embd.weight", (hp.n_embd, hp.n_vocab))
         self.token_type = None
         if weights.has("token_types.weight"):

@@ -106,7 +106,9 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "modern-bert": {12: "47M", 22: "149M", 28: "395M"},
     "nomic-bert": {12: "137M"},
     "nomic-bert-moe": {12: "475M"},
+    "jina-bert-v2": {4: "33M", 12: "137M"},
     "jina-bert-v3": {24: "558M"},
+    "neo-bert": {28: "250M"},
     "bitnet": {26: "3B"},
     "bitnet-25": {30: "2B"},
 }

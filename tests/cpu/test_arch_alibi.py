@@ -35,7 +35,7 @@ MPT = Form(
 MPT_NORMED = Form(
     "mpt",
     204,
-    kv=2,
+    kv=6,
     heads=6,
     head=16,
     act=gelu_erf,

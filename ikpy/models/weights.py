@@ -25,6 +25,7 @@ ELEMENT_WISE = (
     "norm.weight",
     "norm_1.weight",
     "norm_2.weight",
+    "_norm",
     ".bias",
     "exp_probs_b",
     "attn_sinks.weight",
@@ -172,6 +173,10 @@ class WeightSource:
         if presence == "none":
             return None
         return self.take(name, *shapes, required=presence == "required")
+
+    def written(self, module: str) -> str:
+        """Name of a tensor that files may have without a suffix, as llama.cpp converts some models."""
+        return module if module in self.gguf.tensors else f"{module}.weight"
 
     def row(self, name: str, n: int, index: int) -> Value:
         """Row ``index`` of a matrix [n, any] as f32 [n] in memory of its own."""

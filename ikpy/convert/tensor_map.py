@@ -260,7 +260,7 @@ class _Mapper:
         if self._is_tied is False and self.family.writes_texts:
             self._check_untied(embedding.parts[0].source)
         if self.family.needs_output and "output.weight" not in self.outputs:
-            self._add("output.weight", None, embedding.parts[0])
+            self._add("output.weight", self.family.change("output"), embedding.parts[0])
 
     def _check_untied(self, embedding: str) -> None:
         """The configuration promises an output matrix of its own."""

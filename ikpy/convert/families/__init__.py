@@ -80,6 +80,7 @@ FAMILIES = {
     "jais": "alibi:Jais",
     "jais2": "nemotron:Jais2",
     "jamba": "jamba:Jamba",
+    "jina_bert_v2": "alibi_encoders:JinaBertV2",
     "kimi_k2": "deepseek:DeepSeekV3",
     "kimi_k3": "kimi_k3:KimiK3",
     "kimi_linear": "kimi_linear:KimiLinear",
@@ -105,6 +106,7 @@ FAMILIES = {
     "mixtral": "llama:Mixtral",
     "modernbert": "modern_bert:ModernBert",
     "mpt": "alibi:Mpt",
+    "neobert": "alibi_encoders:NeoBert",
     "nemotron": "nemotron:Nemotron",
     "nemotron-nas": "deci:Deci",
     "nemotron_h": "nemotron_h:NemotronH",
@@ -149,6 +151,7 @@ FAMILIES = {
 }
 # Classes whose checkpoints carry the model type of an older relative.
 _MODEL_TYPES = {
+    **dict.fromkeys(("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"), "jina_bert_v2"),
     "BailingMoeV2ForCausalLM": "bailing_moe_v2",
     "MiniMaxM2ForCausalLM": "minimax_m2",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from ikpy.engine.batch import Batch
 from ikpy.models.size_class import size_class
+from tests.cpu import checkpoints as made
 from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
 from tests.cpu.definition_checks import POS, RMS, TOKENS
@@ -94,3 +96,61 @@ def test_definition(make: Any, tmp_path: Path) -> None:
 def test_size_classes() -> None:
     for layers, expected in ((32, "7B"), (48, "34B")):
         assert size_class({"general.architecture": "chameleon", "chameleon.block_count": layers}) == expected
+
+
+def as_published(name: str, values: np.ndarray) -> np.ndarray:
+    """Heads of q and k with the halves of rotated pairs one behind the other."""
+    heads = {"attn_q": HEADS, "attn_k": KV}.get(name)
+    if heads:
+        return values.reshape(heads, HEAD // 2, 2, D).swapaxes(1, 2).reshape(values.shape)
+    if name.startswith(("attn_q_norm", "attn_k_norm")):
+        return values.reshape(len(values), HEAD // 2, 2).swapaxes(1, 2).reshape(values.shape)
+    return values
+
+
+NAMES = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    **{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"},
+    **{f"attn_{x}_norm": f"self_attn.{x}_norm" for x in "qk"},
+    "attn_output": "self_attn.o_proj",
+    **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
+}
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_converted_checkpoint(behind: bool, tmp_path: Path) -> None:
+    """Of which the encoder of pictures is left out."""
+    model = new_model(253, behind=behind)
+    stored = {"model.vqmodel.encoder.conv_in.weight": ("F32", (2, 3), np.zeros(6, np.float32).tobytes())}
+    for name, values in model.weights.items():
+        place, _, rest = name.removeprefix("blk.").partition(".")
+        module, _, suffix = rest.partition(".")
+        path = f"model.layers.{place}.{NAMES[module]}" if place.isdigit() else OUTER[name]
+        values = as_published(rest, values) if place.isdigit() else values
+        stored[f"{path}.{suffix or 'weight'}"] = ("F32", values.shape, np.ascontiguousarray(values).tobytes())
+    folder = made.copy("deepseek-v3", tmp_path)
+    made.write_tensors(folder / "model.safetensors", stored)
+    config = {
+        "architectures": ["ChameleonForConditionalGeneration"],
+        "hidden_act": "silu",
+        "hidden_size": D,
+        "intermediate_size": F,
+        "max_position_embeddings": 512,
+        "model_type": "chameleon",
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": N,
+        "num_key_value_heads": KV,
+        "rms_norm_eps": 1e-5,
+        "swin_norm": behind,
+        "tie_word_embeddings": False,
+        "vocab_size": N_VOCAB,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    file = made.convert(folder, tmp_path, outtype="f32")
+    logits = checks.context_of(Path(file.path), type_k="f32", type_v="f32").decode(Batch.single(TOKENS, logits="all"))
+    truth = evaluated(model)
+    of_words = truth > LEAST
+    shape = (len(TOKENS), -1)
+    checks.hold("converted", logits[of_words].reshape(shape), truth[of_words].reshape(shape), checks.FLOAT_BOUND)

@@ -20,6 +20,7 @@ FAMILIES = {
     "bailing_moe": "moe:BailingMoe",
     "bailing_moe_v2": "moe:BailingMoe2",
     "bloom": "alibi:Bloom",
+    "chameleon": "older:Chameleon",
     "chatglm": "glm:ChatGlm",
     "codeshell": "gpt2:CodeShell",
     "cohere": "cohere:CommandR",

@@ -153,7 +153,9 @@ class _Reader:
         """Pieces within words as they are, those that begin words behind a mark (both the other way round there)."""
         prefix = str(model.get("continuing_subword_prefix", "##"))
         for text, index in model["vocab"].items():
-            self.table.set(index, text.removeprefix(prefix) if text.startswith(prefix) else f"▁{text}", TokenType.NORMAL)
+            self.table.set(
+                index, text.removeprefix(prefix) if text.startswith(prefix) else f"▁{text}", TokenType.NORMAL
+            )
         self._take_added()
         unknown = str(model.get("unk_token", "[UNK]"))
         if unknown in model["vocab"]:

@@ -1,4 +1,4 @@
-"""chameleon: Chameleon 7B and 34B (text). The blocks of llama with LayerNorms of the heads of q and k (arXiv:2405.09818)."""
+"""chameleon: Chameleon 7B and 34B (text), llama blocks with LayerNorms of the heads of q and k (arXiv:2405.09818)."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ LEAST_RANK, WIDTH_PER_RANK = 64, 16
 
 @dataclass
 class HeadMamba:
-    """Tensors of a layer. The rows of inputs make for every head its gate and what the convolution reads; those of mixed
-    B, C and the latents of the steps; a and d: a rate and a factor of every head [1, H].
+    """Tensors of a layer. The rows of inputs make for every head its gate and what the convolution reads; those of
+    mixed B, C and the latents of the steps; a and d: a rate and a factor of every head [1, H].
     """
 
     inputs: Value
@@ -52,8 +52,8 @@ class Plamo2(RecurrentLayers, Transformer):
         inner, heads, state, n_taps = values = [keys.u32(f"ssm.{name}") for name in names]
         if not all(values) or inner % heads:
             raise FileFormatError(
-                f"{keys.gguf.path}: impossible recurrent layers: inner_size {inner}, {heads} heads, state_size {state}, "
-                f"conv_kernel {n_taps}"
+                f"{keys.gguf.path}: impossible recurrent layers: inner_size {inner}, {heads} heads, "
+                f"state_size {state}, conv_kernel {n_taps}"
             )
         self.inner, self.scan_heads, self.state, self.n_taps = values
         self.rank = max(LEAST_RANK, hp.n_embd // WIDTH_PER_RANK)

@@ -23,7 +23,7 @@ from tests.cpu import reference_recurrent as recurrent
 from tests.cpu.definition_checks import POS, RMS, TOKENS
 from tests.cpu.reference_models import Evaluation, RandomModel
 
-D, HEADS, KV, HEAD, F, EPS = 64, 4, 2, 16, 96, 1e-5
+D, HEADS, KV, HEAD, F, EPS = 64, 4, 2, 32, 96, 1e-5
 WINDOW, BASE, WINDOW_BASE = 9, 500000.0, 10000.0
 INNER, SCAN_HEADS, STATE, TAPS, RANK = 96, 4, 16, 4, 64
 BARE = ("post_attention_norm", "post_ffw_norm", "ssm_dt_norm", "ssm_b_norm", "ssm_c_norm")
@@ -226,7 +226,16 @@ def test_quantized(tmp_path: Path) -> None:
     for make in (plamo2, plamo3):
         model, truth = make()
         assert quantize([str(model.write(tmp_path / "model.gguf")), str(tmp_path / "small.gguf"), "Q8_0"]) == 0
-        small = ("norm.weight", "_norm", ".bias", "ssm_a", "ssm_d", "ssm_conv1d.weight", "ssm_x.weight", "ssm_dt.weight")
+        small = (
+            "norm.weight",
+            "_norm",
+            ".bias",
+            "ssm_a",
+            "ssm_d",
+            "ssm_conv1d.weight",
+            "ssm_x.weight",
+            "ssm_dt.weight",
+        )
         with GGUFFile.open(tmp_path / "small.gguf") as file:
             for name, info in file.tensors.items():
                 assert info.type_id == (0 if name.endswith(small) else 8), name

@@ -165,4 +165,3 @@ def test_norms_that_the_configuration_promises(tmp_path: Path) -> None:
     config = {**alibi.MPT.config["attn_config"], "qk_ln": True}
     with pytest.raises(FileFormatError, match=r"attn_[qk]_norm"):
         converted(alibi.MPT, tmp_path, attn_config=config)
-

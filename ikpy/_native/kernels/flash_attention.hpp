@@ -36,9 +36,10 @@ struct AttentionArgs {
     int64_t n_tokens, n_heads, n_kv_heads, heads_per_kv, n_kv;
     int64_t first_token;  // of the batch; tokens are counted from it
     float scale, softcap;
-    // Linear biases (ALiBi, arXiv:2108.12409): a score loses its head's slope times the distance of positions.
-    float max_bias;          // of the slopes, 0: no biases
-    int64_t slope_head;      // number of head 0 among the slope_heads of the model
+    // Linear biases (ALiBi, arXiv:2108.12409): a score loses its head's slope times the distance of
+    // positions.
+    float max_bias;      // of the slopes, 0: no biases
+    int64_t slope_head;  // number of head 0 among the slope_heads of the model
     int64_t slope_heads;
     const int32_t* cell_pos;  // [n_kv] or null
     const int32_t* pos;       // [T] or null

@@ -200,7 +200,8 @@ void add_biases(const AttentionArgs& a, float slope_of_head, int64_t token, cons
     }
 }
 
-// Soft cap, bias and mask on n scores of one token's row, padded to a multiple of kLanes; returns the maximum.
+// Soft cap, bias and mask on n scores of one token's row, padded to a multiple of kLanes; returns the
+// maximum.
 float finish_scores(const AttentionArgs& a, const RowBuffers& b, const BlockMask& mask, int64_t head,
                     int64_t token, int64_t n, float* s) {
     const uint32_t* bits = mask.bits[token];
@@ -260,7 +261,8 @@ void online_softmax(const AttentionArgs& a, int64_t n, const BlockMask& mask, co
     for_rows(a, b, [&](int64_t i, int64_t head, int64_t t, float* s) {
         b.top[i] = std::max(maximum[i], finish_scores(a, b, mask, head, t, n, s));
     });
-    for_rows(a, b, [&](int64_t i, int64_t, int64_t, float* s) { b.alpha[i] = simd::sum(weights(s, n, b.top[i])); });
+    for_rows(a, b,
+             [&](int64_t i, int64_t, int64_t, float* s) { b.alpha[i] = simd::sum(weights(s, n, b.top[i])); });
     for (int64_t i = 0; i < p.n_rows; i += kLanes)
         add_block(maximum + i, sum + i, std::min<int64_t>(kLanes, p.n_rows - i), b.top + i, b.alpha + i);
 }

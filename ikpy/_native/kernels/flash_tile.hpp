@@ -17,7 +17,7 @@ static_assert(kTileCells % kDepth == 0, "tiles of cells are whole tile products"
 // caches.
 struct TileBuffers {
     float *q, *k, *v, *s, *o, *maximum, *sum, *alpha;
-    float* factor;  // what scores still lack: queries may be scaled
+    float* factor;            // what scores still lack: queries may be scaled
     float *slope, *position;  // of every lane where scores have biases, else null
     double* total;
     uint32_t* bits;                // [kWords][lanes]

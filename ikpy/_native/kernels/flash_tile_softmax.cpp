@@ -71,8 +71,7 @@ V finish_scores(const AttentionArgs& a, float* s, const TileBuffers& b, const Pa
                   : finish_vector<false, false>(s, b, part, m, 0.0f);
 }
 
-void online_softmax(const AttentionArgs& a, const TileBuffers& b, const Part& part, int64_t c0,
-                    bool masked) {
+void online_softmax(const AttentionArgs& a, const TileBuffers& b, const Part& part, int64_t c0, bool masked) {
     using namespace simd;
     for (int64_t m = part.m; m < part.m + part.lanes; m += kLanes) {
         float* s = b.s + b.lane(m, b.s_rows);

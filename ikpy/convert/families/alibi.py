@@ -101,9 +101,7 @@ class Mpt(LayerNormFamily):
         config.require("attn_config that is no object", isinstance(given, dict))
         self.attention: dict[str, Any] = given
         super().__init__(config)
-        config.values.setdefault(
-            "intermediate_size", config.integer("expansion_ratio") * config.integer("hidden_size")
-        )
+        config.values.setdefault("intermediate_size", config.integer("expansion_ratio") * config.integer("hidden_size"))
         if self.attention.get("attn_type") == "multiquery_attention":
             self.n_head_kv = 1
         elif self.attention.get("kv_n_heads"):
@@ -153,7 +151,7 @@ class Jais(Gpt2Names):
     biases = Gpt2Names.biases | {"ffn_gate"}
     needed_biases = biases
     needs_output = True
-    activations = ("swiglu",)
+    activations: ClassVar[tuple[str, ...]] = ("swiglu",)
     unused = frozenset({"transformer.relative_pe.slopes"})
     modules: ClassVar[Modules] = {**Gpt2Names.modules, "mlp.c_fc2": "ffn_gate"}
 

@@ -72,7 +72,9 @@ class JinaBertV2(Encoder):
     outer: ClassVar[Mapping[str, str]] = {
         f"{prefix}{name}": target for prefix in ("", "bert.") for name, target in _EMBEDDINGS.items()
     }
-    unused = frozenset({"pooler.dense", "bert.pooler.dense", "cls.predictions", "embeddings.position_ids", *_PREDICTION})
+    unused = frozenset(
+        {"pooler.dense", "bert.pooler.dense", "cls.predictions", "embeddings.position_ids", *_PREDICTION}
+    )
     modules: ClassVar[Modules] = {
         **{f"attention.self.{name}": f"attn_{name[0]}" for name in ("query", "key", "value")},
         **{f"attention.self.layer_norm_{x}": f"attn_{x}_norm" for x in "qk"},

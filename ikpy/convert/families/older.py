@@ -1,4 +1,4 @@
-"""Baichuan, XVERSE, Orion, Qwen 1, PLaMo and Chameleon: names of llama or GPT-2, matrices joined or in another order."""
+"""Baichuan, XVERSE, Orion, Qwen 1, PLaMo and Chameleon: names of llama or GPT-2, matrices joined or reordered."""
 
 from __future__ import annotations
 

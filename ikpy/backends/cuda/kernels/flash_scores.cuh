@@ -77,7 +77,8 @@ __device__ __forceinline__ void multiply_keys(const FlashThread<F>& own, const u
     }
 }
 
-// Soft caps, biases and masks scores of the cells from c0 on; top: the largest of each row that this thread has met.
+// Soft caps, biases and masks scores of the cells from c0 on; top: the largest of each row that this thread
+// has met.
 template <class F>
 __device__ __forceinline__ void mask_scores(const Attention& a, const FlashThread<F>& own, int c0, int last,
                                             FlashScores<F>& scores, float* top) {

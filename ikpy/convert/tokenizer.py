@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -100,7 +101,10 @@ class _Reader:
         model = self.data.get("model", {})
         sentencepiece = self.checkpoint.folder / "tokenizer.model"
         is_escaped = model.get("type") == "BPE" and bool(model.get("byte_fallback"))
-        if _uses(self.data.get("pre_tokenizer"), "ByteLevel"):
+        scored = self.checkpoint.folder / "tokenizer.jsonl"
+        if not self.data and scored.is_file():
+            keys = self._scored_lines(scored)
+        elif _uses(self.data.get("pre_tokenizer"), "ByteLevel"):
             keys = self._byte_level(model)
         elif is_escaped and self.usual_pre == GEMMA4:
             keys = self._merges_of_lines(model)
@@ -148,6 +152,19 @@ class _Reader:
             where=str(self.path),
         )
         return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": _merge_lines(model)}
+
+    def _scored_lines(self, path: Path) -> dict[str, Any]:
+        """A list of text, score and kind per line (PLaMo 2 and 3)."""
+        check_fetched(path)
+        kinds = {"BYTE": TokenType.BYTE, "CONTROL": TokenType.CONTROL, "UNKNOWN": TokenType.UNKNOWN}
+        with path.open(encoding="utf-8") as lines:
+            for index, line in enumerate(lines):
+                try:
+                    text, score, kind = json.loads(line)[:3]
+                    self.table.set(index, str(text), kinds.get(str(kind), TokenType.NORMAL), float(score))
+                except (ValueError, TypeError, RecursionError) as error:
+                    raise FileFormatError(f"{path}: line {index + 1} is no token: {error}") from None
+        return {"tokenizer.ggml.model": "plamo2", "tokenizer.ggml.add_space_prefix": False}
 
     def _word_pieces(self, model: dict[str, Any]) -> dict[str, Any]:
         """Pieces within words as they are, those that begin words behind a mark (both the other way round there)."""
@@ -258,7 +275,7 @@ class _Reader:
                 [self.table.types.get(index, TokenType.UNUSED) for index in ids], np.int32
             ),
         }
-        if keys["tokenizer.ggml.model"] == "llama":
+        if keys["tokenizer.ggml.model"] in ("llama", "plamo2"):
             out["tokenizer.ggml.scores"] = np.array([self.table.scores.get(index, 0.0) for index in ids], np.float32)
         return out
 

@@ -25,7 +25,7 @@ from tests.cpu.reference_models import Evaluation, RandomModel
 
 D, HEADS, KV, HEAD, F, EPS = 64, 4, 2, 32, 96, 1e-5
 WINDOW, BASE, WINDOW_BASE = 9, 500000.0, 10000.0
-INNER, SCAN_HEADS, STATE, TAPS, RANK = 96, 4, 16, 4, 64
+INNER, SCAN_HEADS, STATE, TAPS, RANK = 128, 4, 16, 4, 64
 BARE = ("post_attention_norm", "post_ffw_norm", "ssm_dt_norm", "ssm_b_norm", "ssm_c_norm")
 BOUND = 1e-4
 Made = tuple[RandomModel, np.ndarray]
@@ -210,7 +210,7 @@ def test_names_with_a_suffix(tmp_path: Path) -> None:
 
 def test_what_cannot_be(tmp_path: Path) -> None:
     for key, value, message in (
-        ("ssm.time_step_rank", 5, "impossible recurrent layers: inner_size 96, 5 heads"),
+        ("ssm.time_step_rank", 5, "impossible recurrent layers: inner_size 128, 5 heads"),
         ("ssm.state_size", 0, "impossible recurrent layers"),
         ("ssm.state_size", 32, "has wrong shape"),
     ):

@@ -121,6 +121,8 @@ FAMILIES = {
     "phi3": "phi3:Phi3",
     "phimoe": "phi3:PhiMoe",
     "plamo": "older:Plamo",
+    "plamo2": "plamo:Plamo2",
+    "plamo3": "plamo:Plamo3",
     "plm": "older_moe:Plm",
     "qwen": "older:Qwen",
     "qwen2": "qwen:Qwen2",

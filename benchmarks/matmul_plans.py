@@ -53,7 +53,7 @@ class Program:
         """Appends an op record."""
         record = np.zeros((), OP_DTYPE)
         record["kind"], record["dst"] = core.op_kinds()[kind], dst
-        record["src"] = [*src, *[-1] * (10 - len(src))]
+        record["src"] = [*src, *[-1] * (len(record["src"]) - len(src))]
         for i, value in (ip or {}).items():
             record["ip"][i] = value
         self.ops.append(record)

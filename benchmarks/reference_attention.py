@@ -104,11 +104,22 @@ def visible_cells(cell_pos, cell_seq, pos, seq, *, kind=0, n_swa=0, causal=True)
     return see
 
 
-def attend(q, k, v, visible, scale, *, softcap=0.0, sinks=None) -> np.ndarray:
-    """q [T, H, dk], k [n, H, dk], v [n, H, dv], visible bool [T, n] -> float64 [T, H, dv]."""
+def slopes(n_heads: int, max_bias: float) -> np.ndarray:
+    """Slopes of linear biases (ALiBi): powers of 2^(-max_bias / n) for the largest power of two n of heads; the other
+    heads have every second one of twice as many."""
+    n = 1 << int(np.log2(n_heads))
+    first = 2.0 ** (-max_bias * np.arange(1, n + 1) / n)
+    between = 2.0 ** (-max_bias * np.arange(1, 2 * n + 1, 2) / (2 * n))
+    return np.concatenate([first, between[: n_heads - n]])
+
+
+def attend(q, k, v, visible, scale, *, softcap=0.0, sinks=None, bias=None) -> np.ndarray:
+    """q [T, H, dk], k [n, H, dk], v [n, H, dv], visible bool [T, n], bias [T, H, n] -> float64 [T, H, dv]."""
     z = scale * np.einsum("thd,chd->thc", q.astype(np.float64), k)
     if softcap:
         z = softcap * np.tanh(z / softcap)
+    if bias is not None:
+        z = z + bias
     z = np.where(visible[:, None, :], z, -np.inf)
     top = np.where(visible.any(1)[:, None, None], z.max(-1, keepdims=True), 0.0)
     e = np.exp(z - top)
@@ -196,8 +207,12 @@ def attention(
     flash=True,
     n_threads=1,
     v_offset=None,
+    distances=None,
 ):
-    """Native attention. q f32 [T, H, dk]; k, v, k1 caches uint8 [n, Hk, bytes]; v_offset: V is a view of k."""
+    """Native attention. q f32 [T, H, dk]; k, v, k1 caches uint8 [n, Hk, bytes]; v_offset: V is a view of k.
+
+    distances: max_bias, positions i32 of cells and of tokens, first head and number of heads of the model.
+    """
     n_tokens, n_heads, dk = q.shape
     n = len(k)
     op = NativeOp("attention")
@@ -221,6 +236,9 @@ def attention(
         src[6] = op.dense(ranges, I32)
     op.op["fp"][0, :2] = scale, softcap
     op.op["ip"][0, :2] = int(flash), n_heads
+    if distances is not None:
+        op.op["fp"][0, 2], cell_pos, pos, *op.op["ip"][0, 2:4] = distances
+        src[9], src[10] = (op.dense(np.ascontiguousarray(x, np.int32), I32) for x in (cell_pos, pos))
     op.run(n, n_threads)
     return out
 

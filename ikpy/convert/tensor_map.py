@@ -18,12 +18,13 @@ _TEXT_PART = re.compile(r"^(model\.)?(language|text)_model\.(model\.)?")
 # Images, sound, and tables that are computed anyway.
 _OTHER_PARTS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection"
-    r"|mm_projector|connector|mlp1|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
+    r"|vqmodel|mm_projector|connector|mlp1|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
     r"|rotary(_pos)?_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
 _LAYER = re.compile(
-    r"(?:(?:(?:model|backbone|gpt_neox|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:transformer\.)?(?:h|blocks|decoder_layer))"
+    r"(?:(?:(?:model|backbone|gpt_neox|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:transformer\.)?(?:h|blocks|decoder_layer)"
+    r"|(?:bert\.)?encoder\.layer|(?:model\.)?transformer_encoder)"
     r"\.(\d+)\.(.+)"
 )
 _EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.)|(?<=moe\.))(\d+)(?=\.|$)")
@@ -260,7 +261,7 @@ class _Mapper:
         if self._is_tied is False and self.family.writes_texts:
             self._check_untied(embedding.parts[0].source)
         if self.family.needs_output and "output.weight" not in self.outputs:
-            self._add("output.weight", None, embedding.parts[0])
+            self._add("output.weight", self.family.change("output"), embedding.parts[0])
 
     def _check_untied(self, embedding: str) -> None:
         """The configuration promises an output matrix of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ _ROLE_KEYS = {
     "sep": "seperator_token_id",
     "pad": "padding_token_id",
     "mask": "mask_token_id",
+    "cls": "cls_token_id",
     "eot": "eot_token_id",
     "eom": "eom_token_id",
 }
@@ -93,12 +95,16 @@ class _Reader:
             except BaseException as error:  # the library panics, with no Exception, where files contradict themselves
                 raise FileFormatError(f"{self.path}: {error}") from None
         self.table = TokenTable()
+        self.further_roles: tuple[str, ...] = ()
 
     def keys(self) -> dict[str, Any]:
         model = self.data.get("model", {})
         sentencepiece = self.checkpoint.folder / "tokenizer.model"
         is_escaped = model.get("type") == "BPE" and bool(model.get("byte_fallback"))
-        if _uses(self.data.get("pre_tokenizer"), "ByteLevel"):
+        scored = self.checkpoint.folder / "tokenizer.jsonl"
+        if not self.data and scored.is_file():
+            keys = self._scored_lines(scored)
+        elif _uses(self.data.get("pre_tokenizer"), "ByteLevel"):
             keys = self._byte_level(model)
         elif is_escaped and self.usual_pre == GEMMA4:
             keys = self._merges_of_lines(model)
@@ -108,13 +114,18 @@ class _Reader:
             keys = self._tiktoken(ranks[0])
         elif is_escaped:
             keys = self._escaped_bpe(model)
+        elif model.get("type") == "WordPiece":
+            keys = self._word_pieces(model)
         else:
             kind = model.get("type") or "none"
             raise UnsupportedError(
                 f"{self.checkpoint.folder}: no tokenizer that can be converted (tokenizer.json: {kind}); "
-                "byte-level BPE, sentencepiece BPE and tiktoken.model are supported"
+                "byte-level BPE, WordPiece, sentencepiece BPE and tiktoken.model are supported"
             )
         keys |= self._arrays(keys) | self._special_ids() | self._flags()
+        n_types = self.checkpoint.config.get("type_vocab_size")
+        if isinstance(n_types, int) and n_types > 0:
+            keys["tokenizer.ggml.token_type_count"] = n_types
         if self.tokenizer is not None:
             is_strict = keys["tokenizer.ggml.model"] == "gpt2" and not self.pre
             named = {"general.name": self.name, **keys}
@@ -141,6 +152,33 @@ class _Reader:
             where=str(self.path),
         )
         return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": _merge_lines(model)}
+
+    def _scored_lines(self, path: Path) -> dict[str, Any]:
+        """A list of text, score and kind per line (PLaMo 2 and 3)."""
+        check_fetched(path)
+        kinds = {"BYTE": TokenType.BYTE, "CONTROL": TokenType.CONTROL, "UNKNOWN": TokenType.UNKNOWN}
+        with path.open(encoding="utf-8") as lines:
+            for index, line in enumerate(lines):
+                try:
+                    text, score, kind = json.loads(line)[:3]
+                    self.table.set(index, str(text), kinds.get(str(kind), TokenType.NORMAL), float(score))
+                except (ValueError, TypeError, RecursionError) as error:
+                    raise FileFormatError(f"{path}: line {index + 1} is no token: {error}") from None
+        return {"tokenizer.ggml.model": "plamo2", "tokenizer.ggml.add_space_prefix": False}
+
+    def _word_pieces(self, model: dict[str, Any]) -> dict[str, Any]:
+        """Pieces within words as they are, those that begin words behind a mark (both the other way round there)."""
+        prefix = str(model.get("continuing_subword_prefix", "##"))
+        for text, index in model["vocab"].items():
+            self.table.set(
+                index, text.removeprefix(prefix) if text.startswith(prefix) else f"▁{text}", TokenType.NORMAL
+            )
+        self._take_added()
+        unknown = str(model.get("unk_token", "[UNK]"))
+        if unknown in model["vocab"]:
+            self.table.set(model["vocab"][unknown], unknown, TokenType.UNKNOWN)
+        self.further_roles = ("cls",)
+        return {"tokenizer.ggml.model": "bert"}
 
     def _tiktoken(self, path: Path) -> dict[str, Any]:
         """Ranks alone: how text is split stands in the model's Python code, which is known for some."""
@@ -237,7 +275,7 @@ class _Reader:
                 [self.table.types.get(index, TokenType.UNUSED) for index in ids], np.int32
             ),
         }
-        if keys["tokenizer.ggml.model"] == "llama":
+        if keys["tokenizer.ggml.model"] in ("llama", "plamo2"):
             out["tokenizer.ggml.scores"] = np.array([self.table.scores.get(index, 0.0) for index in ids], np.float32)
         return out
 
@@ -260,7 +298,7 @@ class _Reader:
         inner = self.checkpoint.config.get("text_config") or {}
         config = {**self.checkpoint.config, **inner}
         roles: dict[str, int] = {}
-        for role in ("bos", "eos", "unk", "sep", "pad", "mask"):
+        for role in ("bos", "eos", "unk", "sep", "pad", "mask", *self.further_roles):
             token = self.settings.get(f"{role}_token")
             index = self.table.id_of(token.get("content") if isinstance(token, dict) else token)
             given = config.get(f"{role}_token_id")
@@ -274,6 +312,8 @@ class _Reader:
         if ends:
             roles.setdefault("eos", ends[0])
         self.roles = roles
+        if "cls" in self.further_roles and {"cls", "sep"} <= roles.keys():  # texts begin and end with these
+            roles["bos"], roles["eos"] = roles["cls"], roles["sep"]
         roles |= self._turn_ends(ends)
         return {f"tokenizer.ggml.{_ROLE_KEYS[role]}": index for role, index in roles.items()}
 

@@ -370,6 +370,10 @@ class Context:
                 continue
             moved = deltas[self.kv.window_of[il, name]]
             self.model.arch.add_shift(g, il, self.kv.tensors[il, name], moved, n_rot, offset, self.graph_params)
+        if not g.nodes:  # nothing is rotated: positions are distances alone
+            for cells in self.kv.cells.values():
+                cells.settle()
+            return
         arena = plan_arena(g.nodes, set())
         memory = aligned_bytes(arena.nbytes)
         plan = CompiledPlan(core, g.nodes, arena, memory.ctypes.data)

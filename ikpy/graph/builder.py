@@ -28,6 +28,17 @@ class KeptStates(NamedTuple):
     slots: Value
 
 
+class Distances(NamedTuple):
+    """Linear biases of attention (ALiBi, arXiv:2108.12409): a score loses the slope of its head times the distance of
+    the positions i32 of cell [n_cells] and token [T]. Slopes fall to 2^-max_bias, or between those where heads are no
+    power of two.
+    """
+
+    max_bias: float
+    cell_pos: Value
+    pos: Value
+
+
 class RopeSections(NamedTuple):
     """How many of the pairs of a head are turned by a token's time, height and width, and by none of them (M-RoPE,
     arXiv:2409.12191): one section behind the other, or interleaved, the rest being turned by time (arXiv:2511.21631).
@@ -136,16 +147,23 @@ class Graph(ChoiceOps, HyperConnectionOps, ProductOps):
         dst: Value | None = None,
         chosen: Value | None = None,
         common: Value | None = None,
+        distances: Distances | None = None,
     ) -> Value:
         """softmax(scale * q.k + mask) v as f32 [dv, H, T]. keys: one or two segments of the head dimension.
 
         chosen: of choose_cells; the mask counts for tokens that chose all. common: another mask by which tokens that
-        have cells in common are found, where the mask hides most of these.
+        have cells in common are found, where the mask hides most of these. distances: what they cost the scores.
         """
         dst = dst or self.new(values.shape[0], q.shape[1], q.shape[2])
         second = keys[1] if len(keys) > 1 else None
         src = [q, keys[0], values, mask[0], sinks, second, mask[1], chosen, common]
-        return self._emit("attention", dst, src, ip=[int(flash), heads_per_step], fp=[scale, softcap])
+        ip, fp = [int(flash), heads_per_step], [scale, softcap]
+        if distances is not None:
+            if second is not None or chosen is not None or keys[0].buffer is values.buffer:
+                raise ValueError("distances cost scores of whole keys of all cells only")
+            src += [distances.cell_pos, distances.pos]
+            ip, fp = [*ip, 0, q.shape[1]], [*fp, distances.max_bias]
+        return self._emit("attention", dst, src, ip=ip, fp=fp)
 
     # recurrent layers
 

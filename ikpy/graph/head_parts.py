@@ -140,7 +140,8 @@ class PartOfHeads:
             assert q is not None
             heads = self._range(q.shape[1])
             src[4] = self._parts.weights.bias(sinks, heads)
-            ip = [ip[0], min(ip[1], heads.length)]
+            # Slopes of biases are those of the heads of the model.
+            ip = [ip[0], min(ip[1], heads.length), *((ip[2] + heads.start, ip[3]) if len(ip) > 2 else ())]
         elif node.kind in ("rms_norm", "layer_norm"):
             src[1:] = [self._norm_weight(value) for value in node.src[1:]]
         return replace(node, dst=self._value(node.dst), src=src, ip=ip)

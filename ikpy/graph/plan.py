@@ -10,7 +10,7 @@ from ikpy.graph.ir import Node, Value
 from ikpy.graph.planner import Arena
 
 T = TypeVar("T", int, float)
-MAX_SOURCES = 10
+MAX_SOURCES = 11
 MAX_INT_PARAMS = 16
 MAX_FLOAT_PARAMS = 12
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ikpy.graph.builder import Graph, KeptStates, RopeSections
+from ikpy.graph.builder import Distances, Graph, KeptStates, RopeSections
 from ikpy.graph.ir import ALWAYS, F16, Value
 from ikpy.models.rope import RopeParams
 
@@ -159,6 +159,11 @@ class BatchGraph:
                     until=self.media.until if self.media and window not in self.params.one_way else None,
                 )
         return self._masks[key]
+
+    def distances(self, layer: int, max_bias: float) -> Distances:
+        """What linear biases of a layer's attention are made of."""
+        cell_pos = self.cells[self.windows[layer, "k"]][1]
+        return Distances(max_bias, cell_pos, self.inputs["pos"])
 
     def rope_table(
         self,

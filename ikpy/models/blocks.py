@@ -102,10 +102,11 @@ def cached_attention(
     window: tuple[str, int] = ("none", 0),
     softcap: float = 0.0,
     sinks: Value | None = None,
+    max_bias: float = 0.0,
 ) -> Value:
     """Stores k [dk, Hk, T] and v [dv, Hk, T], attends with q [dk, H, T]; returns [dv*H, T]."""
     store_heads(b, layer, k, v)
-    return attend_cached(b, layer, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
+    return attend_cached(b, layer, q, scale=scale, window=window, softcap=softcap, sinks=sinks, max_bias=max_bias)
 
 
 def store_heads(b: BatchGraph, layer: int, k: Value, v: Value) -> None:
@@ -127,8 +128,12 @@ def attend_cached(
     softcap: float = 0.0,
     sinks: Value | None = None,
     seen: Visible | None = None,
+    max_bias: float = 0.0,
 ) -> Value:
-    """Attends with q [dk, H, T] to the cache of a layer, as far as it is seen; returns [dv*H, T]."""
+    """Attends with q [dk, H, T] to the cache of a layer, as far as it is seen; returns [dv*H, T].
+
+    max_bias: of linear biases by the distance of positions, 0: none.
+    """
     g, seen = b.graph, seen or Visible(b.mask(*window))
     k, v = b.attended(layer, "k"), b.attended(layer, "v")
     k_block = hadamard_block(k.shape[0]) if b.params.k_hadamard else 0
@@ -145,6 +150,7 @@ def attend_cached(
         sinks=sinks,
         chosen=seen.chosen,
         common=seen.common,
+        distances=b.distances(layer, max_bias) if max_bias else None,
     )
     if v_block:
         g.hadamard(out, v_block)

@@ -17,7 +17,7 @@ HEAD_POOLINGS = ("cls", "mean")
 @dataclass
 class Classifier:
     """output(norm(act(dense(x)))) of a text's first state x, or of the mean of all; any layer may be missing. Weights
-    are [n_out, n_in]; activation: tanh, or gelu, the exact one.
+    are [n_out, n_in]; activation: tanh, or gelu, the exact one. dense without output may have a single row.
     """
 
     dense: NDArray[np.float32] | None
@@ -34,15 +34,17 @@ class Classifier:
         cls, weights: WeightSource, n_embd: int, norm_eps: float, *, activation: str = "tanh", pooling: str = "cls"
     ) -> Classifier | None:
         """The head tensors cls, cls.norm and cls.output of a file; None if it has none. norm_eps: of the model."""
-        dense = weights.array("cls.weight", n_embd, n_embd)
+        has_output = weights.has("cls.output.weight")
+        n_dense = 1 if weights.rows("cls.weight", n_embd) == 1 and not has_output else n_embd
+        dense = weights.array("cls.weight", n_embd, n_dense)
         n_classes = 1
-        if weights.has("cls.output.weight"):
+        if has_output:
             shape = weights.gguf.tensors["cls.output.weight"].shape
             n_classes = shape[1] if len(shape) > 1 else 1
         output = weights.array("cls.output.weight", n_embd, n_classes)
         if dense is None and output is None:
             return None
-        biases = weights.array("cls.bias", n_embd), weights.array("cls.output.bias", n_classes)
+        biases = weights.array("cls.bias", n_dense), weights.array("cls.output.bias", n_classes)
         if (biases[0] is not None and dense is None) or (biases[1] is not None and output is None):
             raise FileFormatError(f"{weights.gguf.path}: a bias of the classification head has no weight")
         norm = weights.array("cls.norm.weight", n_embd) if dense is not None else None

@@ -1,4 +1,4 @@
-"""Encoders with norms behind the branches: what bert, nomic-bert, nomic-bert-moe and jina-bert-v3 share.
+"""Encoders with norms behind the branches: what bert, nomic-bert, nomic-bert-moe, jina-bert-v2 and v3 share.
 
 x = LN(token + token type 0 [+ position]); per layer x = LN(x + attention(x)), x = LN(x + ffn(x)), where every token
 sees its whole text. The states of the last layer are the result; there are no logits.
@@ -64,6 +64,7 @@ class Encoder(Transformer):
         hp = self.hp
         d = (hp.n_embd,)
         self.rope_freqs = None
+        self.norm_biases = {}
         self.token_embd = weights.take("token_embd.weight", (hp.n_embd, hp.n_vocab))
         self.token_type = None
         if weights.has("token_types.weight"):
@@ -108,11 +109,16 @@ class Encoder(Transformer):
             x = g.add(x, g.get_rows(self.position_embd, b.inputs["pos"]))
         return g.layer_norm(x, self.embd_norm, self.embd_norm_bias, self.hp.norm_eps)
 
+    def between(self, b: BatchGraph, il: int, before: Value, x: Value) -> Value:
+        """What the network reads: x, the normed sum of the layer's input and what it attended to."""
+        return x
+
     def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
         g, layer = b.graph, self.encoder_layers[il]
-        attended, x = b.keep_outputs(il, self.hp.n_layer, self.attention(b, il, layer.attn, x), x)
-        x = g.add(x, self.attention_output(b, layer.attn, attended))
+        attended, before = b.keep_outputs(il, self.hp.n_layer, self.attention(b, il, layer.attn, x), x)
+        x = g.add(before, self.attention_output(b, layer.attn, attended))
         x = g.layer_norm(x, layer.attn_norm, layer.attn_norm_bias, self.hp.norm_eps)
+        x = self.between(b, il, before, x)
         x = g.add(x, self.ffn(b, layer.network, x))
         return g.layer_norm(x, layer.out_norm, layer.out_norm_bias, self.hp.norm_eps)
 

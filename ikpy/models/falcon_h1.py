@@ -43,11 +43,10 @@ class FalconH1(Mamba2Layers, Transformer):
 
     def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
         norm = (self.hp.n_embd,)
-        bare = f"{prefix}.ffn_norm"  # as llama.cpp converts it
         return Layer(
             attn_norm=weights.take(f"{prefix}.attn_norm.weight", norm),
             attn=SideBySide(self.load_attention(weights, il, prefix), self.load_mamba2(weights, prefix)),  # type: ignore[arg-type]
-            ffn_norm=weights.take(bare if weights.has(bare) else f"{bare}.weight", norm),
+            ffn_norm=weights.take(weights.written(f"{prefix}.ffn_norm"), norm),
             ffn=self.load_ffn(weights, il, prefix),
         )
 

@@ -67,6 +67,7 @@ class HParams:
     logit_scale: float = 1.0
     attn_softcap: float = 0.0
     qkv_clamp: float = 0.0
+    max_alibi_bias: float = 0.0  # of linear biases of attention, 0: none
     final_softcap: float = 0.0
     yarn_log_multiplier: float = 0.0
     yarn_attn_factor: float = 1.0

@@ -53,6 +53,8 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "stablelm": {24: "1B", 32: "3B", 40: "12B"},
     "orion": {40: "14B"},
     "plamo": {40: "13B"},
+    "plamo3": {24: "2B"},
+    "chameleon": {32: "7B", 48: "34B"},
     "pangu-embedded": {26: "1B", 34: "7B"},
     "maincoder": {32: "1B"},
     "jais2": {32: "8B", 68: "70B"},
@@ -106,7 +108,9 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "modern-bert": {12: "47M", 22: "149M", 28: "395M"},
     "nomic-bert": {12: "137M"},
     "nomic-bert-moe": {12: "475M"},
+    "jina-bert-v2": {4: "33M", 12: "137M"},
     "jina-bert-v3": {24: "558M"},
+    "neo-bert": {28: "250M"},
     "bitnet": {26: "3B"},
     "bitnet-25": {30: "2B"},
 }
@@ -231,6 +235,12 @@ def _bert(shape: _Shape) -> str:
     return {3: "17M", 6: "22M", 24: "335M"}.get(shape.layers, UNKNOWN)
 
 
+def _plamo2(shape: _Shape) -> str:
+    if shape.layers == 32:
+        return {2048: "2B", 4096: "8B"}.get(shape.embedding, UNKNOWN)
+    return "1B" if shape.layers == 16 else UNKNOWN
+
+
 BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "llama": _llama,
     "llama4": _llama4,
@@ -248,6 +258,7 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "bloom": _bloom,
     "gptneox": _gptneox,
     "bert": _bert,
+    "plamo2": _plamo2,
 }
 
 

@@ -68,6 +68,7 @@ class Transformer(Decoder):
     out_bias: ClassVar[Presence] = "none"
     ffn_bias: ClassVar[Presence] = "none"
     qk_norm: ClassVar[Presence] = "none"
+    head_norm_bias: ClassVar[Presence] = "none"
     norms_all_heads: ClassVar[bool] = False
     norms_heads_apart: ClassVar[bool] = False
     """Whether every head of q and k has norm weights of its own."""
@@ -148,8 +149,8 @@ class Transformer(Decoder):
             k_bias=k_bias,
             v_bias=v_bias,
             out_bias=weights.take_if(self.out_bias, f"{prefix}.attn_output.bias", (hp.n_embd,)),
-            q_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_q_norm.weight", q_norm),
-            k_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_k_norm.weight", k_norm),
+            q_norm=self.take_head_norm(weights, f"{prefix}.attn_q_norm", q_norm),
+            k_norm=self.take_head_norm(weights, f"{prefix}.attn_k_norm", k_norm),
             sinks=weights.take_if(self.attn_sinks, f"{prefix}.attn_sinks.weight", (heads,)),
             gate=weights.take_if(
                 self.attn_gate, f"{prefix}.attn_gate.weight", (hp.n_embd, heads), (hp.n_embd, dv * heads)
@@ -161,6 +162,14 @@ class Transformer(Decoder):
         if self.norms_all_heads:
             return (head_size * heads,)
         return (head_size, heads) if self.norms_heads_apart else (head_size,)
+
+    def take_head_norm(self, weights: WeightSource, name: str, shape: tuple[int, ...]) -> Value | None:
+        """The weight of a norm of q or k; its bias, if it has one, is kept for `norm`."""
+        weight = weights.take_if(self.qk_norm, f"{name}.weight", shape)
+        bias = weights.take_if(self.head_norm_bias, f"{name}.bias", shape) if weight is not None else None
+        if weight is not None and bias is not None:
+            self.norm_biases[weight.name] = bias
+        return weight
 
     def load_projections(
         self, weights: WeightSource, prefix: str, n_q: int, n_k: int, n_v: int
@@ -268,6 +277,7 @@ class Transformer(Decoder):
             window=self.window(il),
             softcap=self.hp.attn_softcap,
             sinks=attn.sinks,
+            max_bias=self.hp.max_alibi_bias,
         )
         if attn.gate is None:
             return attended

@@ -26,6 +26,7 @@ ELEMENT_WISE = (
     "norm.weight",
     "norm_1.weight",
     "norm_2.weight",
+    "_norm",
     ".bias",
     "exp_probs_b",
     "attn_sinks.weight",
@@ -185,12 +186,18 @@ class WeightSource:
             return None
         return self.take(name, *shapes, required=presence == "required")
 
+    def written(self, module: str) -> str:
+        """Name of a tensor that files may have without a suffix, as llama.cpp converts some models."""
+        return module if module in self.gguf.tensors else f"{module}.weight"
+
     def row(self, name: str, n: int, index: int) -> Value:
         """Row ``index`` of a matrix [n, any] as f32 [n] in memory of its own."""
         info = self.gguf.tensors.get(name)
         if info is None:
             raise FileFormatError(f"{self.gguf.path}: tensor '{name}' not found")
         self.take(name, (n, _full(info.shape)[1]))
+        if self.header_only:
+            return external(PLANNED_ADDRESS, None, F32, (n,), name)
         values = np.ascontiguousarray(dequantize(self.gguf.data(info), info.type_id, info.shape)[index], np.float32)
         return external(values.ctypes.data, values, F32, (n,), name)
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.vocab import keys
 from ikpy.vocab.bpe import ByteLevelBpe, EscapedBpe
+from ikpy.vocab.plamo import PlamoModel
 from ikpy.vocab.pretokenizers import PreTokenizer, pre_tokenizer
 from ikpy.vocab.special import (
     SpecialSplitter,
@@ -33,6 +34,7 @@ _KINDS = {
     "gemma4": "bpe",
     "bert": "wpm",
     "t5": "ugm",
+    "plamo2": "plamo",
     "no_vocab": "none",
     "none": "none",
 }
@@ -42,6 +44,7 @@ _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "bpe": {"bos": 11, "eos": 11},
     "wpm": {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103},
     "ugm": {"eos": 1, "unk": 2, "pad": 0},
+    "plamo": {"bos": 1, "eos": 2, "unk": 0, "pad": 3},
     "none": {},
 }
 
@@ -51,6 +54,7 @@ _DEFAULT_FLAGS: dict[str, tuple[bool, bool, bool, bool]] = {
     "bpe": (False, False, False, True),
     "wpm": (True, False, False, True),
     "ugm": (False, True, False, False),
+    "plamo": (False, False, False, False),
     "none": (False, False, False, False),
 }
 
@@ -62,7 +66,7 @@ class _FragmentModel(Protocol):
 class Vocab:
     """Tokenizer of one model.
 
-    Attributes: ``n_tokens``; ``kind`` ("spm", "bpe", "wpm", "ugm" or "none"); ids or None of ``bos``,
+    Attributes: ``n_tokens``; ``kind`` ("spm", "bpe", "wpm", "ugm", "plamo" or "none"); ids or None of ``bos``,
     ``eos``, ``eot``, ``eom``, ``unk``, ``sep``, ``pad``, ``mask``, ``nl``, ``fim_pre``, ``fim_suf``,
     ``fim_mid``, ``fim_pad``, ``fim_rep``, ``fim_sep``; flags ``add_bos``, ``add_eos``, ``add_sep``,
     ``add_space_prefix``, ``clean_spaces``; ``eog``, the ids that end a generation.
@@ -142,6 +146,8 @@ class Vocab:
             return WpmModel(self._table, self.unk, reference_words=reference_lowercase)
         if self.kind == "ugm":
             return UgmModel(self._table, metadata, self.unk, self.add_space_prefix)
+        if self.kind == "plamo":
+            return PlamoModel(self._table)
         if pre is None:
             return None
         merges = keys.texts(metadata, "tokenizer.ggml.merges")
@@ -240,6 +246,8 @@ class Vocab:
             return _byte_piece(text)
         if kind != TokenType.NORMAL:
             return b""
+        if self.kind == "plamo":
+            return to_bytes(text)
         if self._escaped:
             return to_bytes(text.replace(SPACE_SYMBOL, " "))
         return _unmap(text)
@@ -274,7 +282,7 @@ def _family(metadata: Mapping[str, Any]) -> tuple[str, PreTokenizer | None]:
     model = keys.text(metadata, "tokenizer.ggml.model")
     if not model:
         raise FileFormatError("cannot find tokenizer model: key tokenizer.ggml.model is missing")
-    if model in ("rwkv", "plamo2"):
+    if model == "rwkv":
         raise UnsupportedError(f"tokenizer '{model}' (key tokenizer.ggml.model) is not supported")
     if model not in _KINDS:
         raise UnsupportedError(

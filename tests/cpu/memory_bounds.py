@@ -158,8 +158,12 @@ def attention(place: Place) -> None:
                     mask = np.zeros((tokens, n), np.float16)
                     ranges = np.tile(np.array([0, n], np.int32), (tokens, 1))
                     options = {"scale": 0.1, "k_type": type_id, "v_type": type_id, "dv": d, "n_threads": 2}
+                    positions = (place(np.arange(cells, dtype=np.int32)) for cells in (n, tokens))
+                    biased = (8.0, *positions, 0, heads)
                     for flash in (True, False):
-                        ref.attention(place(q), k, place(k), place(mask), place(ranges), flash=flash, **options)
+                        for distances in (None, biased):
+                            options |= {"flash": flash, "distances": distances}
+                            ref.attention(place(q), k, place(k), place(mask), place(ranges), **options)
         print("latent", type_id, place.__name__, flush=True)
         if type_id != ref.Q8_KV:
             k, _ = ref.make_cache(rng.standard_normal((70, 1, 576)).astype(np.float32), type_id)

@@ -35,7 +35,9 @@ class Form:
     norms: "layer", "biased" (LayerNorm with biases), "rms" or "bare" (LayerNorm without weights). parallel: "" (one
     branch after the other), "one" (side by side under one norm) or "two" (each under its own). rotated: elements of a
     head. biases: of "qkv", "out", "ffn" and "output". fused: q, k and v in one tensor. head_norms: "", "apart" (a row
-    for each head) or "behind" (one row for all, behind the rotation). clamp: bound of q, k and v, 0 for none.
+    for each head), "behind" (one row for all, behind the rotation) or "all" (of all heads together, with biases).
+    clamp: bound of q, k and v, 0 for none. max_bias: of linear biases, which take the place of the rotation. scale: of
+    scores, times the root of the head size. embedding_norm: with a bias, as all norms.
     """
 
     arch: str
@@ -57,7 +59,17 @@ class Form:
     attention_norm: str = "attn_norm"
     fused_ffn: bool = False
     base: float = 10000.0
+    max_bias: float = 0.0
+    scale: float = 1.0
+    embedding_norm: bool = False
+    heads: int = HEADS
+    head: int = HEAD
     keys: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def d(self) -> int:
+        """Elements of the residual stream."""
+        return self.heads * self.head
 
     @property
     def name(self) -> str:
@@ -68,44 +80,53 @@ class Form:
 
 def model(form: Form) -> RandomModel:
     """A random model."""
-    keys = checks.shape(form.n_layer, D, HEADS, form.kv, HEAD, F)
+    keys = checks.shape(form.n_layer, form.d, form.heads, form.kv, form.head, F)
     epsilon = "attention.layer_norm_rms_epsilon" if form.norms == "rms" else "attention.layer_norm_epsilon"
-    m = RandomModel(form.arch, form.seed, **{**keys, epsilon: 1e-5, "rope.dimension_count": form.rotated, **form.keys})
-    checks.frame(m, D, tied=form.tied)
+    rotated = form.head if form.max_bias else form.rotated
+    m = RandomModel(form.arch, form.seed, **{**keys, epsilon: 1e-5, "rope.dimension_count": rotated, **form.keys})
+    d = form.d
+    checks.frame(m, d, tied=form.tied)
     if form.norms == "bare":
         del m.weights["output_norm"]
     if form.norms == "biased":
-        m.vector("output_norm.bias", D)
+        m.vector("output_norm.bias", d)
     if "output" in form.biases:
         m.vector("output.bias", N_VOCAB)
     if form.positions:
-        m.matrix("position_embd", m.keys["context_length"], D)
+        m.matrix("position_embd", m.keys["context_length"], d)
+    if form.embedding_norm:
+        m.norm("token_embd_norm", d)
+        m.vector("token_embd_norm.bias", d)
     for il in range(form.n_layer):
         _layer(m, form, f"blk.{il}")
     return m
 
 
 def _layer(m: RandomModel, form: Form, p: str) -> None:
+    d = form.d
     names = {"attn_norm", form.attention_norm} | (set() if form.parallel == "one" else {"ffn_norm"})
     for name in sorted(names) if form.norms != "bare" else ():
-        m.norm(f"{p}.{name}", D)
+        m.norm(f"{p}.{name}", d)
         if form.norms == "biased":
-            m.vector(f"{p}.{name}.bias", D)
-    sizes = {"q": HEADS * HEAD, "k": form.kv * HEAD, "v": form.kv * HEAD}
+            m.vector(f"{p}.{name}.bias", d)
+    sizes = {"q": form.heads * form.head, "k": form.kv * form.head, "v": form.kv * form.head}
     for name, n in {"qkv": sum(sizes.values())}.items() if form.fused else sizes.items():
-        m.matrix(f"{p}.attn_{name}", n, D)
+        m.matrix(f"{p}.attn_{name}", n, d)
         if "qkv" in form.biases:
             m.vector(f"{p}.attn_{name}.bias", n)
-    for name, heads in (("q", HEADS), ("k", form.kv)) if form.head_norms else ():
-        m.norm(f"{p}.attn_{name}_norm", *((heads, HEAD) if form.head_norms == "apart" else (HEAD,)))
-    m.matrix(f"{p}.attn_output", D, HEADS * HEAD)
-    for name, rows, columns in (("gate", F, D), ("up", 2 * F if form.fused_ffn else F, D), ("down", D, F)):
+    for name, heads in (("q", form.heads), ("k", form.kv)) if form.head_norms else ():
+        sizes = {"apart": (heads, form.head), "all": (heads * form.head,)}
+        m.norm(f"{p}.attn_{name}_norm", *sizes.get(form.head_norms, (form.head,)))
+        if form.head_norms == "all":
+            m.vector(f"{p}.attn_{name}_norm.bias", heads * form.head)
+    m.matrix(f"{p}.attn_output", d, form.heads * form.head)
+    for name, rows, columns in (("gate", F, d), ("up", 2 * F if form.fused_ffn else F, d), ("down", d, F)):
         if name != "gate" or (form.gated and not form.fused_ffn):
             m.matrix(f"{p}.ffn_{name}", rows, columns)
             if "ffn" in form.biases:
                 m.vector(f"{p}.ffn_{name}.bias", rows)
     if "out" in form.biases:
-        m.vector(f"{p}.attn_output.bias", D)
+        m.vector(f"{p}.attn_output.bias", d)
 
 
 class Blocks:
@@ -137,13 +158,19 @@ class Blocks:
         if form.clamp:
             parts = [np.clip(part, -form.clamp, form.clamp) for part in parts]
         q, k, v = (part.reshape(len(h), -1, self.e.head) for part in parts)
-        if form.head_norms and form.head_norms != "behind":
+        if form.head_norms == "all":
+            q, k = (
+                self.normed(x.reshape(len(h), -1), f"{p}.attn_{name}_norm").reshape(x.shape)
+                for name, x in (("q", q), ("k", k))
+            )
+        elif form.head_norms and form.head_norms != "behind":
             q, k = self.normed(q, f"{p}.attn_q_norm"), self.normed(k, f"{p}.attn_k_norm")
         if angles is not None:
             q, k = (ref.rotate(x, angles, neox=form.neox) for x in (q, k))
         if form.head_norms == "behind":
             q, k = self.normed(q, f"{p}.attn_q_norm"), self.normed(k, f"{p}.attn_k_norm")
-        return self.project(ref.attend(q, k, v, 1 / math.sqrt(self.e.head)), f"{p}.attn_output")
+        scale = form.scale / math.sqrt(self.e.head)
+        return self.project(ref.attend(q, k, v, scale, max_bias=form.max_bias), f"{p}.attn_output")
 
     def network(self, il: int, h: np.ndarray) -> np.ndarray:
         """The feed-forward network on the normed input."""
@@ -161,7 +188,9 @@ class Blocks:
         x = self.e.w["token_embd"][tokens]
         if form.positions:
             x = x + self.e.w["position_embd"][: len(tokens)]
-        angles = None if form.positions else ref.plain_angles(form.rotated, form.base, pos)
+        if form.embedding_norm:
+            x = self.normed(x, "token_embd_norm")
+        angles = None if form.positions or form.max_bias else ref.plain_angles(form.rotated, form.base, pos)
         for il in range(form.n_layer):
             p = f"blk.{il}"
             attended = self.attention(il, self.normed(x, f"{p}.{form.attention_norm}"), angles)

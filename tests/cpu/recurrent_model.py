@@ -22,6 +22,7 @@ from tests.cpu import (
     test_arch_lfm2,
     test_arch_mamba2,
     test_arch_nemotron_h,
+    test_arch_plamo,
 )
 from tests.cpu.reference_models import N_VOCAB, RandomModel
 from tests.cpu.test_arch_qwen3next import add_separate, new_model
@@ -86,6 +87,11 @@ def mamba(seed: int) -> RandomModel:
     return test_arch_jamba.new_mamba(seed)
 
 
+def plamo2(seed: int) -> RandomModel:
+    """A rate per head, one B and C for all heads, and layers that attend."""
+    return test_arch_plamo.new_plamo2(seed)
+
+
 def glm5_next(seed: int) -> RandomModel:
     """Bounded decays, pools of cells that indexers choose, several residual streams."""
     return glm5_next_model.random_model(glm5_next_model.Sizes(), seed)
@@ -108,6 +114,7 @@ MODELS = {
     "mamba2": mamba2,
     "jamba": jamba,
     "mamba": mamba,
+    "plamo2": plamo2,
     "glm5-next": glm5_next,
     "qwen4exp": qwen4exp,
 }

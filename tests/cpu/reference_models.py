@@ -187,6 +187,16 @@ def rotate(x: np.ndarray, angles: np.ndarray, *, neox: bool, magnitude: float = 
     return y
 
 
+def alibi_slopes(heads: int, max_bias: float) -> np.ndarray:
+    """Slopes of linear biases (arXiv:2108.12409): of the largest power of two of heads a geometric row that ends with
+    2^-max_bias; the rest are those of twice as many heads, every second one from the first on.
+    """
+    n = 2 ** int(math.log2(heads))
+    own = [2 ** (-max_bias * (i + 1) / n) for i in range(n)]
+    finer = [2 ** (-max_bias * (i + 1) / (2 * n)) for i in range(2 * n)]
+    return np.array(own + finer[::2][: heads - n])
+
+
 def attend(
     q: np.ndarray,
     k: np.ndarray,
@@ -196,17 +206,24 @@ def attend(
     visible: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
     cap: float = 0.0,
     sinks: np.ndarray | None = None,
+    max_bias: float = 0.0,
+    causal: bool = True,
 ) -> np.ndarray:
-    """Causal attention of q [T, H, d] on k [T, Hk, d], v [T, Hk, dv]; visible(query, key) narrows it. [T, H*dv]."""
+    """Causal attention of q [T, H, d] on k [T, Hk, d], v [T, Hk, dv]; visible(query, key) narrows it. [T, H*dv].
+
+    max_bias: of linear biases by distance.
+    """
     n, heads = q.shape[:2]
     group = heads // k.shape[1]
     i, j = np.arange(n)[:, None], np.arange(n)[None, :]
-    allowed = j <= i if visible is None else (j <= i) & visible(i, j)
+    before = (j <= i) | (not causal)
+    allowed = before if visible is None else before & visible(i, j)
+    slopes = alibi_slopes(heads, max_bias) if max_bias else np.zeros(heads)
     out = np.empty((n, heads, v.shape[2]))
     for h in range(heads):
         z = scale * q[:, h] @ k[:, h // group].T
         z = cap * np.tanh(z / cap) if cap else z
-        z = np.where(allowed, z, -np.inf)
+        z = np.where(allowed, z - slopes[h] * np.abs(i - j), -np.inf)
         if sinks is not None:
             z = np.concatenate([z, np.full((n, 1), sinks[h])], axis=1)
         out[:, h] = softmax(z)[:, :n] @ v[:, h // group]

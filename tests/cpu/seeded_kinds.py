@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.cpu import (
+    alibi_checkpoints,
     cohere_checkpoints,
     dense_checkpoints,
     dots3note_checkpoints,
@@ -35,5 +36,6 @@ KINDS = (
     *plain_checkpoints.CHECKPOINTS,
     *older_moe_checkpoints.CHECKPOINTS,
     *qwen4_exp_checkpoints.CHECKPOINTS,
+    *alibi_checkpoints.CHECKPOINTS,
     *picture_text_checkpoints.CHECKPOINTS,
 )

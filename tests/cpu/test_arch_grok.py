@@ -1,4 +1,4 @@
-"""Grok-1: a random model against its definition."""
+"""Grok-1 and 2: random models against their definition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ikpy.engine.model import Model
 from ikpy.engine.params import ModelParams
-from ikpy.errors import FileFormatError, UnsupportedError
+from ikpy.errors import FileFormatError
 from ikpy.models.size_class import size_class
 from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
@@ -34,9 +34,10 @@ UNSAID = {
 }
 
 
-def grok_model(**own: Any) -> RandomModel:
+def grok_model(*, dense: int = 0, **own: Any) -> RandomModel:
+    """dense: width of the network beside the experts."""
     keys = {**RMS, "expert_count": EXPERTS, "expert_used_count": USED, **own}
-    m = RandomModel("grok", 221, **checks.shape(N, D, HEADS, KV, HEAD, F), **keys)
+    m = RandomModel("grok", 221, **checks.shape(N, D, HEADS, KV, HEAD, dense or F), **keys)
     checks.frame(m, D, tied=True)
     for il in range(N):
         p = f"blk.{il}"
@@ -44,6 +45,8 @@ def grok_model(**own: Any) -> RandomModel:
             m.norm(f"{p}.{name}", D)
         m.attention(p, D, HEADS, KV, HEAD)
         checks.experts(m, p, D, F, EXPERTS)
+        if dense:
+            m.ffn(p, D, dense)
     return m
 
 
@@ -51,6 +54,8 @@ def grok_logits(e: Evaluation, tokens: np.ndarray) -> np.ndarray:
     """Logits [T, V]."""
     scales = {**UNSAID, **{name: e.keys[name] for name in SCALES if name in e.keys}}
     cap = scales["attn_logit_softcapping"]
+    cap_of_router = e.keys.get("router_logit_softcapping", 0.0)
+    final = e.keys.get("final_logit_softcapping", 0.0)
     x = e.w["token_embd"][tokens] * scales["embedding_scale"]
     angles = ref.plain_angles(e.head, 10000.0, np.arange(len(tokens), dtype=np.float64))
     for il in range(e.n_layer):
@@ -60,13 +65,19 @@ def grok_logits(e: Evaluation, tokens: np.ndarray) -> np.ndarray:
         attended = ref.attend(q, k, v, scales["attention.output_scale"], cap=cap)
         x = x + ref.rms_norm(e.output(il, attended), w["attn_output_norm"], e.eps)
         h = ref.rms_norm(x, w["ffn_norm"], e.eps)
-        weights = checks.chosen(ref.softmax(h @ w["ffn_gate_inp"].T), e.keys["expert_used_count"])
+        router = h @ w["ffn_gate_inp"].T
+        if cap_of_router:
+            router = cap_of_router * np.tanh(router / cap_of_router)
+        weights = checks.chosen(ref.softmax(router), e.keys["expert_used_count"])
         routed = np.zeros_like(h)
         for i in range(len(w["ffn_gate_inp"])):
             hidden = ref.gelu(h @ w["ffn_gate_exps"][i].T) * (h @ w["ffn_up_exps"][i].T)
             routed += weights[:, i : i + 1] * (hidden @ w["ffn_down_exps"][i].T)
+        if "ffn_up" in w:
+            routed = (routed + e.ffn(il, h, ref.gelu)) / np.sqrt(2)
         x = x + ref.rms_norm(routed, w["layer_output_norm"], e.eps)
-    return scales["logit_scale"] * (ref.rms_norm(x, e.w["output_norm"], e.eps) @ e.w["token_embd"].T)
+    logits = scales["logit_scale"] * (ref.rms_norm(x, e.w["output_norm"], e.eps) @ e.w["token_embd"].T)
+    return final * np.tanh(logits / final) if final else logits
 
 
 def grok() -> tuple[RandomModel, np.ndarray]:
@@ -74,8 +85,16 @@ def grok() -> tuple[RandomModel, np.ndarray]:
     return m, grok_logits(Evaluation(m), TOKENS)
 
 
-def test_definition(tmp_path: Path) -> None:
-    model, truth = grok()
+def grok2() -> tuple[RandomModel, np.ndarray]:
+    """A dense network of another width beside the experts, capped logits."""
+    own = {"expert_feed_forward_length": F, "final_logit_softcapping": 3.0, "router_logit_softcapping": 1.5}
+    m = grok_model(dense=80, **SCALES, **own)
+    return m, grok_logits(Evaluation(m), TOKENS)
+
+
+@pytest.mark.parametrize("make", [grok, grok2], ids=lambda f: f.__name__)
+def test_definition(make: Any, tmp_path: Path) -> None:
+    model, truth = make()
     path = checks.check_definition(model, truth, tmp_path)
     checks.check_shift(path)
     checks.check_quantized_cache(path, truth, 0.08)
@@ -91,8 +110,8 @@ def test_refused(tmp_path: Path) -> None:
     path = model.write(tmp_path / "model.gguf")
     with pytest.raises(FileFormatError, match="expert_count is 0"):
         Model.load(path, ModelParams(kv_overrides={"grok.expert_count": 0, "grok.expert_used_count": 0}))
-    model.ffn("blk.0", D, F)
-    with pytest.raises(UnsupportedError, match=r"Grok-2 \(a dense network beside the experts\) is not supported"):
+    model.ffn("blk.0", D, F + 1)
+    with pytest.raises(FileFormatError, match=r"tensor 'blk\.0\.ffn_gate\.weight' has wrong shape"):
         Model.load(model.write(tmp_path / "grok-2.gguf"))
 
 

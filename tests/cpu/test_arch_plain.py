@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
-from ikpy.errors import FileFormatError, IkpyError, UnsupportedError
+from ikpy.errors import FileFormatError, IkpyError
 from ikpy.models.size_class import size_class
 from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
@@ -175,12 +174,6 @@ def test_positions_that_have_no_embedding(tmp_path: Path) -> None:
         context.decode(Batch.single([5], 512))
     with pytest.raises(IkpyError):
         context.kv.seq_add(0, 0, -1, 4)
-
-
-def test_baichuan_13b_has_other_positions(tmp_path: Path) -> None:
-    m = model(replace(BAICHUAN, n_layer=40))
-    with pytest.raises(UnsupportedError, match="baichuan with 40 layers has ALiBi"):
-        Model.load(m.write(tmp_path / "model.gguf"))
 
 
 def test_size_classes() -> None:

@@ -261,7 +261,6 @@ def test_difference_message_names_the_token():
         ({}, FileFormatError, "tokenizer.ggml.model is missing"),
         ({"tokenizer.ggml.model": "zzz"}, UnsupportedError, "unknown tokenizer: 'zzz'"),
         (made("rwkv", ["a"]), UnsupportedError, "rwkv"),
-        (made("plamo2", ["a"]), UnsupportedError, "plamo2"),
         ({"tokenizer.ggml.model": "llama"}, FileFormatError, "cannot find tokenizer vocab"),
         (made("llama", ["a", "b", "a"]), FileFormatError, "'a' appears twice"),
         (made("llama", ["a", "b"]), FileFormatError, "scores"),

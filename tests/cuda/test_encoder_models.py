@@ -17,6 +17,7 @@ from ikpy.graph.placement import PlacementParams
 from tests.cpu.reference_models import RandomModel
 from tests.cpu.test_arch_encoders import jina_bert_v3, modern_bert, modern_bert_silu, nomic_bert_moe
 from tests.cpu.test_arch_gemma_embedding import TOKENS, gemma_embedding
+from tests.cpu.test_arch_jina_bert_v2 import jina, jina_code, jina_fused, neo
 from tests.cpu.test_arch_llama_embed import eurobert, llama_embed
 
 TOLERANCE = 3e-3  # other formats of activations and other orders of sums than the CPU's
@@ -37,6 +38,10 @@ MODELS: list[Callable[[], tuple[RandomModel, np.ndarray]]] = [
     modern_bert_silu,
     nomic_bert_moe,
     jina_bert_v3,
+    jina,
+    jina_code,
+    jina_fused,
+    neo,
 ]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ikpy.backends.cuda import launch
+from ikpy.graph.builder import Distances
 from ikpy.graph.ir import Value
 from ikpy.quants import registry
 from tests.cuda.programs import Program
@@ -49,6 +50,7 @@ class Case:
             self.p.array(np.where(np.arange(self.n_cells) % 5 == 4, 2, 1).astype(np.int64)),
         ]
         pos = self.p.array(np.arange(last - self.n_tokens, last, dtype=np.int32))
+        self.distances = cells[0], pos
         seq = self.p.array(np.zeros(self.n_tokens, np.int32))
         return self.p.graph.kq_mask(*cells, pos, seq, window=window, n_swa=n_swa, causal=True, own=False)
 
@@ -123,6 +125,34 @@ def test_cells_split_over_blocks(n_tokens: int) -> None:
     assert len(launch.lower(case.p.graph.nodes[-1], lambda _: 0)) == 2
     case.check(case.out)
     case.p.compare(case.out, bound=F16_BOUND, n_kv=70)
+
+
+@pytest.mark.parametrize(("n", "n_tokens"), [(32, 9), (64, 1), (80, 25), (96, 3), (112, 25), (128, 2), (128, 25)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (6, 2)])
+def test_linear_biases(n: int, n_tokens: int, heads: int, kv_heads: int) -> None:
+    case = Case(n, 300 if n_tokens == 1 else 96, n_tokens, heads, kv_heads)
+    k, v, mask = case.cache(n, "f16"), case.cache(n, "q8_0" if n % 32 == 0 else "bf16"), case.mask()
+    out = case.p.graph.attention(
+        case.queries(n), [k], v, mask, scale=n**-0.5, flash=True, distances=Distances(8.0, *case.distances)
+    )
+    assert case.kernel().endswith("_biased" if n >= 64 else "attention_any")
+    case.check(out)
+
+
+def test_linear_biases_of_a_part_of_the_heads() -> None:
+    """Distances cost the last three of six heads what they cost them among all."""
+    found = []
+    for n in (64, 32):
+        case = Case(n, 96, 4, 6, 6)
+        k, v, mask = case.cache(n, "f16"), case.cache(n, "f16"), case.mask()
+        q, distances = case.queries(n), Distances(5.0, *case.distances)
+        whole = case.p.graph.attention(q, [k], v, mask, scale=0.1, flash=True, distances=distances)
+        parts = [x.slice(1, 3, 3) for x in (q, k, v)]
+        part = case.p.graph.attention(parts[0], [parts[1]], parts[2], mask, scale=0.1, flash=True, distances=distances)
+        case.p.graph.nodes[-1].ip[2:] = [3, 6]
+        whole_rows, part_rows = case.p.run([whole, part], on_cuda=True, n_kv=88)
+        found.append(np.abs(whole_rows[..., 3:, :] - part_rows).max())
+    assert max(found) < 1e-6
 
 
 def latent(type_name: str, heads: int, n_tokens: int, n_cells: int = 64, window: str = "none", **options: Any) -> Case:

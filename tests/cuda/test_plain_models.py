@@ -12,7 +12,9 @@ from ikpy.graph.placement import PlacementParams
 from tests.cpu.definition_checks import TOKENS
 from tests.cpu.plain_blocks import Form, made
 from tests.cpu.reference_models import RandomModel
-from tests.cpu.test_arch_grok import grok
+from tests.cpu.test_arch_alibi import BLOOM, BLOOM_SEVEN, JAIS, MPT, MPT_NORMED, REFACT
+from tests.cpu.test_arch_chameleon import LEAST, chameleon
+from tests.cpu.test_arch_grok import grok, grok2
 from tests.cpu.test_arch_grovemoe import grovemoe
 from tests.cpu.test_arch_older_moe import arctic, dbrx, openelm, plm, smallthinker
 from tests.cpu.test_arch_phimoe import phimoe
@@ -28,11 +30,13 @@ from tests.cpu.test_arch_plain import (
     STABLELM_12B,
     STARCODER2,
 )
+from tests.cpu.test_arch_plamo import plamo3
 from tests.cuda.models import emulated, logits_of
 from tests.cuda.test_placement_matrix import assert_same
 
 N_PROMPT = 36
 FORMS = (PHI2_FUSED, STARCODER2, NEOX, FALCON_40B, STABLELM_12B, GPT2, CHATGLM, OLMO_BOUNDED, JAIS2, MAINCODER)
+BIASED = (BLOOM, BLOOM_SEVEN, MPT, MPT_NORMED, JAIS, REFACT)
 PLACES: dict[str, dict[str, Any]] = {
     "all": {},
     "last layers": {"n_gpu_layers": 2},
@@ -53,15 +57,27 @@ def check(m: RandomModel, truth: np.ndarray, where: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("form", FORMS + BIASED, ids=lambda form: form.name)
 def test_dense(form: Form, where: str, tmp_path: Path) -> None:
     check(*made(form), where, tmp_path)
 
 
-FURTHER = (dbrx, arctic, smallthinker, openelm, plm, phimoe, grovemoe, grok)
+FURTHER = (dbrx, arctic, smallthinker, openelm, plm, phimoe, grovemoe, grok, grok2, plamo3)
 
 
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("make", FURTHER, ids=lambda f: f.__name__)
 def test_further(make: Any, where: str, tmp_path: Path) -> None:
     check(*make(), where, tmp_path)
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_tokens_of_pictures(where: str, tmp_path: Path) -> None:
+    """Chameleon gives texts none of them."""
+    m, truth = chameleon()
+    path, places = m.write(tmp_path / "model.gguf"), PlacementParams(**PLACES[where])
+    with emulated(2):
+        ours = logits_of(path, TOKENS, N_PROMPT, placement=places, type_k="f32", type_v="f32")
+    of_words = truth > LEAST
+    assert (ours[~of_words] < LEAST).all()
+    assert_same(ours[of_words].reshape(len(ours), -1), truth[of_words].reshape(len(ours), -1), 1e-4)

@@ -28,6 +28,7 @@ from tests.cpu.test_arch_kimi_linear import kimi_linear
 from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
 from tests.cpu.test_arch_mamba2 import mamba2
 from tests.cpu.test_arch_nemotron_h import nemotron_h, nemotron_h_latent, nemotron_h_moe
+from tests.cpu.test_arch_plamo import plamo2
 from tests.cpu.test_arch_qwen3next import qwen3next, qwen3next_grouped, qwen35moe
 from tests.cpu.test_arch_qwen4exp import qwen4exp
 from tests.cuda.test_placement_matrix import worst
@@ -56,6 +57,7 @@ MODELS = [
     jamba,
     mamba,
     falcon_mamba,
+    plamo2,
     glm5_next,
     qwen4exp,
 ]

@@ -57,6 +57,12 @@ AttentionArgs attention_args(const Op& op, const Tensor* tensors) {
     a.n_kv = a.k->ne[2];
     a.scale = op.fp[0];
     a.softcap = op.fp[1];
+    a.max_bias = op.fp[2];
+    a.slope_head = op.ip[2];
+    a.slope_heads = op.ip[3];
+    const Tensor *cell_pos = source(op, tensors, 9), *pos = source(op, tensors, 10);
+    a.cell_pos = cell_pos ? row<int32_t>(*cell_pos, 0) : nullptr;
+    a.pos = pos ? row<int32_t>(*pos, 0) : nullptr;
     a.flash = op.ip[0] != 0;
     a.load_k = kv::load_rows(a.k->type);
     a.load_k1 = a.k1 ? kv::load_rows(a.k1->type) : nullptr;
@@ -90,6 +96,16 @@ int64_t AttentionArgs::row_kernel_max() const {
 }
 
 float AttentionArgs::q_factor() const { return softcap != 0.0f ? scale / softcap : scale * simd::kLog2e; }
+
+// Slopes fall by powers of 2^(-max_bias / n) for the largest power of two n of heads; those of the other
+// heads lie between the first of these.
+float AttentionArgs::slope(int64_t head) const {
+    int64_t n = 1;
+    while (2 * n <= slope_heads) n *= 2;
+    const int64_t h = slope_head + head;
+    const double steps = h < n ? double(h + 1) : double(2 * (h - n) + 1) / 2;
+    return float(std::exp2(-double(max_bias) * steps / double(n)) * double(simd::kLog2e));
+}
 
 void covered_cells(const AttentionArgs& a, int64_t t0, int64_t t1, int64_t* first, int64_t* last) {
     *first = a.n_kv;

@@ -36,6 +36,13 @@ struct AttentionArgs {
     int64_t n_tokens, n_heads, n_kv_heads, heads_per_kv, n_kv;
     int64_t first_token;  // of the batch; tokens are counted from it
     float scale, softcap;
+    // Linear biases (ALiBi, arXiv:2108.12409): a score loses its head's slope times the distance of
+    // positions.
+    float max_bias;      // of the slopes, 0: no biases
+    int64_t slope_head;  // number of head 0 among the slope_heads of the model
+    int64_t slope_heads;
+    const int32_t* cell_pos;  // [n_kv] or null
+    const int32_t* pos;       // [T] or null
     bool flash;
     bool v_in_k;       // V is a view into the rows of K segment 0 of the same type
     int64_t v_column;  // then: its first column
@@ -68,6 +75,10 @@ struct AttentionArgs {
         const int64_t last = ranges[2 * (first_token + token) + 1];
         return last < n_kv ? last : n_kv;
     }
+    bool biased() const { return max_bias != 0.0f; }
+    // What the score of a head loses per position, base-2 logarithm folded in.
+    float slope(int64_t head) const;
+    float position(int64_t token) const { return float(pos[first_token + token]); }
     // The same op for the tokens [first, first + n) alone.
     AttentionArgs part(int64_t first, int64_t n) const {
         AttentionArgs a = *this;

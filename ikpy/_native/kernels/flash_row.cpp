@@ -26,6 +26,7 @@ struct RowBuffers {
     uint8_t* work;            // of products of codes
     float* q_sums;            // [K heads][rows][blocks]: of K multiplied as codes with a minimum
     float* middles;           // [blocks][kRowCells]: of such K or V
+    float* slopes;            // [heads] where scores have biases
 };
 
 // Floats of q_sums and middles.
@@ -36,6 +37,8 @@ int64_t middle_floats(const AttentionArgs& a) {
     const int64_t of_k = kv::middle_code(a.k->type) ? a.dk : 0, of_v = kv::middle_code(a.v->type) ? a.dv : 0;
     return std::max(of_k, of_v) / 32 * kRowCells;
 }
+
+int64_t slope_floats(const AttentionArgs& a) { return a.biased() ? round_up(a.n_heads, 16) : 0; }
 
 // Rows of scores: products of codes write whole groups of four.
 int64_t score_rows(const AttentionArgs& a) { return round_up(a.rows_per_kv_head(), 4); }
@@ -70,7 +73,8 @@ RowBuffers layout(uint8_t* scratch, const AttentionArgs& a) {
     // The sums of a head with full softmax follow.
     b.q_sums = b.top + round_up(a.n_heads * a.n_tokens, 16) + a.rows_per_kv_head() * b.ldv;
     b.middles = b.q_sums + sum_floats(a);
-    float* end = b.middles + middle_floats(a);
+    b.slopes = b.middles + middle_floats(a);
+    float* end = b.slopes + slope_floats(a);
     b.work = scratch + round_up(reinterpret_cast<uint8_t*>(end) - scratch, 64);
     b.k_codes = a.k_codes();
     b.v_codes = a.v_codes();
@@ -165,11 +169,46 @@ void outputs(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, con
     flash::row_products(kF32, rows)->outputs(p, b.lds, n, expanded, 4 * b.ldv, b.ldv, alpha, o, b.ldv, next);
 }
 
-// Soft cap and mask on n scores of one token's row, padded to a multiple of kLanes; returns the maximum.
-float finish_scores(const AttentionArgs& a, const uint32_t* bits, int64_t n, float* s) {
+constexpr int kWords = kRowCells / 32;
+
+// Which of a block's cells the tokens see, and where scores have biases the positions of these.
+struct BlockMask {
+    uint32_t bits[kCodeRowsMax][kWords];
+    float cell_pos[kRowCells];
+
+    bool fill(const AttentionArgs& a, int64_t c0, int64_t n) {
+        bool any = false;
+        for (int64_t t = 0; t < a.n_tokens; ++t) {
+            any |= visible_bits(a, t, c0, n, bits[t], kWords) > 0;
+        }
+        if (any && a.biased()) {
+            std::fill_n(cell_pos, kRowCells, 0.0f);
+            std::copy_n(a.cell_pos + c0, n, cell_pos);
+        }
+        return any;
+    }
+};
+
+// Takes off what the distances of a block's cells from a token cost n scores of a head's row, padded to a
+// multiple of kLanes.
+void add_biases(const AttentionArgs& a, float slope_of_head, int64_t token, const float* cell_pos, int64_t n,
+                float* s) {
+    const V slope = simd::set1(-slope_of_head), own = simd::set1(a.position(token));
+    for (int64_t c = 0; c < n; c += kLanes) {
+        const V distance = simd::abs(simd::sub(own, simd::load(cell_pos + c)));
+        simd::store(s + c, simd::fma(slope, distance, simd::load(s + c)));
+    }
+}
+
+// Soft cap, bias and mask on n scores of one token's row, padded to a multiple of kLanes; returns the
+// maximum.
+float finish_scores(const AttentionArgs& a, const RowBuffers& b, const BlockMask& mask, int64_t head,
+                    int64_t token, int64_t n, float* s) {
+    const uint32_t* bits = mask.bits[token];
     const V cap = simd::set1(a.softcap * simd::kLog2e), masked = simd::set1(kMasked);
     for (int64_t c = 0; c < n && a.softcap != 0.0f; c += kLanes)
         simd::store(s + c, simd::mul(cap, simd::tanh(simd::load(s + c))));
+    if (a.biased()) add_biases(a, b.slopes[head], token, mask.cell_pos, n, s);
     V top = simd::set1(kNoMaximum);
     for (int64_t c = 0; c < n; c += kLanes) {
         const V x = simd::keep_bits(bits[c >> 5] >> (c & 31), simd::load(s + c), masked);
@@ -189,29 +228,15 @@ V weights(float* s, int64_t n, float top) {
     return total;
 }
 
-constexpr int kWords = kRowCells / 32;
-
-// Which of a block's cells the tokens see.
-struct BlockMask {
-    uint32_t bits[kCodeRowsMax][kWords];
-
-    bool fill(const AttentionArgs& a, int64_t c0, int64_t n) {
-        bool any = false;
-        for (int64_t t = 0; t < a.n_tokens; ++t) {
-            any |= visible_bits(a, t, c0, n, bits[t], kWords) > 0;
-        }
-        return any;
-    }
-};
-
-// do_row(i, t, s) for every row i with its token and its scores
+// do_row(i, head, t, s) for every row i with its head, its token and its scores
 template <class F>
 void for_rows(const AttentionArgs& a, const RowBuffers& b, const F& do_row) {
     int64_t i = 0;
     for (int64_t h = 0; h < a.n_kv_heads; ++h) {
         float* s = b.s + h * score_rows(a) * b.lds;
         for (int64_t t = 0; t < a.n_tokens; ++t)
-            for (int64_t j = 0; j < a.heads_per_kv; ++j, ++i, s += b.lds) do_row(i, t, s);
+            for (int64_t j = 0; j < a.heads_per_kv; ++j, ++i, s += b.lds)
+                do_row(i, a.heads_per_kv * h + j, t, s);
     }
 }
 
@@ -233,10 +258,11 @@ void add_block(float* maximum, float* sum, int64_t n, const float* top, float* t
 void online_softmax(const AttentionArgs& a, int64_t n, const BlockMask& mask, const RowBuffers& b,
                     const Partials& p, int64_t part) {
     float *maximum = &p.max_of(part, 0), *sum = &p.sum_of(part, 0);
-    for_rows(a, b, [&](int64_t i, int64_t t, float* s) {
-        b.top[i] = std::max(maximum[i], finish_scores(a, mask.bits[t], n, s));
+    for_rows(a, b, [&](int64_t i, int64_t head, int64_t t, float* s) {
+        b.top[i] = std::max(maximum[i], finish_scores(a, b, mask, head, t, n, s));
     });
-    for_rows(a, b, [&](int64_t i, int64_t, float* s) { b.alpha[i] = simd::sum(weights(s, n, b.top[i])); });
+    for_rows(a, b,
+             [&](int64_t i, int64_t, int64_t, float* s) { b.alpha[i] = simd::sum(weights(s, n, b.top[i])); });
     for (int64_t i = 0; i < p.n_rows; i += kLanes)
         add_block(maximum + i, sum + i, std::min<int64_t>(kLanes, p.n_rows - i), b.top + i, b.alpha + i);
 }
@@ -296,7 +322,7 @@ void run_full_head(const AttentionArgs& a, int64_t kv_head, const RowBuffers& b,
         scores(a, kv_head, c0, n, b, s, {nullptr, nullptr});
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t t = a.token_of(r);
-            top[r] = std::max(top[r], finish_scores(a, mask.bits[t], n, s + r * b.lds));
+            top[r] = std::max(top[r], finish_scores(a, b, mask, a.head_of(kv_head, r), t, n, s + r * b.lds));
         }
     }
     for (int64_t r = 0; r < rows; ++r) {
@@ -326,7 +352,7 @@ size_t row_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max) {
     const int64_t rows = a.rows_per_kv_head();
     const int64_t score_floats = (a.flash ? a.n_kv_heads : 1) * score_rows(a) * lds;
     return size_t(a.n_heads * a.n_tokens * (ldk + 2) + kRowCells * (ldk + ldv) + score_floats + rows * ldv +
-                  sum_floats(a) + middle_floats(a) + 96) *
+                  sum_floats(a) + middle_floats(a) + slope_floats(a) + 96) *
                sizeof(float) +
            size_t(code_bytes(a));
 }
@@ -337,6 +363,7 @@ void attention_rows(const ThreadContext& ctx, const AttentionArgs& a) {
     if (b.ldk != a.dk || b.ldv != a.dv)
         std::memset(b.k, 0, size_t(kRowCells * (b.ldk + b.ldv)) * sizeof(float));
     pack_q(a, b);
+    for (int64_t h = 0; a.biased() && h < a.n_heads; ++h) b.slopes[h] = a.slope(h);
     if (b.k_codes) pack_codes(a, *b.k_codes, b);
     const flash::CodeProducts* codes = b.k_codes ? b.k_codes : b.v_codes;
     if (codes) codes->begin(a.rows_per_kv_head());

@@ -33,7 +33,7 @@ void run_flash(const AttentionArgs& a, const Tile& tile, int64_t origin, int64_t
         load_k_tile(a, tile, c0, n, b);
         for (int i = 0; i < n_parts; ++i) {
             scores(b, a.dk, parts[i], b.s, next_v);
-            online_softmax(a, b, parts[i], seen != Visibility::kAll);
+            online_softmax(a, b, parts[i], c0, seen != Visibility::kAll);
         }
         load_v_tile(a, tile, c0, n, b);
         for (int i = 0; i < n_parts; ++i) outputs(b, a.dv, parts[i], b.s, next_k);
@@ -52,7 +52,7 @@ void full_scores(const AttentionArgs& a, const Tile& tile, int64_t first, int64_
         load_k_tile(a, tile, c0, part.end, b);
         scores(b, a.dk, part, s, next);
         for (int64_t m = 0; m < b.lanes; m += kLanes) {
-            const V top = finish_scores(a, s + b.lane(m, b.s_rows), b, part, m, masked);
+            const V top = finish_scores(a, s + b.lane(m, b.s_rows), b, part, m, c0, masked);
             simd::store(b.maximum + m, simd::max(simd::load(b.maximum + m), top));
         }
     }

@@ -17,7 +17,8 @@ static_assert(kTileCells % kDepth == 0, "tiles of cells are whole tile products"
 // caches.
 struct TileBuffers {
     float *q, *k, *v, *s, *o, *maximum, *sum, *alpha;
-    float* factor;  // what scores still lack: queries may be scaled
+    float* factor;            // what scores still lack: queries may be scaled
+    float *slope, *position;  // of every lane where scores have biases, else null
     double* total;
     uint32_t* bits;                // [kWords][lanes]
     uint8_t* known;                // [row tiles][K/V tiles]: 0 or 1 + Visibility, the same for every K head
@@ -79,13 +80,13 @@ Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t i, 
 int visible_parts(const TileBuffers& b, Part* parts);
 
 // softmax
-// Soft cap and mask on the scores of the lanes from m on, which keep lacking b.factor; returns their maximum
-// times it.
+// Soft cap, bias and mask on the scores of the lanes from m on against the tile that starts at cell c0, which
+// keep lacking b.factor; returns their maximum times it.
 simd::V finish_scores(const AttentionArgs& a, float* s, const TileBuffers& b, const Part& part, int64_t m,
-                      bool masked);
+                      int64_t c0, bool masked);
 // Turns scores into weights (in p2 with a tile unit, else in place), updates maximum, sum and alpha of every
 // lane.
-void online_softmax(const AttentionArgs& a, const TileBuffers& b, const Part& part, bool masked);
+void online_softmax(const AttentionArgs& a, const TileBuffers& b, const Part& part, int64_t c0, bool masked);
 // All scores of n_cells cells into weights relative to b.maximum, in place; adds them to the totals.
 void full_weights(const TileBuffers& b, int64_t n_cells);
 

@@ -83,7 +83,8 @@ int64_t buffer_floats(const AttentionArgs& a, int64_t lanes, int64_t n_kv_max) {
     const int64_t known_bytes = most_tiles * (n_kv_max / kTileCells + 1);
     return known_bytes / 4 + 1 + a.dk * lanes +
            kTileCells * (round_up(a.dk, 16) + round_up(a.dv, kPad) + 64) + cells * lanes +
-           output_rows(a) * lanes + (6 + kWords) * lanes + 10 * 16 + half_floats(a, lanes);
+           output_rows(a) * lanes + (6 + kWords) * lanes + 10 * 16 + (a.biased() ? 2 * lanes + 32 : 0) +
+           half_floats(a, lanes);
 }
 
 float* take(float*& at, int64_t n) {
@@ -138,6 +139,8 @@ TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, const TilePlan& pla
     b.sum = take(at, lanes);
     b.alpha = take(at, lanes);
     b.factor = take(at, lanes);
+    b.slope = a.biased() ? take(at, lanes) : nullptr;
+    b.position = a.biased() ? take(at, lanes) : nullptr;
     b.total = reinterpret_cast<double*>(take(at, 2 * lanes));
     b.bits = reinterpret_cast<uint32_t*>(take(at, kWords * lanes));
     std::fill_n(b.factor, lanes, 1.0f);

@@ -28,9 +28,20 @@ void load_k_halves(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t
     for (int64_t c = 0; c < n; ++c) std::fill(b.k2.hi + c * ld + a.dk, b.k2.hi + (c + 1) * ld, uint16_t(0));
 }
 
+// What the biases of the scores of all lanes need. Scores of lanes without a row stay as they are.
+void pack_slopes(const AttentionArgs& a, const Tile& tile, const TileBuffers& b) {
+    for (int64_t m = 0; m < b.lanes; ++m) {
+        const int64_t r = tile.first_row + m;
+        const bool is_row = m < tile.n_rows;
+        b.slope[m] = is_row ? a.slope(a.head_of(tile.kv_head, r)) : 0.0f;
+        b.position[m] = is_row ? a.position(a.token_of(r)) : 0.0f;
+    }
+}
+
 }  // namespace
 
 void pack_q(const AttentionArgs& a, const Tile& tile, const TileBuffers& b) {
+    if (a.biased()) pack_slopes(a, tile, b);
     for (int64_t m = 0; m < b.lanes; m += 16) {
         const float* rows[16];
         for (int64_t i = 0; i < 16; ++i) {

@@ -37,10 +37,32 @@ V exp2_scores(float* s, const TileBuffers& b, const Part& part, V top) {
     return total;
 }
 
+// Takes off what the distances of the cells at these positions cost the scores of one vector of lanes, and
+// masks all of them; returns their maximum.
+V finish_biased(float* s, const TileBuffers& b, const Part& part, int64_t m, const int32_t* cell_pos,
+                bool masked) {
+    using namespace simd;
+    const V factor = load(b.factor + m), own = load(b.position + m), low = set1(kMasked);
+    const V slope = div(sub(zero(), load(b.slope + m)), factor);
+    V top = low;
+    for (int64_t c = part.begin; c < part.end; ++c) {
+        const V distance = simd::abs(sub(own, set1(float(cell_pos[c]))));
+        V x = fma(slope, distance, load(s + c * b.row));
+        if (masked) x = keep_if_bit(b.bits + (c >> 5) * b.lanes + m, 1u << (c & 31), x, low);
+        store(s + c * b.row, x);
+        top = simd::max(top, x);
+    }
+    return mul(factor, top);
+}
+
 }  // namespace
 
 V finish_scores(const AttentionArgs& a, float* s, const TileBuffers& b, const Part& part, int64_t m,
-                bool masked) {
+                int64_t c0, bool masked) {
+    if (a.biased()) {
+        if (a.softcap != 0.0f) finish_vector<false, true>(s, b, part, m, a.softcap);
+        return finish_biased(s, b, part, m, a.cell_pos + c0, masked);
+    }
     if (a.softcap != 0.0f) {
         return masked ? finish_vector<true, true>(s, b, part, m, a.softcap)
                       : finish_vector<false, true>(s, b, part, m, a.softcap);
@@ -49,12 +71,12 @@ V finish_scores(const AttentionArgs& a, float* s, const TileBuffers& b, const Pa
                   : finish_vector<false, false>(s, b, part, m, 0.0f);
 }
 
-void online_softmax(const AttentionArgs& a, const TileBuffers& b, const Part& part, bool masked) {
+void online_softmax(const AttentionArgs& a, const TileBuffers& b, const Part& part, int64_t c0, bool masked) {
     using namespace simd;
     for (int64_t m = part.m; m < part.m + part.lanes; m += kLanes) {
         float* s = b.s + b.lane(m, b.s_rows);
         const V before = load(b.maximum + m);
-        V top = simd::max(before, finish_scores(a, s, b, part, m, masked));
+        V top = simd::max(before, finish_scores(a, s, b, part, m, c0, masked));
         if (b.p2.hi) top = flash::raised(before, top, b.lift());
         const V total = b.p2.hi
                             ? flash::exp2_pairs(b.v_factors, s + part.begin * b.row, part.end - part.begin,

@@ -151,6 +151,8 @@ inline V scale_by_power(V p, V n) {
 
 #endif
 
+inline V abs(V x) { return max(x, sub(zero(), x)); }
+
 // 2^t for t <= 127; 0 below about -127. Relative error below 2e-7: minimax polynomial of degree 5 on [-1/2,
 // 1/2].
 inline V exp2(V t) {

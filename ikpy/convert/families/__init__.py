@@ -19,6 +19,8 @@ FAMILIES = {
     "bailing_hybrid": "bailing_hybrid:BailingHybrid",
     "bailing_moe": "moe:BailingMoe",
     "bailing_moe_v2": "moe:BailingMoe2",
+    "bloom": "alibi:Bloom",
+    "chameleon": "older:Chameleon",
     "chatglm": "glm:ChatGlm",
     "codeshell": "gpt2:CodeShell",
     "cohere": "cohere:CommandR",
@@ -62,6 +64,7 @@ FAMILIES = {
     "gpt_bigcode": "gpt2:GptBigCode",
     "gpt_neox": "plain:GptNeoX",
     "gpt_oss": "gpt_oss:GptOss",
+    "gpt_refact": "alibi:Refact",
     "granite": "granite:Granite",
     "granite_swa": "granite_swa:GraniteSwa",
     "granitemoe": "granite:GraniteMoe",
@@ -75,8 +78,10 @@ FAMILIES = {
     "hy_v3": "hy_v3:HyV3",
     "hy_v4": "hy_v4:HyV4",
     "iquestcoder": "llama:IQuestCoder",
+    "jais": "alibi:Jais",
     "jais2": "nemotron:Jais2",
     "jamba": "jamba:Jamba",
+    "jina_bert_v2": "alibi_encoders:JinaBertV2",
     "kimi_k2": "deepseek:DeepSeekV3",
     "kimi_k3": "kimi_k3:KimiK3",
     "kimi_linear": "kimi_linear:KimiLinear",
@@ -101,6 +106,8 @@ FAMILIES = {
     "mistral4": "mistral4:Mistral4",
     "mixtral": "llama:Mixtral",
     "modernbert": "modern_bert:ModernBert",
+    "mpt": "alibi:Mpt",
+    "neobert": "alibi_encoders:NeoBert",
     "nemotron": "nemotron:Nemotron",
     "nemotron-nas": "deci:Deci",
     "nemotron_h": "nemotron_h:NemotronH",
@@ -114,6 +121,8 @@ FAMILIES = {
     "phi3": "phi3:Phi3",
     "phimoe": "phi3:PhiMoe",
     "plamo": "older:Plamo",
+    "plamo2": "plamo:Plamo2",
+    "plamo3": "plamo:Plamo3",
     "plm": "older_moe:Plm",
     "qwen": "older:Qwen",
     "qwen2": "qwen:Qwen2",
@@ -145,6 +154,7 @@ FAMILIES = {
 }
 # Classes whose checkpoints carry the model type of an older relative.
 _MODEL_TYPES = {
+    **dict.fromkeys(("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"), "jina_bert_v2"),
     "BailingMoeV2ForCausalLM": "bailing_moe_v2",
     "MiniMaxM2ForCausalLM": "minimax_m2",
 }

@@ -17,7 +17,7 @@ class Gpt2Names(LayerNormFamily):
 
     biases = _NORMS | UNGATED | {"attn_qkv", "attn_output"}
     needed_biases = biases
-    activations = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+    activations: ClassVar[tuple[str, ...]] = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
     aliases: ClassVar[Mapping[str, str]] = {
         "activation_function": "hidden_act",
         "layer_norm_epsilon": "layer_norm_eps",

@@ -1,4 +1,4 @@
-"""Baichuan, XVERSE, Orion, Qwen 1 and PLaMo: the names of llama or GPT-2, with matrices joined or in another order."""
+"""Baichuan, XVERSE, Orion, Qwen 1, PLaMo and Chameleon: names of llama or GPT-2, matrices joined or reordered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import ClassVar
 import numpy as np
 
 from ikpy.convert.config import Config
-from ikpy.convert.families.base import ATTENTION, DENSE, Change, Family, Keys, Modules, View, feed_forward, rope_pairs
+from ikpy.convert.families.base import (
+    ATTENTION,
+    DENSE,
+    HEAD_NORMS,
+    Change,
+    Family,
+    Keys,
+    Modules,
+    View,
+    feed_forward,
+    rope_pairs,
+)
 from ikpy.convert.families.plain import LayerNormFamily
 
 _VOCABULARY_OF_2 = 125696
@@ -148,3 +159,23 @@ class Plamo(Family):
         if target == "attn_output":
             return lambda rows: rows.reshape(-1, *turned).swapaxes(1, 2).reshape(rows.shape)
         return super().view(target, source)
+
+
+class Chameleon(Family):
+    """Text models; heads of q and k have LayerNorms of their own, rotated rows among them."""
+
+    arch = "chameleon"
+    rotates_pairs = True
+    modules: ClassVar[Modules] = {**ATTENTION, **DENSE, **HEAD_NORMS}
+    biases = frozenset({"attn_q_norm", "attn_k_norm"})
+
+    def keys(self) -> Keys:
+        return super().keys() | {"swin_norm": bool(self.config.get("swin_norm", default=False))}
+
+    def view(self, target: str, source: str) -> View | None:
+        if target not in ("attn_q_norm", "attn_k_norm"):
+            return super().view(target, source)
+        return lambda rows: rows.reshape(len(rows), 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+    def needed_tensors(self) -> frozenset[str]:
+        return frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})

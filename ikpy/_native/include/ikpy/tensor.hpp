@@ -23,7 +23,7 @@ struct Tensor {
 };
 static_assert(sizeof(Tensor) == 80, "mirrored in Python");
 
-constexpr int kMaxSources = 10;
+constexpr int kMaxSources = 11;
 constexpr int kMaxIntParams = 16;
 constexpr int kMaxFloatParams = 12;
 
@@ -35,7 +35,7 @@ struct Op {
     float fp[kMaxFloatParams];
     int32_t above, upto;  // runs only where above < n_kv <= upto; 0: no limit
 };
-static_assert(sizeof(Op) == 168, "mirrored in Python");
+static_assert(sizeof(Op) == 172, "mirrored in Python");
 
 class ExpertReader;
 

@@ -17,7 +17,21 @@ struct Attention {
     long long mask_stride;  // bytes
     float scale, softcap;
     int k_type, k1_type, v_type, n_parts;
+    // Linear biases (ALiBi): positions of cells and tokens, and which of the heads of the model head 0 is.
+    const int *cell_pos, *pos;
+    float max_bias;  // of the slopes, 0: no biases
+    int slope_head, slope_heads, unused;
 };
+
+// What the score of a head loses per position, in units of log2 (AttentionArgs::slope on the CPU).
+__device__ __forceinline__ float bias_slope(const Attention& a, int head) {
+    int n = 1;
+    while (2 * n <= a.slope_heads) n *= 2;
+    const int h = a.slope_head + head;
+    const float steps = h < n ? h + 1.0f : h - n + 0.5f;
+    return exp2f(-a.max_bias * steps / n) * kLog2e;
+}
+__device__ __forceinline__ float distance(int a, int b) { return fabsf(static_cast<float>(a - b)); }
 
 __device__ __forceinline__ int n_cells(const Attention& a) { return a.k.extent(2, a.runtime); }
 

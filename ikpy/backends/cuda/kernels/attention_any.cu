@@ -25,6 +25,9 @@ IKPY_KERNEL __launch_bounds__(128) attention_any(Attention a) {
     int first, last;
     cell_range(a, token, &first, &last);
     const uint16_t* mask = mask_row(a, token);
+    const bool biased = a.max_bias != 0.0f;
+    const float slope = biased ? bias_slope(a, head) : 0.0f;
+    const int own = biased ? a.pos[token] : 0;
     float maximum = -INFINITY, denominator = 0.0f;
     for (int c = first + warp; c < last; c += kWarps) {
         if (mask && mask[c] >= 0x8000) continue;
@@ -35,7 +38,8 @@ IKPY_KERNEL __launch_bounds__(128) attention_any(Attention a) {
             const auto* k1 = a.k1.row<const uint8_t>(k1_head, c);
             for (int i = lane; i < d1; i += 32) dot += q[d0 + i] * kv_element(a.k1_type, k1, i);
         }
-        const float s = score_of(a, warp_sum(dot));
+        float s = score_of(a, warp_sum(dot));
+        if (biased) s -= slope * distance(own, a.cell_pos[c]);
         const float top = fmaxf(maximum, s), old = exp2f(maximum - top), p = exp2f(s - top);
         maximum = top;
         denominator = denominator * old + p;

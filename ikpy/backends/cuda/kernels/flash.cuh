@@ -11,9 +11,9 @@
 namespace ikpy::cuda {
 
 // grid (row tiles, key heads, parts). Dynamic shared memory: Flash::kBytes.
-template <int Dk, int Dv, int Wm, int Wn, int Cells, bool VInK>
+template <int Dk, int Dv, int Wm, int Wn, int Cells, bool VInK, bool Biased = false>
 __device__ __forceinline__ void flash_body(const Attention& a, int v_column) {
-    using F = Flash<Dk, Dv, Wm, Wn, Cells, VInK>;
+    using F = Flash<Dk, Dv, Wm, Wn, Cells, VInK, Biased>;
     IKPY_DYNAMIC_SHARED(memory);
     __shared__ float stat[Wn][F::kRows];
     auto* q = reinterpret_cast<uint16_t*>(memory);
@@ -77,5 +77,11 @@ __device__ __forceinline__ void flash_body(const Attention& a, int v_column) {
 #define IKPY_FLASH(name, Dk, Dv, Wm, Wn, Cells, VInK, Blocks)                                         \
     IKPY_KERNEL __launch_bounds__(32 * Wm * Wn, Blocks) name(ikpy::cuda::Attention a, int v_column) { \
         ikpy::cuda::flash_body<Dk, Dv, Wm, Wn, Cells, VInK>(a, v_column);                             \
+    }                                                                                                 \
+    IKPY_EXPORT(name)
+// With linear biases.
+#define IKPY_FLASH_BIASED(name, D, Wm, Wn, Cells, Blocks)                                             \
+    IKPY_KERNEL __launch_bounds__(32 * Wm * Wn, Blocks) name(ikpy::cuda::Attention a, int v_column) { \
+        ikpy::cuda::flash_body<D, D, Wm, Wn, Cells, false, true>(a, v_column);                        \
     }                                                                                                 \
     IKPY_EXPORT(name)

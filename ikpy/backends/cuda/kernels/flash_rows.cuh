@@ -7,11 +7,11 @@ namespace ikpy::cuda {
 constexpr float kNoMaximum = -1e30f;  // below any score, and finite
 
 // Wm warps side by side, each with 16 rows; Wn warps share these and the cells of a tile. VInK: values are a
-// part of the key rows.
-template <int Dk, int Dv, int Wm, int Wn, int Cells, bool VInK>
+// part of the key rows. Biased: scores have linear biases.
+template <int Dk, int Dv, int Wm, int Wn, int Cells, bool VInK, bool Biased = false>
 struct Flash {
     static constexpr int kHeadK = Dk, kHeadV = Dv, kWn = Wn, kCells = Cells;
-    static constexpr bool kVInK = VInK;
+    static constexpr bool kVInK = VInK, kBiased = Biased;
     static constexpr int kDk = (Dk + 31) / 32 * 32, kRows = 16 * Wm, kThreads = 32 * Wm * Wn;
     // Rows of 16-bit elements; 8 more than the length keep ldmatrix free of bank conflicts.
     static constexpr int kStrideK = kDk + 8, kStrideV = Dv + 8, kStrideP = Cells + 8;

@@ -4,6 +4,15 @@
 
 namespace ikpy::cuda {
 
+// Slopes and positions of a thread's two rows where scores have biases.
+template <bool Biased>
+struct FlashBiases {
+    float slope[2];
+    int pos[2];
+};
+template <>
+struct FlashBiases<false> {};
+
 // What a thread keeps of the rows 16 wm + lane / 4 and 8 more; all cells and columns that its warp wn takes.
 template <class F>
 struct FlashThread {
@@ -12,6 +21,7 @@ struct FlashThread {
     const uint16_t* mask[2];
     float maximum[2], denominator[2];
     float sums[F::kSumTiles][4];
+    FlashBiases<F::kBiased> biases;
 
     __device__ __forceinline__ int row(int h) const { return 16 * wm + lane / 4 + 8 * h; }
     __device__ __forceinline__ int score_tile(int j) const { return 8 * (wn * F::kScoreTiles + j); }
@@ -27,6 +37,10 @@ __device__ __forceinline__ void begin_rows(const Attention& a, const FlashRows& 
         own.mask[h] = mask_row(a, token);
         own.maximum[h] = kNoMaximum;
         own.denominator[h] = 0.0f;
+        if constexpr (F::kBiased) {
+            own.biases.slope[h] = bias_slope(a, rows.head(row));
+            own.biases.pos[h] = a.pos[token];
+        }
     }
 #pragma unroll
     for (int t = 0; t < F::kSumTiles; ++t)
@@ -63,7 +77,8 @@ __device__ __forceinline__ void multiply_keys(const FlashThread<F>& own, const u
     }
 }
 
-// Soft caps and masks scores of the cells from c0 on; top: the largest of each row that this thread has met.
+// Soft caps, biases and masks scores of the cells from c0 on; top: the largest of each row that this thread
+// has met.
 template <class F>
 __device__ __forceinline__ void mask_scores(const Attention& a, const FlashThread<F>& own, int c0, int last,
                                             FlashScores<F>& scores, float* top) {
@@ -78,6 +93,9 @@ __device__ __forceinline__ void mask_scores(const Attention& a, const FlashThrea
             for (int i = 0; i < 2; ++i) {
                 float& s = scores.s[j][2 * h + i];
                 if (a.softcap != 0.0f) s = a.softcap * kLog2e * tanhf(s);
+                if constexpr (F::kBiased)
+                    if (cell + i < last)
+                        s -= own.biases.slope[h] * distance(own.biases.pos[h], a.cell_pos[cell + i]);
                 const bool hidden = open >> (16 * i + 15) & 1;
                 if (hidden || cell + i < own.first[h] || cell + i >= own.last[h]) s = -INFINITY;
                 top[h] = fmaxf(top[h], s);

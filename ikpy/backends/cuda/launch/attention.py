@@ -46,7 +46,20 @@ class _Operands:
         views = self.q + self.k + self.k1 + self.v + self.dst
         addresses = [*hidden, optional_address(sinks, c.address), partials, self.n_kv]
         head = struct.pack("<5Qq2f", *addresses, mask_stride, *c.op.fp[:2])
-        return views + head + struct.pack("<4i", *types, n_parts)
+        return views + head + struct.pack("<4i", *types, n_parts) + _biases(c)
+
+
+def _biases(c: OpContext) -> bytes:
+    """What ikpy::cuda::Attention has of linear biases."""
+    if not _is_biased(c.op):
+        return bytes(32)
+    addresses = [optional_address(value, c.address) for value in c.op.src[9:11]]
+    return struct.pack("<2Qf3i", *addresses, c.op.fp[2], *c.op.ip[2:4], 0)
+
+
+def _is_biased(op: Node) -> bool:
+    """Whether distances of positions cost scores."""
+    return len(op.fp) > 2
 
 
 # (dk, dv) -> (rows of the kernel for many rows, cells per tile of both kernels, threads of both kernels). The kernel
@@ -65,6 +78,8 @@ _FLASH = {
     (576, 512): (32, (32, 32), (128, 256)),
 }
 _FEW_ROWS = 16
+# Heads that kernels with linear biases are made for (kernels/flash_biased.cu).
+_LONGEST_BIASED = 128
 # Parts of the cells: enough blocks for the largest devices (132 multiprocessors, two blocks each), none of fewer than
 # four tiles. One token of latent attention with up to 16 heads is a single row of tiles: 32768 cells are 256 parts,
 # whose results, 8 MiB, are written and read in the L2 cache.
@@ -86,10 +101,11 @@ class _Flash:
     row_tiles: int
     kv_heads: int
     n_parts: int
+    biased: bool = False
 
     @property
     def kernel(self) -> str:
-        return f"flash{self.rows}_{self.dk}_{self.dv}"
+        return f"flash{self.rows}_{self.dk}_{self.dv}" + "_biased" * self.biased
 
     @property
     def shared_bytes(self) -> int:
@@ -117,7 +133,7 @@ def flash_shared_bytes(kernel: str) -> int:
     """Dynamic shared memory of a flash attention kernel, 0 for other kernels."""
     for (dk, dv), (many, cells, threads) in _FLASH.items():
         for choice, rows in enumerate((_FEW_ROWS, many)):
-            if kernel == f"flash{rows}_{dk}_{dv}":
+            if kernel.removesuffix("_biased") == f"flash{rows}_{dk}_{dv}":
                 column = 0 if dk == 576 else -1
                 return _Flash(dk, dv, rows, cells[choice], threads[choice], column, 1, 1, 1).shared_bytes
     return 0
@@ -143,7 +159,8 @@ def _flash(op: Node, target: Target) -> _Flash | None:
     if any(x is not None and x.type_id in (F16, BF16) and not is_aligned(x) for x in (k, v, k1)):
         return None
     column = _v_column(k, k1, v) if dk == 576 else -1
-    if dk == 576 and column < 0:
+    biased = _is_biased(op)
+    if (dk == 576 and column < 0) or (biased and (dk != dv or dk > _LONGEST_BIASED)):
         return None
     many, cells, threads = _FLASH[dk, dv]
     n_rows = q.shape[1] // k.shape[1] * q.shape[2]
@@ -152,7 +169,8 @@ def _flash(op: Node, target: Target) -> _Flash | None:
         row_tiles, kv_heads = ceil_div(n_rows, rows), k.shape[1]
         least = _MIN_PART_TILES * cells[choice]
         parts = min(ceil_div(_WANTED_BLOCKS, row_tiles * kv_heads), k.shape[2] // least, _MAX_PARTS)
-        flash = _Flash(dk, dv, rows, cells[choice], threads[choice], column, row_tiles, kv_heads, max(1, parts))
+        parts = max(1, parts)
+        flash = _Flash(dk, dv, rows, cells[choice], threads[choice], column, row_tiles, kv_heads, parts, biased)
         if flash.shared_bytes <= target.shared_bytes - 1024:  # some is static
             return flash
     return None

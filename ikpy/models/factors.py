@@ -37,8 +37,9 @@ def find_factor(gguf: GGUFFile, info: TensorInfo) -> TensorInfo | None:
 def factor_values(gguf: GGUFFile, scale: TensorInfo) -> np.ndarray:
     """The factors f32; FileFormatError unless all are finite."""
     values = gguf.data(scale).view(np.float32)
-    if not np.isfinite(values).all():
-        raise FileFormatError(f"{gguf.path}: tensor '{scale.name}' holds a number that is not finite")
+    broken = values[~np.isfinite(values)]
+    if len(broken):
+        raise FileFormatError(f"{gguf.path}: tensor '{scale.name}' is {broken[0]:g}; factors of matrices are finite")
     return values
 
 

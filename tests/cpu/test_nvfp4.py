@@ -142,7 +142,7 @@ def test_factor_of_one_changes_nothing(tmp_path):
 def test_factor_that_is_not_finite_is_refused(tmp_path):
     model, _ = dense()
     model.weights["blk.1.ffn_up.scale"] = np.array([np.nan], np.float32)
-    with pytest.raises(FileFormatError, match=r"'blk.1.ffn_up.scale' holds a number that is not finite"):
+    with pytest.raises(FileFormatError, match=r"'blk.1.ffn_up.scale' is nan; factors of matrices are finite"):
         Model.load(model.write(tmp_path / "m.gguf"))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint, StoredTensor
 from ikpy.convert.group_config import GroupScheme
-from ikpy.convert.packed import Q4_0_BLOCK, fits_f16
+from ikpy.convert.packed import CACHED, Q4_0_BLOCK, Q4_0_LAYOUT, fits_f16, paired_halves
 from ikpy.convert.stored_matrix import WEIGHT
 from ikpy.convert.words import FLOAT_KINDS, to_float32
 from ikpy.errors import FileFormatError
@@ -25,7 +25,7 @@ PARTS = (ZEROS, SCALES, GROUPS)
 _WORD = 32
 # Row 8 c + _GEMM_ORDER[i] of a matrix has bits 4 i .. of word c.
 _GEMM_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_Q4_0 = np.dtype([("scale", "<f2"), ("nibbles", "u1", (16,))])
+Q4_0_BITS = 4
 _LOWEST, _HIGHEST = -8, 7  # levels of Q4_0
 
 
@@ -88,13 +88,23 @@ class GroupedMatrix:
 
     def blocks(self) -> np.ndarray:
         n_blocks = self.columns // Q4_0_BLOCK
-        of_block = np.arange(n_blocks) * Q4_0_BLOCK // self.group_size
-        levels = self._codes() - self._zeros()[:, np.arange(self.columns) // self.group_size] - _LOWEST
-        halves = levels.astype(np.uint8).reshape(self.rows, n_blocks, 2, 16)
-        out = np.empty((self.rows, n_blocks), _Q4_0)
-        out["scale"] = self._scales()[:, of_block]
-        out["nibbles"] = halves[:, :, 0] | halves[:, :, 1] << 4
+        out = np.empty((self.rows, n_blocks), Q4_0_LAYOUT)
+        out["scale"] = self._scales()[:, np.arange(n_blocks) * Q4_0_BLOCK // self.group_size]
+        if self.scheme.order == "gptq" and self.scheme.bits == Q4_0_BITS:
+            self._pair(out)
+        else:
+            levels = self._codes() - self._zeros()[:, np.arange(self.columns) // self.group_size] - _LOWEST
+            halves = levels.astype(np.uint8).reshape(self.rows, n_blocks, 2, 16)
+            out["nibbles"] = (halves[:, :, 0] | halves[:, :, 1] << 4).view("V16")[:, :, 0]
         return out.view(np.uint8).reshape(self.rows, -1)
+
+    def _pair(self, out: np.ndarray) -> None:
+        """Nibbles of blocks of codes that are levels already: 7 ms for 7168 x 2048."""
+        words = self.checkpoint.raw(self.module + CODES)
+        step = max(1, CACHED // self.columns)
+        for first in range(0, self.rows, step):
+            halves = np.ascontiguousarray(words[:, first : first + step].T).view("<u8")
+            out["nibbles"][first : first + step] = paired_halves(halves.reshape(-1, 2)).reshape(-1, out.shape[1])
 
     def values(self) -> np.ndarray:
         groups = self._g_idx() if self._uses_g_idx else np.arange(self.columns) // self.group_size

@@ -22,7 +22,7 @@ from ikpy.errors import FileFormatError, UnsupportedError
 PACKED = "_packed"
 COMPANIONS = ("_scale", "_shape", "_zero_point", "_g_idx")
 Q4_0_BLOCK = 32
-_Q4_0 = np.dtype([("scale", "<f2"), ("nibbles", "V16")])
+Q4_0_LAYOUT = np.dtype([("scale", "<f2"), ("nibbles", "V16")])
 CACHED = 1 << 18
 """Bytes of nibbles that stay in the cache of a core while they are rearranged."""
 # Exponents of bf16 numbers whose 8 significant bits f16 has: 2^-17 (the last bit is 2^-24) to below 2^16.
@@ -77,8 +77,8 @@ class IntegerMatrix:
         scales = self._scales().astype("<f2")
         if self.group_size > Q4_0_BLOCK:
             scales = scales.repeat(-(-self.group_size // Q4_0_BLOCK), axis=1)[:, :n_blocks]
-        out = np.empty((self.rows, n_blocks * _Q4_0.itemsize), np.uint8)
-        blocks = out.view(_Q4_0)
+        out = np.empty((self.rows, n_blocks * Q4_0_LAYOUT.itemsize), np.uint8)
+        blocks = out.view(Q4_0_LAYOUT)
         blocks["scale"] = scales
         halves = self.checkpoint.raw(self.stored.name).view("<u8")  # of blocks
         step = max(1, CACHED // (halves.shape[1] * 8))

@@ -65,12 +65,29 @@ struct UnpackNVFP4 {
     static constexpr int kType = 40, kGroup = 16, kBlock = 64, kBlockBytes = 36, kZero = 12;
     static constexpr int kLow = 0, kHigh = 24;
     template <class C>
-    static void block(const uint8_t* p, C codes, float* d, float*) {
+    static void block(const uint8_t* p, C to, float* d, float*) {
+        codes(p, to);
+#if defined(__AVX2__)
+        const __m128i bytes = _mm_cvtepu8_epi16(_mm_cvtsi32_si128(load_unaligned<int32_t>(p)));
+        _mm_storeu_ps(d, _mm256_castps256_ps128(halves_of(bytes)));
+#else
+        for (int g = 0; g < 4; ++g) d[g] = half_ue4m3(p[g]);
+#endif
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
 #pragma GCC unroll 2
         for (int h = 0; h < 2; ++h)
-            c32::store(codes + 32 * h, c32::lookup(kMxfp4Codes, nibbles(p + 4 + 16 * h)));
-        for (int g = 0; g < 4; ++g) d[g] = half_ue4m3(p[g]);
+            c32::store(to + 32 * h, c32::lookup(kMxfp4Codes, nibbles(p + 4 + 16 * h)));
     }
+#if defined(__AVX2__)
+    // half_ue4m3() of eight words.
+    static __m256 halves_of(__m128i words) {
+        const __m128i unsigned_ = _mm_and_si128(words, _mm_set1_epi16(127));
+        const __m128i numbers = _mm_andnot_si128(_mm_cmpeq_epi16(words, _mm_set1_epi16(127)), unsigned_);
+        return _mm256_mul_ps(_mm256_cvtph_ps(_mm_slli_epi16(numbers, 7)), _mm256_set1_ps(128.0f));
+    }
+#endif
     static c32::Codes32 nibbles(const uint8_t* p) {
         typedef uint64_t Quadwords __attribute__((vector_size(32)));
         const auto a = load_unaligned<uint64_t>(p), b = load_unaligned<uint64_t>(p + 8);

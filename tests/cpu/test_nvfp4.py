@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 
 from ikpy._native import core
+from ikpy.cli import main
+from ikpy.engine.adapter import LoraAdapter
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.errors import FileFormatError
+from ikpy.gguf.reader import GGUFFile
 from ikpy.quants import dequantize, registry
 from ikpy.quants.legacy import ue4m3_halves
 from tests.cpu import reference_models as ref
 from tests.cpu.definition_checks import POS, RMS, TOKENS, experts, frame, layer_weights, routed, shape
 from tests.cpu.reference_models import Evaluation, RandomModel
+from tests.cpu.test_adapters import make_pairs, merged, write_adapter
 
 NVFP4 = registry.by_name("nvfp4")
 SHAPE = shape(2, 128, 4, 2, 32, 192)
@@ -169,3 +173,61 @@ def test_values_that_the_type_holds_are_encoded_exactly():
     values = dequantize(blocks.reshape(-1), NVFP4.id, (64, 64)).reshape(64, 64)
     again = dequantize(core.quantize(values, NVFP4.id, None, 1).reshape(-1), NVFP4.id, (64, 64)).reshape(64, 64)
     assert np.array_equal(again, values)
+
+
+@pytest.mark.parametrize("make", [dense, mixture])
+def test_quantizing_keeps_factors(make, tmp_path):
+    """The numbers of a matrix go to another type, its factor stays."""
+    model, expected = make()
+    path, out = model.write(tmp_path / "m.gguf"), tmp_path / "out.gguf"
+    assert main(["quantize", "--allow-requantize", str(path), str(out), "Q8_0"]) == 0
+    with GGUFFile.open(path) as before, GGUFFile.open(out) as after:
+        for name, info in before.tensors.items():
+            numbers, again = (
+                dequantize(f.data(t), t.type_id, t.shape) for f, t in ((before, info), (after, after.tensors[name]))
+            )
+            assert np.abs(again - numbers).max() <= 0.005 * np.abs(numbers).max(), name
+            assert registry.by_id(after.tensors[name].type_id).name != "nvfp4"
+    if make is dense:  # few tokens of the mixture get other experts
+        assert np.abs(logits(out) - expected).max() < BOUND * np.abs(expected).max()
+
+
+def in_floats(model: RandomModel) -> RandomModel:
+    """The same with F32 matrices, whose factors stay tensors of their own."""
+    result = RandomModel(model.arch, 0)
+    result.keys, result.weights, result.numbered_words = model.keys, dict(model.weights), True
+    for name in model.encoded:
+        w, factor = model.weights[name], model.weights[f"{name}.scale"]
+        result.weights[name] = (w / factor.reshape(-1, *[1] * (w.ndim - 1) if w.ndim == 3 else ())).astype(np.float32)
+        result.weights.pop(f"{name}.input_scale")
+    return result
+
+
+@pytest.mark.parametrize("make", [dense, mixture])
+def test_factors_of_floats(make, tmp_path):
+    """Factors count for any type, so that products are exact here."""
+    model, expected = make()
+    for n_ubatch in (64, 7, 1):
+        error = np.abs(logits(in_floats(model).write(tmp_path / "m.gguf"), n_ubatch) - expected).max(-1)
+        assert error.max() < 5e-5 * np.abs(expected).max(), f"token {error.argmax()}: {error.max():.3g}"
+
+
+@pytest.mark.parametrize("make", [dense, mixture])
+def test_adapters_are_added_behind_factors(make, tmp_path):
+    model = in_floats(make()[0])
+    pairs = {name: pair for name, pair in make_pairs(model, 4).items() if f"{name}.scale" in model.weights}
+    loaded = Model.load(model.write(tmp_path / "m.gguf"))
+    adapter = LoraAdapter.load(write_adapter(tmp_path / "a.gguf", model.arch, pairs, 8.0), loaded)
+    settings = ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32", adapters=(adapter,))
+    context = Context(loaded, settings)
+    context.adapter_scales[:] = 1.0
+    actual = context.decode(Batch.single(TOKENS, logits="all"))
+    # Without factors: what they multiply has them within.
+    plain = RandomModel(model.arch, 0)
+    plain.keys, plain.numbered_words = model.keys, True
+    plain.weights = {n: w for n, w in model.weights.items() if not n.endswith(".scale")}
+    for name in pairs:
+        w, factor = plain.weights[name], model.weights[f"{name}.scale"]
+        plain.weights[name] = w * factor.reshape(-1, *[1] * (w.ndim - 1) if w.ndim == 3 else ())
+    expected = logits(merged(plain, pairs, 2.0).write(tmp_path / "merged.gguf"))
+    assert np.abs(actual - expected).max() < 5e-5 * np.abs(expected).max()

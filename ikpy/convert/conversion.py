@@ -35,6 +35,7 @@ _ALWAYS_F32 = (
     "ffn_gate_inp.weight",
     "attn_sinks.weight",
     "position_embd.weight",
+    "token_types.weight",
     *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
     "ssm_a",
     "ssm_d",
@@ -153,6 +154,9 @@ class Conversion(PlannedFile):
         n_vocab = embedding.shape[0]
         values |= {f"{arch}.{key}": value for key, value in self.family.keys().items()}
         values[f"{arch}.vocab_size"] = n_vocab
+        for tensor in self.tensors:
+            if tensor.output.name == "token_types.weight":
+                values["tokenizer.ggml.token_type_count"] = tensor.output.shape[0]
         values |= self._layer_values()
         keys = tokenizer_keys(
             self.checkpoint,

@@ -24,7 +24,7 @@ _OTHER_PARTS = re.compile(
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
 _LAYER = re.compile(
-    r"(?:(?:(?:model|backbone|gpt_neox|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:transformer\.)?(?:h|blocks|decoder_layer))"
+    r"(?:(?:(?:model|backbone|gpt_neox|encoder|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:transformer\.)?(?:h|blocks|decoder_layer))"
     r"\.(\d+)\.(.+)"
 )
 _EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.)|(?<=moe\.))(\d+)(?=\.|$)")

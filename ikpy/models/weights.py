@@ -198,6 +198,8 @@ class WeightSource:
         if info is None:
             raise FileFormatError(f"{self.gguf.path}: tensor '{name}' not found")
         self.take(name, (n, _full(info.shape)[1]))
+        if self.header_only:
+            return external(PLANNED_ADDRESS, None, F32, (n,), name)
         values = np.ascontiguousarray(self._numbers(info)[index], np.float32)
         return external(values.ctypes.data, values, F32, (n,), name)
 

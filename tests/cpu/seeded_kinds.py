@@ -18,6 +18,7 @@ from tests.cpu import (
     seeded_checkpoints,
     shelf_checkpoints,
     tencent_checkpoints,
+    unigram_checkpoints,
 )
 
 KINDS = (
@@ -36,4 +37,5 @@ KINDS = (
     *older_moe_checkpoints.CHECKPOINTS,
     *qwen4_exp_checkpoints.CHECKPOINTS,
     *picture_text_checkpoints.CHECKPOINTS,
+    *unigram_checkpoints.CHECKPOINTS,
 )

@@ -77,6 +77,7 @@ FAMILIES = {
     "iquestcoder": "llama:IQuestCoder",
     "jais2": "nemotron:Jais2",
     "jamba": "jamba:Jamba",
+    "jina_embeddings_v3": "jina:JinaEmbeddingsV3",
     "kimi_k2": "deepseek:DeepSeekV3",
     "kimi_k3": "kimi_k3:KimiK3",
     "kimi_linear": "kimi_linear:KimiLinear",

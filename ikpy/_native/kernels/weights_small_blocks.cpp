@@ -9,7 +9,6 @@
 #include "kernels/quant_product.hpp"
 #include "unpack/lanes_blocks.hpp"
 #include "unpack/points_bits.hpp"
-#include "unpack/row_codes_blocks.hpp"
 #include "unpack/small_blocks.hpp"
 
 namespace ikpy {

@@ -91,6 +91,7 @@ def test_text_of_exaone_4_5(tmp_path: Path) -> None:
     ("name", "outer", "part", "text", "picture"),
     [
         ("llama", {"model_type": "llava"}, "text_config", "language_model.model.", "vision_tower.x.weight"),
+        ("mistral", {"model_type": "llava_next"}, "text_config", "language_model.model.", "image_newline"),
         ("mistral", {"model_type": "mistral3"}, "text_config", "model.language_model.", "model.vision_tower.x.weight"),
         ("llama", {"model_type": "idefics3"}, "text_config", "model.text_model.", "model.connector.proj.weight"),
         ("qwen2", {"model_type": "internvl_chat"}, "llm_config", "language_model.model.", "mlp1.0.weight"),

@@ -61,7 +61,7 @@ def test_rows_of_transformers(tower: TowerCheckpoint, tmp_path: Path) -> None:
 @all_towers
 def test_keys_say_what_the_encoder_is(tower: TowerCheckpoint, tmp_path: Path) -> None:
     keys = ProjectorConversion(write(tower, tmp_path / "checkpoint")).metadata
-    n_layer = LAYERS - (tower is square.LLAVA)
+    n_layer = LAYERS - (tower in (square.LLAVA, square.LLAVA_NEXT))
     expected = {
         "general.architecture": "clip",
         "general.type": "mmproj",
@@ -97,6 +97,21 @@ def test_breaks_of_lines_are_rows_of_the_embedding(tmp_path: Path) -> None:
     conversion = ProjectorConversion(folder)
     rows = conversion.weights.load("language_model.model.embed_tokens.weight").astype(np.uint32) << 16
     np.testing.assert_array_equal(found, rows.view(np.float32)[BREAK])
+
+
+def test_tiles_of_llava(tmp_path: Path) -> None:
+    """Of a larger picture, in front of the whole; the sizes are written width first."""
+    folder = write(square.LLAVA_NEXT, tmp_path / "checkpoint", image_grid_pinpoints=[[56, 112], [168, 56]])
+    assert any("image_newline" in note for note in ProjectorConversion(folder).notes)
+    file = converted(folder)
+    assert list(file.metadata["clip.vision.image_grid_pinpoints"]) == [112, 56, 56, 168]
+    picture = square.LLAVA_NEXT.picture()
+    wide = opened(file).tiles(np.concatenate([picture, picture[::-1]], axis=1))
+    assert len(wide) == 3
+    np.testing.assert_array_equal(wide[:2], [picture, picture[::-1]])
+    tall = opened(file).tiles(np.concatenate([picture] * 3))
+    assert len(tall) == 4
+    np.testing.assert_array_equal(tall[:3], [picture] * 3)
 
 
 def test_matrices_in_fp8(tmp_path: Path) -> None:
@@ -213,6 +228,9 @@ def test_encoders_that_no_file_can_say(
         (square.SMOLVLM, {"scale_factor": 3}, "scale_factor 3 of 4 patches"),
         (square.LLAVA, {"vision_feature_layer": [-2, -1]}, r"vision_feature_layer \[-2, -1\]"),
         (square.LLAVA, {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy full"),
+        (square.LLAVA_NEXT, {"image_grid_pinpoints": [[56, 112, 56]]}, r"image_grid_pinpoints \[\[56, 112, 56\]\]"),
+        (square.LLAVA_NEXT, {"image_grid_pinpoints": [[56, 0]]}, r"image_grid_pinpoints \[\[56, 0\]\]"),
+        (square.LLAVA_NEXT, {"image_grid_pinpoints": 56}, "image_grid_pinpoints 56"),
         (square.INTERNVL, {"downsample_ratio": 0.3}, "downsample_ratio 0.3"),
         (native.PIXTRAL, {"vision_feature_layer": -2}, "vision_feature_layer -2"),
         (native.PIXTRAL, {"projector_hidden_act": "relu"}, "projector_hidden_act relu"),
@@ -236,6 +254,8 @@ def test_models_that_no_file_can_say(
         (square.GEMMA3, {"image_std": [0.5, 0.0, 0.5]}, "image_std"),
         (square.SMOLVLM, {"max_image_size": {"longest_edge": 512}}, "max_image_size 512 instead of 56"),
         (square.SMOLVLM, {"size": {"longest_edge": "large"}}, "not a number of pixels"),
+        (square.LLAVA_NEXT, {"crop_size": {"height": 28, "width": 28}}, "crop_size 28 instead of 56"),
+        (square.LLAVA_NEXT, {"image_grid_pinpoints": [[56, 112]]}, r"image_grid_pinpoints \[\[56, 112\]\]"),
         (native.LFM2, {"resample": 0}, "resample 0"),
         (square.INTERNVL, {"min_patches": 13, "max_patches": 0}, "pictures of 13 to 0 tiles"),
         (later.EXAONE45, {"size": {}}, "'min_pixels' is None, not a number of pixels"),
@@ -268,7 +288,8 @@ def test_every_tensor_is_missed(tower: TowerCheckpoint, tmp_path: Path) -> None:
     folder = write(tower, tmp_path / "checkpoint")
     used = {part.source for tensor in ProjectorConversion(folder).tensors for part in tensor.output.parts}
     unused = tower.shapes().keys() - used
-    assert all("head." in name or "layers.2." in name or "post_layernorm" in name for name in unused)
+    left_out = ("head.", "layers.2.", "post_layernorm", "image_newline")
+    assert all(any(part in name for part in left_out) for name in unused)
     for name in sorted(used)[:: max(1, len(used) // 12)]:
         change_tensors(folder, lambda tensors, name=name: tensors.update({f"text.{name}": tensors.pop(name)}))
         refused(folder, "is missing; the checkpoint is incomplete")

@@ -27,6 +27,7 @@ PROJECTORS = {
     "lfm2_vl": "siglip:Lfm2",
     "llama4": "llama4:Llama4",
     "llava": "siglip:Llava",
+    "llava_next": "siglip:LlavaNext",
     "minimax_m3_vl": "minimax_m3:MiniMaxM3",
     "mistral3": "pixtral:Pixtral",
     "qwen2_5_vl": "qwen_vl:Qwen25VL",

@@ -114,6 +114,16 @@ def test_tiles_of_llava(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tall[:3], [picture] * 3)
 
 
+def test_longest_edge_of_lightonocr(tmp_path: Path) -> None:
+    """Is the side of the encoder's pictures, unless the processor says otherwise; no row ends a line."""
+    folder = write(native.LIGHTONOCR, tmp_path / "checkpoint")
+    file = converted(folder)
+    assert "v.token_embd.img_break" not in file.tensors
+    assert file.metadata["clip.vision.preproc_image_size"] == 84
+    amend(folder, "preprocessor_config.json", size={"longest_edge": 56})
+    assert "clip.vision.preproc_image_size" not in ProjectorConversion(folder).metadata
+
+
 def test_matrices_in_fp8(tmp_path: Path) -> None:
     """Rows of q, k and v that are stored together, with a scale for each."""
     folder = write(native.QWEN2_VL, tmp_path / "checkpoint")
@@ -288,7 +298,7 @@ def test_every_tensor_is_missed(tower: TowerCheckpoint, tmp_path: Path) -> None:
     folder = write(tower, tmp_path / "checkpoint")
     used = {part.source for tensor in ProjectorConversion(folder).tensors for part in tensor.output.parts}
     unused = tower.shapes().keys() - used
-    left_out = ("head.", "layers.2.", "post_layernorm", "image_newline")
+    left_out = ("head.", "layers.2.", "post_layernorm", "image_newline", "language_model.")
     assert all(any(part in name for part in left_out) for name in unused)
     for name in sorted(used)[:: max(1, len(used) // 12)]:
         change_tensors(folder, lambda tensors, name=name: tensors.update({f"text.{name}": tensors.pop(name)}))

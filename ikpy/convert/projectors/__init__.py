@@ -25,6 +25,7 @@ PROJECTORS = {
     "kimi_vl": "kimi:KimiVL",
     "lfm2-vl": "siglip:Lfm2",
     "lfm2_vl": "siglip:Lfm2",
+    "lighton_ocr": "pixtral:LightOnOcr",
     "llama4": "llama4:Llama4",
     "llava": "siglip:Llava",
     "llava_next": "siglip:LlavaNext",

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import transformers
 
+from scripts import dots_ocr_rows
 from tests.cpu import tower_checkpoints as made
 from tests.cpu.tower_parts import GOLDEN_ROWS, PATCH, TowerCheckpoint
 
@@ -113,7 +114,7 @@ def main() -> None:
     for tower in made.TOWERS:
         if tower.golden_of:
             continue
-        rows = features(tower)
+        rows = dots_ocr_rows.rows(tower) if tower.config["model_type"] == "dots_ocr" else features(tower)
         tower.golden.parent.mkdir(exist_ok=True)
         np.savez_compressed(tower.golden, rows=rows[list(GOLDEN_ROWS)])
         print(f"{tower.name}: {rows.shape}, |rows| {np.abs(rows).mean():.2f}, {tower.golden.stat().st_size} bytes")

@@ -1,5 +1,5 @@
 """Tiny checkpoints of encoders akin to those of Qwen VL, GLM-V and CLIP: EXAONE 4.5, GLM-5.3 Flash, MiniMax M3,
-dots3 note."""
+dots3 note, dots.ocr."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.cpu.tower_parts import (
     MERGED,
     PATCH,
     TEXT,
+    TEXT_CONFIG,
     VISION,
     N,
     Shapes,
@@ -177,4 +178,47 @@ DOTS3 = TowerCheckpoint(
     (84, 112),
     {"min_pixels": 3136, "max_pixels": 11289600},
 )
-TOWERS = (EXAONE45, GLM5, MINIMAX_M3, DOTS3)
+
+
+def dots_ocr_shapes() -> Shapes:
+    """No biases in layers."""
+    p = "vision_tower."
+    names = {"proj": (N, 3, PATCH, PATCH)}
+    shapes = modules(f"{p}patch_embed.patchifier.", names) | module(f"{p}patch_embed.patchifier.norm", N, bias=False)
+    for il in range(LAYERS):
+        parts = {"norm1": (N,), "norm2": (N,), "attn.qkv": (3 * N, N), "attn.proj": (N, N)}
+        parts |= {"mlp.fc1": (FF, N), "mlp.fc2": (N, FF), "mlp.fc3": (FF, N)}
+        shapes |= modules(f"{p}blocks.{il}.", parts, bias=False)
+    shapes |= module(f"{p}post_trunk_norm", N, bias=False) | module(f"{p}merger.ln_q", N)
+    return shapes | modules(f"{p}merger.", {"mlp.0": (MERGED, MERGED), "mlp.2": (TEXT, MERGED)})
+
+
+DOTS_OCR = TowerCheckpoint(
+    "dots-ocr",
+    {
+        **TEXT_CONFIG,
+        "architectures": ["DotsOCRForCausalLM"],
+        "model_type": "dots_ocr",
+        "vision_config": {
+            "model_type": "dots_vit",
+            "embed_dim": N,
+            "hidden_size": TEXT,
+            "intermediate_size": FF,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_channels": 3,
+            "patch_size": PATCH,
+            "post_norm": True,
+            "rms_norm_eps": 1e-5,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 1,
+            "use_bias": False,
+            "is_causal": False,
+        },
+        "torch_dtype": "bfloat16",
+    },
+    dots_ocr_shapes,
+    (84, 112),
+    {"min_pixels": 3136, "max_pixels": 11289600},
+)
+TOWERS = (EXAONE45, GLM5, MINIMAX_M3, DOTS3, DOTS_OCR)

@@ -87,6 +87,17 @@ def test_text_of_exaone_4_5(tmp_path: Path) -> None:
 # Text parts of models that take pictures
 
 
+def test_dots_ocr(tmp_path: Path) -> None:
+    """Qwen2 whose configuration is not within another; it has an encoder besides."""
+    folder = made.copy("qwen2", tmp_path)
+    plain = convert(folder, tmp_path, model_name="model")
+    made.amend(folder, model_type="dots_ocr", vision_config={"model_type": "dots_vit", "hidden_size": 8})
+    encoder = {"vision_tower.blocks.0.attn.qkv.weight": made.bf16(np.ones((4, 4), np.float32))}
+    made.change_tensors(folder, lambda tensors: tensors.update(encoder))
+    hold_equal(convert(folder, tmp_path, model_name="model"), plain)
+    assert any("--mmproj" in note for note in Conversion(folder).notes)
+
+
 @pytest.mark.parametrize(
     ("name", "outer", "part", "text", "picture"),
     [

@@ -218,6 +218,9 @@ VALUES = [
     (later.DOTS3, {"pyramid_num_routed": [-1, 4]}, "pyramid_num_routed for other than 3 layers"),
     (later.DOTS3, {"capacity_factor": 9}, "9 experts used of 4"),
     (later.DOTS3, {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
+    (later.DOTS_OCR, {"use_bias": True}, "use_bias True"),
+    (later.DOTS_OCR, {"post_norm": False}, "post_norm False"),
+    (later.DOTS_OCR, {"hidden_size": 96}, "hidden_size 96"),
     (native.KIMI_VL, {"merge_kernel_size": [1, 2]}, r"merge_kernel_size \[1, 2\]"),
     (native.KIMI_VL, {"init_pos_emb_width": 4}, "a table of 8 x 4 positions"),
 ]
@@ -356,8 +359,9 @@ def test_values_of_any_kind_end_in_one_line(tower: TowerCheckpoint, tmp_path: Pa
     original = json.loads((folder / "config.json").read_text())
     processor = json.loads((folder / "preprocessor_config.json").read_text())
     places = [(name,) for name in original] + [("vision_config", name) for name in original["vision_config"]]
-    text = next(name for name in original if name in ("text_config", "llm_config"))
-    for place in [*places, (text, "hidden_size"), (text, "vocab_size")]:
+    inner = [name for name in original if name in ("text_config", "llm_config")]
+    places += [(part, name) for part in inner for name in ("hidden_size", "vocab_size")]
+    for place in places:
         for value in ODD:
             changed = json.loads(json.dumps(original))
             (changed if len(place) == 1 else changed[place[0]])[place[-1]] = value

@@ -33,6 +33,7 @@ FAMILIES = {
     "dots1": "moe:Dots1",
     "dots3_note": "dots3note:Dots3Note",
     "dots3_note_text": "dots3note:Dots3Note",
+    "dots_ocr": "qwen:Qwen2",
     "ernie4_5": "ernie:Ernie45",
     "ernie4_5_moe": "ernie:Ernie45Moe",
     "eurobert": "llama:EuroBert",

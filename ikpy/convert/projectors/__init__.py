@@ -11,6 +11,7 @@ from ikpy.errors import FileFormatError, UnsupportedError
 _FOLDER = "ikpy.convert.projectors"
 PROJECTORS = {
     "dots3_note": "dots3note:Dots3Note",
+    "dots_ocr": "dots_ocr:DotsOcr",
     "exaone4_5": "qwen_vl:Exaone45",
     "gemma3": "siglip:Gemma3",
     "gemma4": "gemma4:Gemma4",

@@ -1,5 +1,5 @@
 """Tiny checkpoints of encoders akin to those of Qwen VL, GLM-V and CLIP: EXAONE 4.5, GLM-5.3 Flash, MiniMax M3,
-dots3 note, dots.ocr."""
+dots3 note, dots.ocr, Step 3.7 Flash."""
 
 from __future__ import annotations
 
@@ -221,4 +221,41 @@ DOTS_OCR = TowerCheckpoint(
     (84, 112),
     {"min_pixels": 3136, "max_pixels": 11289600},
 )
-TOWERS = (EXAONE45, GLM5, MINIMAX_M3, DOTS3, DOTS_OCR)
+
+
+def step3_shapes() -> Shapes:
+    """Scaled branches; q, k and v together; two convolutions."""
+    p = "vision_model."
+    shapes = module(f"{p}conv1", N, 3, PATCH, PATCH, bias=False) | {f"{p}positional_embedding": (64, N)}
+    shapes |= module(f"{p}ln_pre", N)
+    for il in range(LAYERS):
+        b = f"{p}transformer.resblocks.{il}."
+        shapes |= {f"{b}attn.in_proj_weight": (3 * N, N), f"{b}attn.in_proj_bias": (3 * N,)}
+        parts = {"attn.out_proj": (N, N), "ln_1": (N,), "ln_2": (N,), "mlp.c_fc": (FF, N), "mlp.c_proj": (N, FF)}
+        shapes |= modules(b, parts) | {f"{b}ls_{i}.gamma": (N,) for i in (1, 2)}
+    shapes |= modules(p, {"vit_downsampler1": (2 * N, N, 3, 3), "vit_downsampler2": (MERGED, 2 * N, 3, 3)})
+    return shapes | module("vit_large_projector", TEXT, MERGED, bias=False)
+
+
+STEP3 = TowerCheckpoint(
+    "step3p7",
+    config(
+        "Step3p7",
+        "step3p7",
+        {"model_type": "step3p5", "num_attention_groups": 2},
+        {
+            "width": N,
+            "layers": LAYERS,
+            "heads": HEADS,
+            "image_size": 112,
+            "patch_size": PATCH,
+            "mlp_ratio": FF / N,
+            "model_type": "step3p5_vision",
+        },
+        understand_projector_stride=2,
+        image_token_id=5,
+    ),
+    step3_shapes,
+    (112, 112),
+)
+TOWERS = (EXAONE45, GLM5, MINIMAX_M3, DOTS3, DOTS_OCR, STEP3)

@@ -124,6 +124,16 @@ def test_longest_edge_of_lightonocr(tmp_path: Path) -> None:
     assert "clip.vision.preproc_image_size" not in ProjectorConversion(folder).metadata
 
 
+def test_colours_that_step3_has_in_its_code(tmp_path: Path) -> None:
+    """CLIP's, where no file says how pictures are prepared."""
+    folder = write(later.STEP3, tmp_path / "checkpoint")
+    (folder / "preprocessor_config.json").unlink()
+    keys = ProjectorConversion(folder).metadata
+    assert keys["clip.vision.image_mean"][0] == 0.48145466
+    assert keys["clip.vision.image_std"][2] == 0.27577711
+    assert keys["clip.vision.preproc_image_size"] == 3024
+
+
 def test_matrices_in_fp8(tmp_path: Path) -> None:
     """Rows of q, k and v that are stored together, with a scale for each."""
     folder = write(native.QWEN2_VL, tmp_path / "checkpoint")
@@ -218,6 +228,8 @@ VALUES = [
     (later.DOTS3, {"pyramid_num_routed": [-1, 4]}, "pyramid_num_routed for other than 3 layers"),
     (later.DOTS3, {"capacity_factor": 9}, "9 experts used of 4"),
     (later.DOTS3, {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
+    (later.STEP3, {"use_ln_post": True}, "use_ln_post True"),
+    (later.STEP3, {"mlp_ratio": float("inf")}, "mlp_ratio inf"),
     (later.DOTS_OCR, {"use_bias": True}, "use_bias True"),
     (later.DOTS_OCR, {"post_norm": False}, "post_norm False"),
     (later.DOTS_OCR, {"hidden_size": 96}, "hidden_size 96"),
@@ -245,6 +257,7 @@ def test_encoders_that_no_file_can_say(
         (square.LLAVA_NEXT, {"image_grid_pinpoints": [[56, 0]]}, r"image_grid_pinpoints \[\[56, 0\]\]"),
         (square.LLAVA_NEXT, {"image_grid_pinpoints": 56}, "image_grid_pinpoints 56"),
         (square.INTERNVL, {"downsample_ratio": 0.3}, "downsample_ratio 0.3"),
+        (later.STEP3, {"understand_projector_stride": 1}, "understand_projector_stride 1"),
         (native.PIXTRAL, {"vision_feature_layer": -2}, "vision_feature_layer -2"),
         (native.PIXTRAL, {"projector_hidden_act": "relu"}, "projector_hidden_act relu"),
         (native.LFM2, {"vision_feature_layer": 1}, "vision_feature_layer 1"),

@@ -39,6 +39,8 @@ PROJECTORS = {
     "qwen3_vl": "qwen_vl:Qwen3VL",
     "qwen3_vl_moe": "qwen_vl:Qwen3VL",
     "smolvlm": "siglip:Idefics3",
+    "step3p7": "step3:Step3VL",
+    "step_robotics": "step3:Step3VL",
 }
 # Encoders that other models of the type have: model_type of vision_config.
 _BY_ENCODER = {("llava", "pixtral"): "pixtral:Pixtral"}

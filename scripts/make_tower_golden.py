@@ -61,6 +61,10 @@ def inputs(tower: TowerCheckpoint) -> dict[str, torch.Tensor]:
         patches, rows, columns = lines(tower, colours_last=False)
         patches = patches.reshape(-1, 3, PATCH, PATCH)
         return {"pixel_values": patches, "image_grid_thw": torch.tensor([[1, rows, columns]])}
+    if kind == "minicpmv4_6":
+        patches, rows, columns = lines(tower, colours_last=False)
+        strip = patches.reshape(-1, 3, PATCH, PATCH).permute(1, 2, 0, 3).reshape(1, 3, PATCH, -1)
+        return {"pixel_values": strip, "target_sizes": torch.tensor([[rows, columns]])}
     if kind in ("lfm2_vl", "gemma4"):
         patches, rows, columns = lines(tower, colours_last=True)
         if kind == "gemma4":

@@ -19,7 +19,7 @@ _TEXT_PART = re.compile(r"^(model\.)?(language|text)_model\.(model\.)?")
 # Images, sound, and tables that are computed anyway.
 _OTHER_PARTS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection"
-    r"|mm_projector|connector|mlp1|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
+    r"|mm_projector|merger|connector|mlp1|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
     r"|^(model\.)?image_newline$|rotary(_pos)?_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")

@@ -1,7 +1,9 @@
 """Tiny checkpoints of encoders akin to those of Qwen VL, GLM-V and CLIP: EXAONE 4.5, GLM-5.3 Flash, MiniMax M3,
-dots3 note, dots.ocr, Step 3.7 Flash."""
+dots3 note, dots.ocr, Step 3.7 Flash, MiniCPM-V 4.6."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from tests.cpu.native_tower_checkpoints import QWEN, gated, qwen_shapes
 from tests.cpu.tower_parts import (
@@ -19,6 +21,7 @@ from tests.cpu.tower_parts import (
     config,
     module,
     modules,
+    siglip,
     siglip_layer,
 )
 
@@ -258,4 +261,34 @@ STEP3 = TowerCheckpoint(
     step3_shapes,
     (112, 112),
 )
-TOWERS = (EXAONE45, GLM5, MINIMAX_M3, DOTS3, DOTS_OCR, STEP3)
+
+
+def minicpmv_shapes() -> Shapes:
+    """SigLIP with 70 x 70 positions and what makes one of squares."""
+    p = "model.vision_tower."
+    shapes = siglip(p) | {f"{p}embeddings.position_embedding.weight": (4900, N)}
+    parts: Shapes = {f"self_attn.{name}_proj": (N, N) for name in ("q", "k", "v", "out")}
+    parts |= {"layer_norm1": (N,), "pre_norm": (MERGED,), "linear_1": (4 * FF, MERGED), "linear_2": (N, 4 * FF)}
+    shapes |= modules(f"{p}vit_merger.", parts)
+    parts = {"pre_norm": (MERGED,), "linear_1": (MERGED, MERGED), "linear_2": (TEXT, MERGED)}
+    return shapes | modules("model.merger.mlp.0.", parts)
+
+
+MINICPMV46 = TowerCheckpoint(
+    "minicpmv4_6",
+    config(
+        "MiniCPMV4_6",
+        "minicpmv4_6",
+        {"model_type": "qwen3_5_text", "layer_types": ["full_attention"]},
+        {**VISION, "model_type": "minicpmv4_6_vision", "image_size": 980},
+        image_size=56,
+        insert_layer_id=1,
+        image_token_id=5,
+    ),
+    minicpmv_shapes,
+    (56, 112),
+    {"scale_resolution": 56, "max_slice_nums": 9, "patch_size": PATCH},
+)
+# Four times as many tokens.
+MINICPMV46_LARGE = replace(MINICPMV46, name="minicpmv4_6-4x", config={**MINICPMV46.config, "downsample_mode": "4x"})
+TOWERS = (EXAONE45, GLM5, MINIMAX_M3, DOTS3, DOTS_OCR, STEP3, MINICPMV46, MINICPMV46_LARGE)

@@ -105,6 +105,7 @@ def test_dots_ocr(tmp_path: Path) -> None:
         ("mistral", {"model_type": "llava_next"}, "text_config", "language_model.model.", "image_newline"),
         ("mistral", {"model_type": "mistral3"}, "text_config", "model.language_model.", "model.vision_tower.x.weight"),
         ("llama", {"model_type": "idefics3"}, "text_config", "model.text_model.", "model.connector.proj.weight"),
+        ("qwen3", {"model_type": "minicpmv4_6"}, "text_config", "model.language_model.", "model.merger.mlp.0.x.weight"),
         ("qwen3", {"model_type": "step_robotics"}, "text_config", "model.", "vit_large_projector.weight"),
         ("qwen2", {"model_type": "internvl_chat"}, "llm_config", "language_model.model.", "mlp1.0.weight"),
     ],

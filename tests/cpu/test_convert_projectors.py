@@ -134,6 +134,15 @@ def test_colours_that_step3_has_in_its_code(tmp_path: Path) -> None:
     assert keys["clip.vision.preproc_image_size"] == 3024
 
 
+@pytest.mark.parametrize(("mode", "factor"), [("16x", 4), ("4x", 2), (None, 4)])
+def test_where_minicpmv_makes_one_of_squares(mode: str | None, factor: int, tmp_path: Path) -> None:
+    """The side of a tile is that of the processor, not that of the table of positions."""
+    folder = write(later.MINICPMV46, tmp_path / "checkpoint", downsample_mode=mode)
+    keys = ProjectorConversion(folder).metadata
+    assert (keys["clip.vision.image_size"], keys["clip.vision.projector.scale_factor"]) == (56, factor)
+    assert list(keys.get("clip.vision.wa_layer_indexes", [])) == ([1] if factor == 4 else [])
+
+
 def test_matrices_in_fp8(tmp_path: Path) -> None:
     """Rows of q, k and v that are stored together, with a scale for each."""
     folder = write(native.QWEN2_VL, tmp_path / "checkpoint")
@@ -228,6 +237,8 @@ VALUES = [
     (later.DOTS3, {"pyramid_num_routed": [-1, 4]}, "pyramid_num_routed for other than 3 layers"),
     (later.DOTS3, {"capacity_factor": 9}, "9 experts used of 4"),
     (later.DOTS3, {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
+    (later.MINICPMV46, {"image_size": 448}, "32 x 32 positions"),
+    (later.MINICPMV46, {"layer_norm_eps": 1e-5}, "layer_norm_eps 1e-05"),
     (later.STEP3, {"use_ln_post": True}, "use_ln_post True"),
     (later.STEP3, {"mlp_ratio": float("inf")}, "mlp_ratio inf"),
     (later.DOTS_OCR, {"use_bias": True}, "use_bias True"),
@@ -257,6 +268,9 @@ def test_encoders_that_no_file_can_say(
         (square.LLAVA_NEXT, {"image_grid_pinpoints": [[56, 0]]}, r"image_grid_pinpoints \[\[56, 0\]\]"),
         (square.LLAVA_NEXT, {"image_grid_pinpoints": 56}, "image_grid_pinpoints 56"),
         (square.INTERNVL, {"downsample_ratio": 0.3}, "downsample_ratio 0.3"),
+        (later.MINICPMV46, {"downsample_mode": "8x"}, "downsample_mode 8x"),
+        (later.MINICPMV46, {"insert_layer_id": 3}, "insert_layer_id 3"),
+        (later.MINICPMV46, {"merge_kernel_size": [1, 1]}, r"merge_kernel_size \[1, 1\]"),
         (later.STEP3, {"understand_projector_stride": 1}, "understand_projector_stride 1"),
         (native.PIXTRAL, {"vision_feature_layer": -2}, "vision_feature_layer -2"),
         (native.PIXTRAL, {"projector_hidden_act": "relu"}, "projector_hidden_act relu"),
@@ -284,6 +298,7 @@ def test_models_that_no_file_can_say(
         (square.LLAVA_NEXT, {"image_grid_pinpoints": [[56, 112]]}, r"image_grid_pinpoints \[\[56, 112\]\]"),
         (native.LFM2, {"resample": 0}, "resample 0"),
         (square.INTERNVL, {"min_patches": 13, "max_patches": 0}, "pictures of 13 to 0 tiles"),
+        (later.MINICPMV46, {"max_slice_nums": 4}, "max_slice_nums 4"),
         (later.EXAONE45, {"size": {}}, "'min_pixels' is None, not a number of pixels"),
         (later.EXAONE45, {"min_pixels": 200000}, "'min_pixels' 200000 is more than 'max_pixels' 100352"),
         (later.GLM5, {"patch_expand_factor": 2}, "patch_expand_factor 2"),
@@ -314,7 +329,7 @@ def test_every_tensor_is_missed(tower: TowerCheckpoint, tmp_path: Path) -> None:
     folder = write(tower, tmp_path / "checkpoint")
     used = {part.source for tensor in ProjectorConversion(folder).tensors for part in tensor.output.parts}
     unused = tower.shapes().keys() - used
-    left_out = ("head.", "layers.2.", "post_layernorm", "image_newline", "language_model.")
+    left_out = ("head.", "layers.2.", "post_layernorm", "image_newline", "language_model.", "vit_merger")
     assert all(any(part in name for part in left_out) for name in unused)
     for name in sorted(used)[:: max(1, len(used) // 12)]:
         change_tensors(folder, lambda tensors, name=name: tensors.update({f"text.{name}": tensors.pop(name)}))

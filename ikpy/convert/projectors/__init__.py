@@ -30,6 +30,7 @@ PROJECTORS = {
     "llama4": "llama4:Llama4",
     "llava": "siglip:Llava",
     "llava_next": "siglip:LlavaNext",
+    "minicpmv4_6": "minicpmv:MiniCpmV46",
     "minimax_m3_vl": "minimax_m3:MiniMaxM3",
     "mistral3": "pixtral:Pixtral",
     "qwen2_5_vl": "qwen_vl:Qwen25VL",

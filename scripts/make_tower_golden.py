@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import transformers
 
+from scripts import dots_ocr_rows
 from tests.cpu import tower_checkpoints as made
 from tests.cpu.tower_parts import GOLDEN_ROWS, PATCH, TowerCheckpoint
 
@@ -60,6 +61,10 @@ def inputs(tower: TowerCheckpoint) -> dict[str, torch.Tensor]:
         patches, rows, columns = lines(tower, colours_last=False)
         patches = patches.reshape(-1, 3, PATCH, PATCH)
         return {"pixel_values": patches, "image_grid_thw": torch.tensor([[1, rows, columns]])}
+    if kind == "minicpmv4_6":
+        patches, rows, columns = lines(tower, colours_last=False)
+        strip = patches.reshape(-1, 3, PATCH, PATCH).permute(1, 2, 0, 3).reshape(1, 3, PATCH, -1)
+        return {"pixel_values": strip, "target_sizes": torch.tensor([[rows, columns]])}
     if kind in ("lfm2_vl", "gemma4"):
         patches, rows, columns = lines(tower, colours_last=True)
         if kind == "gemma4":
@@ -113,7 +118,7 @@ def main() -> None:
     for tower in made.TOWERS:
         if tower.golden_of:
             continue
-        rows = features(tower)
+        rows = dots_ocr_rows.rows(tower) if tower.config["model_type"] == "dots_ocr" else features(tower)
         tower.golden.parent.mkdir(exist_ok=True)
         np.savez_compressed(tower.golden, rows=rows[list(GOLDEN_ROWS)])
         print(f"{tower.name}: {rows.shape}, |rows| {np.abs(rows).mean():.2f}, {tower.golden.stat().st_size} bytes")

@@ -28,7 +28,10 @@ Every type a GGUF file may contain; what the encoders achieve is in [quants.md](
 takes another type where a row does not fit. *Importance matrix*: whether quantizing to the type needs one. *File
 types*: those that give most tensors the type; rules (`--custom-q`) give any tensor any type that is written.
 """
-AFTER_MAINLINE = "\n`tq1_0` and `tq2_0` can be read and are not written.\n"
+AFTER_MAINLINE = """
+`tq1_0` and `tq2_0` can be read and are not written. Files with `nvfp4` have
+[factors](quant-formats.md#factors-of-matrices) beside their matrices, which `ikpy quantize` does not make.
+"""
 AFTER_DIALECT = """
 `i2_s` (one scale for a whole tensor) can be read and is not written. `iq2_kt` and `iq3_kt`: inference multiplies the
 stored row scale by 1.05 and 1.01; decoding a file to floats does not.

@@ -11,12 +11,14 @@ from ikpy.errors import FileFormatError, UnsupportedError
 
 METHOD = "compressed-tensors"
 MXFP4 = "mxfp4-pack-quantized"
+NVFP4 = "nvfp4-pack-quantized"
 # Of the whole checkpoint or of one group of layers. "mixed-precision": each group has its own.
 _FORMATS = (
     "dense",
     "float-quantized",
     "int-quantized",
     MXFP4,
+    NVFP4,
     "mixed-precision",
     "naive-quantized",
     "pack-quantized",
@@ -58,9 +60,13 @@ def integer_schemes(values: dict[str, Any], path: Path) -> tuple[Scheme, ...]:
     groups = [group for group in (values.get("config_groups") or {}).values() if group.get("weights")]
     for format_name in (values.get("format"), *(group.get("format") for group in groups)):
         _require(format_name in (None, *_FORMATS), path, f"format '{format_name}'")
-    weights = (group["weights"] for group in groups if MXFP4 not in (values.get("format"), group.get("format")))
+    weights = (group["weights"] for group in groups if not _is_four_bit_float(values, group))
     schemes = (_scheme(args, path) for args in weights if args.get("type", "int") == "int")
     return tuple(dict.fromkeys(schemes))
+
+
+def _is_four_bit_float(values: dict[str, Any], group: dict[str, Any]) -> bool:
+    return (group.get("format") or values.get("format")) in (MXFP4, NVFP4)
 
 
 def float_blocks(values: dict[str, Any]) -> Iterator[tuple[int, int]]:

@@ -11,6 +11,9 @@ from ikpy.errors import FileFormatError
 _REQUIRED = object()
 # Layers, experts, elements of a head: many times what any model has, and few enough to list them all.
 MAX_COUNT = 1 << 16
+_TIED = "tie_word_embeddings"
+# Models whose whole alone says in transformers whether embeddings are tied; what it does not say is false.
+_WHOLE_TELLS = ("glm5_next",)
 
 
 class Config:
@@ -25,8 +28,10 @@ class Config:
         if not isinstance(inner, dict):
             raise FileFormatError(f"{path}: '{name}' is not an object")
         self.values = {**values, **inner}
-        if len({part["tie_word_embeddings"] for part in (values, inner) if "tie_word_embeddings" in part}) > 1:
-            self.values["tie_word_embeddings"] = None  # the tensors tell
+        if inner and values.get("model_type") in _WHOLE_TELLS:
+            self.values[_TIED] = None if values.get(_TIED) else False
+        elif len({part[_TIED] for part in (values, inner) if _TIED in part}) > 1:
+            self.values[_TIED] = None  # the tensors tell
         self.has_part = bool(inner)
         self.path = path
         self.model_type = str(self.values.get("model_type", ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ikpy.convert.loading import check_loads
 from ikpy.convert.planned_file import FILE_TYPES, PlannedFile, PlannedTensor, half_type
 from ikpy.convert.projectors import has_projector
 from ikpy.convert.rope import scaling_notes
+from ikpy.convert.stored_matrix import BLOCK_TYPES, WEIGHT
 from ikpy.convert.tensor_map import OutputTensor, map_tensors
 from ikpy.convert.tokenizer import tokenizer_keys
 from ikpy.convert.weights import Weights
@@ -25,7 +27,7 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.quants import registry
 
-_BLOCK_FILE_TYPES = {"q4_0": "Q4_0", "mxfp4": "MXFP4"}  # of checkpoints with such blocks
+_BLOCK_FILE_TYPES = {"q4_0": "Q4_0", "nvfp4": "NVFP4", "mxfp4": "MXFP4"}  # of checkpoints with such blocks
 # Read by the loader as f32, or too small for anything else to matter.
 _ALWAYS_F32 = (
     "norm.weight",
@@ -33,6 +35,7 @@ _ALWAYS_F32 = (
     "ffn_gate_inp.weight",
     "attn_sinks.weight",
     "position_embd.weight",
+    "token_types.weight",
     *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
     "ssm_a",
     "ssm_d",
@@ -50,6 +53,7 @@ _ALWAYS_F32 = (
     "altup_predict_coef.weight",
     "altup_router.weight",
 )
+_STORED_AS = {"q4_0": "INT4", "nvfp4": "NVFP4"}
 QUANTIZATION_VERSION = 2
 
 
@@ -64,13 +68,17 @@ class Conversion(PlannedFile):
         self.weights = Weights(self.checkpoint)
         mapped = map_tensors(self.weights, self.family)
         self.layer_values = mapped.layer_values
-        self.outtype = self._output_type([output for output in mapped.outputs if _is_matrix(output)])
+        matrices = [output for output in mapped.outputs if _is_matrix(output)]
+        # What is decoded from codes is in neither type.
+        plain = [m for m in matrices if not all(self.weights.matrix(part.source) for part in m.parts)]
+        self.outtype = self._output_type(plain or matrices)
         extra = self.family.extra_tensors()
         constants = [
             PlannedTensor(OutputTensor(name, None, "f32", shape=values.shape), "f32", values)
             for name, values in extra.items()
         ]
-        self.tensors = constants + [PlannedTensor(output, self._tensor_type(output)) for output in mapped.outputs]
+        planned = [PlannedTensor(output, self._tensor_type(output)) for output in mapped.outputs]
+        self.tensors = constants + planned + [factor for tensor in planned for factor in self._factors(tensor)]
         self.name = self.options.model_name or Path(self.checkpoint.folder).resolve().name
         self.notes = self.family.notes() + scaling_notes(config)
         if mapped.skipped_layers:
@@ -80,6 +88,8 @@ class Conversion(PlannedFile):
             parts = f"{len(mapped.skipped_parts)} tensors of other parts are left out"
             self.notes.append(f"{parts} (the text model alone{hint})")
         self.notes += self._integer_notes()
+        if n := self.weights.cache_scales():
+            self.notes.append(f"{n} scales of FP8 caches are left out: caches have the type that is asked for")
         self.metadata = self._metadata()
         self.path = self.options.outfile or str(self.checkpoint.folder / f"{self.name}-{self.outtype.upper()}.gguf")
         header = self._declared(GGUFWriter(self.path)).plan()[0].header
@@ -93,7 +103,7 @@ class Conversion(PlannedFile):
     # types
 
     def _tensor_type(self, output: OutputTensor) -> str:
-        if output.kind in ("mxfp4", "i32") or (output.kind == "q4_0" and _is_matrix(output)):
+        if output.kind in ("mxfp4", "i32") or (output.kind in BLOCK_TYPES and _is_matrix(output)):
             return output.kind
         if not _is_matrix(output):
             return "f32"
@@ -101,14 +111,26 @@ class Conversion(PlannedFile):
             return half_type([output])
         return self.outtype
 
+    def _factors(self, tensor: PlannedTensor) -> Iterator[PlannedTensor]:
+        """What the numbers of NVFP4 blocks are to be multiplied by: one for a matrix, or for each of a stack."""
+        if tensor.type != "nvfp4":
+            return
+        matrices = (self.weights.matrix(part.source) for part in tensor.output.parts)
+        values = np.array([matrix.factor() for matrix in matrices if matrix], np.float32)
+        if (values != 1).any():
+            name = f"{tensor.output.name.removesuffix(WEIGHT)}.scale"
+            yield PlannedTensor(OutputTensor(name, None, "f32", shape=values.shape), "f32", values)
+
     def _integer_notes(self) -> list[str]:
         """Why matrices of integers are written as floats, each reason with an example."""
         found: dict[tuple[str, str], list[str]] = {}
         for tensor in self.tensors:
-            integers = [m for m in (self.weights.integers(part.source) for part in tensor.output.parts) if m]
-            if integers and tensor.type != "q4_0":
+            integers = [m for m in (self.weights.matrix(part.source) for part in tensor.output.parts) if m]
+            if integers and tensor.type not in BLOCK_TYPES:
                 reason = next((m.no_blocks for m in integers if m.no_blocks), "")
-                mixed = "some experts are no INT4" if len(integers) < len(tensor.output.parts) else "no whole rows"
+                types = {m.block_type for m in integers}
+                is_mixed = len(integers) < len(tensor.output.parts) or len(types) > 1
+                mixed = f"some experts are no {_STORED_AS[types.pop()]}" if is_mixed else "no whole rows"
                 found.setdefault((tensor.type, reason or mixed), []).append(tensor.output.name)
         return [
             f"{len(names)} tensors of integers are decoded and written as {kind} ({reason}), the first is {names[0]}"
@@ -132,6 +154,9 @@ class Conversion(PlannedFile):
         n_vocab = embedding.shape[0]
         values |= {f"{arch}.{key}": value for key, value in self.family.keys().items()}
         values[f"{arch}.vocab_size"] = n_vocab
+        for tensor in self.tensors:
+            if tensor.output.name == "token_types.weight":
+                values["tokenizer.ggml.token_type_count"] = tensor.output.shape[0]
         values |= self._layer_values()
         keys = tokenizer_keys(
             self.checkpoint,

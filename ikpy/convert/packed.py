@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from ikpy.errors import FileFormatError, UnsupportedError
 PACKED = "_packed"
 COMPANIONS = ("_scale", "_shape", "_zero_point", "_g_idx")
 Q4_0_BLOCK = 32
-_Q4_0 = np.dtype([("scale", "<f2"), ("nibbles", "V16")])
+Q4_0_LAYOUT = np.dtype([("scale", "<f2"), ("nibbles", "V16")])
 CACHED = 1 << 18
 """Bytes of nibbles that stay in the cache of a core while they are rearranged."""
 # Exponents of bf16 numbers whose 8 significant bits f16 has: 2^-17 (the last bit is 2^-24) to below 2^16.
@@ -37,6 +38,8 @@ class IntegerMatrix:
     rows: int
     columns: int
     scheme: Scheme
+
+    block_type: ClassVar[str] = "q4_0"
 
     @property
     def stored(self) -> StoredTensor:
@@ -61,7 +64,7 @@ class IntegerMatrix:
         if self.group_size % Q4_0_BLOCK or self.columns % Q4_0_BLOCK:
             return f"groups of {self.group_size}"
         scales = self.checkpoint.raw(self.name + "_scale")
-        is_exact = _fits_f16(scales, FLOAT_KINDS[self._tensor("_scale").dtype])
+        is_exact = fits_f16(scales, FLOAT_KINDS[self._tensor("_scale").dtype])
         self.checkpoint.release(self.name + "_scale")
         return "" if is_exact else "scales that f16 cannot hold"
 
@@ -74,8 +77,8 @@ class IntegerMatrix:
         scales = self._scales().astype("<f2")
         if self.group_size > Q4_0_BLOCK:
             scales = scales.repeat(-(-self.group_size // Q4_0_BLOCK), axis=1)[:, :n_blocks]
-        out = np.empty((self.rows, n_blocks * _Q4_0.itemsize), np.uint8)
-        blocks = out.view(_Q4_0)
+        out = np.empty((self.rows, n_blocks * Q4_0_LAYOUT.itemsize), np.uint8)
+        blocks = out.view(Q4_0_LAYOUT)
         blocks["scale"] = scales
         halves = self.checkpoint.raw(self.stored.name).view("<u8")  # of blocks
         step = max(1, CACHED // (halves.shape[1] * 8))
@@ -83,6 +86,10 @@ class IntegerMatrix:
             nibbles = paired_halves(halves[first : first + step].reshape(-1, 2))
             blocks["nibbles"][first : first + step] = nibbles.reshape(-1, n_blocks)
         return out
+
+    def factor(self) -> float:
+        """Of blocks: none."""
+        return 1.0
 
     def values(self) -> np.ndarray:
         """Float32 [rows, columns]: (integer - zero point) * scale."""
@@ -242,13 +249,13 @@ def _shape(checkpoint: Checkpoint, name: str, stored: StoredTensor) -> tuple[int
 
 def paired_halves(halves: np.ndarray) -> np.ndarray:
     """Blocks of 32 nibbles in order, u64 [n, 2], as void [n] of 16 bytes: element j low, j + 16 high."""
-    nibbles = _one_per_byte(halves[:, 1])
+    nibbles = one_per_byte(halves[:, 1])
     nibbles <<= np.uint16(4)
-    nibbles |= _one_per_byte(halves[:, 0])
+    nibbles |= one_per_byte(halves[:, 0])
     return nibbles.view("V16")
 
 
-def _one_per_byte(words: np.ndarray) -> np.ndarray:
+def one_per_byte(words: np.ndarray) -> np.ndarray:
     """The nibbles of u64 [n] as low halves of bytes, in order, two in each u16 [n * 8]."""
     out = np.ascontiguousarray(words).view(np.uint8).astype("<u2")
     out |= out << np.uint16(4)
@@ -268,7 +275,7 @@ def _unpack(words: np.ndarray, bits: int) -> np.ndarray:
     return out.reshape(*data.shape[:-1], -1)
 
 
-def _fits_f16(raw: np.ndarray, kind: str) -> bool:
+def fits_f16(raw: np.ndarray, kind: str) -> bool:
     """Whether scales of a kind are finite f16 numbers."""
     if kind == "bf16":
         magnitude = raw & 0x7FFF

@@ -12,6 +12,7 @@ import numpy as np
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.encoding import PIECE_ELEMENTS, column_lengths, encode, multiplied, scaled_rows, unit_columns
 from ikpy.convert.options import OUTPUT_TYPES, ConvertOptions
+from ikpy.convert.stored_matrix import BLOCK_TYPES
 from ikpy.convert.tensor_map import OutputTensor, Part, pieces
 from ikpy.convert.weights import Weights
 from ikpy.convert.words import to_float32
@@ -146,7 +147,7 @@ class PlannedFile:
 
     def _encoded_part(self, tensor: PlannedTensor, part: Part) -> Iterator[np.ndarray]:
         kind = self.weights.kind(part.source)
-        if kind in ("q4_0", "mxfp4") and kind != tensor.type:
+        if kind in (*BLOCK_TYPES, "mxfp4") and kind != tensor.type:
             kind = "f32"
         array = self.weights.load(part.source, kind)
         array = array if part.view is None else part.view(array)
@@ -166,13 +167,14 @@ class PlannedFile:
 
 def half_type(outputs: list[OutputTensor]) -> str:
     """f16 for tensors of checkpoints in f16, bf16 for all others."""
-    return "f16" if outputs and all(output.kind in ("f16", "mxfp4", "q4_0", "i32") for output in outputs) else "bf16"
+    kinds = {output.kind for output in outputs}
+    return "f16" if outputs and kinds <= {"f16", "i32", "mxfp4", *BLOCK_TYPES} else "bf16"
 
 
 def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
-    """Stores a value: str, bool, int as u32, float as f32, lists of these, arrays of f32, u64 or i32."""
+    """Stores a value: str, bool, int as u32, float as f32, lists of these, arrays of f32, u64, u8 or i32."""
     if isinstance(value, np.ndarray):
-        types_of = {np.dtype(np.float32): VT.FLOAT32, np.dtype(np.uint64): VT.UINT64}
+        types_of = {np.dtype(np.float32): VT.FLOAT32, np.dtype(np.uint64): VT.UINT64, np.dtype(np.uint8): VT.UINT8}
         writer.add_array(key, types_of.get(value.dtype, VT.INT32), value.tolist())
     elif isinstance(value, list):
         kinds = {str: VT.STRING, bool: VT.BOOL, float: VT.FLOAT32}

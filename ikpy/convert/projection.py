@@ -12,6 +12,7 @@ from ikpy.convert.conversion import QUANTIZATION_VERSION
 from ikpy.convert.planned_file import FILE_TYPES, PlannedFile, PlannedTensor, half_type
 from ikpy.convert.projectors import projector
 from ikpy.convert.projectors.tensors import Wanted
+from ikpy.convert.stored_matrix import BLOCK_TYPES
 from ikpy.convert.tensor_map import OutputTensor, Part
 from ikpy.convert.weights import Weights
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
@@ -20,7 +21,7 @@ from ikpy.quants import registry
 PREFIX = "mmproj-"
 # Tables that are computed anyway.
 _COMPUTED = re.compile(r"\b(position_ids|inv_freq)$")
-_PACKED = ("q4_0", "mxfp4")
+_PACKED = (*BLOCK_TYPES, "mxfp4")
 
 
 class ProjectorConversion(PlannedFile):

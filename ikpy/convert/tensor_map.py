@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ikpy.convert.families.base import Change, Family, Targets, View
+from ikpy.convert.stored_matrix import BLOCK_TYPES
 from ikpy.convert.weights import MXFP4_BLOCK, MXFP4_BYTES, Weights
 from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
@@ -18,12 +19,12 @@ _TEXT_PART = re.compile(r"^(model\.)?(language|text)_model\.(model\.)?")
 # Images, sound, and tables that are computed anyway.
 _OTHER_PARTS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection"
-    r"|vqmodel|mm_projector|connector|mlp1|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
-    r"|rotary(_pos)?_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
+    r"|vqmodel|mm_projector|merger|connector|mlp1|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
+    r"|^(model\.)?image_newline$|rotary(_pos)?_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
 _LAYER = re.compile(
-    r"(?:(?:(?:model|backbone|gpt_neox|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:transformer\.)?(?:h|blocks|decoder_layer)"
+    r"(?:(?:(?:model|backbone|gpt_neox|encoder|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:transformer\.)?(?:h|blocks|decoder_layer)"
     r"|(?:bert\.)?encoder\.layer|(?:model\.)?transformer_encoder)"
     r"\.(\d+)\.(.+)"
 )
@@ -189,7 +190,7 @@ class _Mapper:
         if kind == "i32" and not is_table:
             raise self.weights.unknown_type(part.source)
         self.weights.check_scales(part.source)
-        if kind == "q4_0" and (change or not self._keeps_blocks(part)):
+        if kind in BLOCK_TYPES and (change or not self._keeps_blocks(part) or not _takes_blocks(target, kind)):
             kind = "f32"
         output = self.outputs.setdefault(target, OutputTensor(target, change, kind, is_sharded=is_sharded))
         if output.parts and part.expert is None:
@@ -217,6 +218,9 @@ class _Mapper:
             self._arrange(output)
             self._take_row_factors(output)
         self._take_factors()
+        for name, output in self.outputs.items():
+            has_scale = f"{name.removesuffix('.weight')}.scale" in self.outputs
+            output.kind = "f32" if output.kind == "nvfp4" and (has_scale or output.is_sharded) else output.kind
         self._check_layers()
         self.map.outputs = sorted(self.outputs.values(), key=self._place)
         return self.map
@@ -242,7 +246,7 @@ class _Mapper:
 
     def _is_zero_bias(self, name: str) -> bool:
         """Whether a bias that the architecture does not have may be left out."""
-        if not self.family.drops_zero_biases:
+        if not self.family.drops_zero_biases and not self.weights.is_grouped(name.removesuffix(".bias")):
             return False
         return not to_float32(self.weights.load(name), self.weights.kind(name)).any()
 
@@ -301,7 +305,7 @@ class _Mapper:
         rows = self.family.padded_rows(output.name.removesuffix(".weight"))
         if rows > shape[0] > 0:
             output.n_repeated = rows - shape[0]
-            output.kind = "f32" if output.kind == "q4_0" else output.kind
+            output.kind = "f32" if output.kind in BLOCK_TYPES else output.kind
             shape = (rows, *shape[1:])
         output.shape = shape
 
@@ -322,14 +326,14 @@ class _Mapper:
     def _take_row_factors(self, output: OutputTensor) -> None:
         if not output.name.startswith("blk."):
             output.unit_columns = self.family.unit_columns(output.name.removesuffix(".weight"))
-            if output.unit_columns and output.kind == "q4_0":
+            if output.unit_columns and output.kind in BLOCK_TYPES:
                 output.kind = "f32"
             return
         factors = self.family.row_factors(output.name.split(".", 2)[2].removesuffix(".weight"))
         if factors is not None:
             # Other numbers of rows do not load, which is said by then.
             output.row_factors = factors if len(factors) == output.shape[0] else None
-            output.kind = "f32" if output.kind == "q4_0" else output.kind
+            output.kind = "f32" if output.kind in BLOCK_TYPES else output.kind
 
     def _take_factors(self) -> None:
         """FileFormatError for a product of which a part is missing, or of parts that do not fit."""
@@ -344,6 +348,7 @@ class _Mapper:
             if math.prod(self.weights.shape(source)) != math.prod(factored.shape):
                 raise FileFormatError(f"{folder}: shape {list(self.weights.shape(source))} of '{source}' does not fit")
             factored.factor = source
+            factored.kind = "f32" if factored.kind in BLOCK_TYPES else factored.kind
 
     def _part_shape(self, part: Part) -> tuple[int, ...]:
         """Shape after the view, found without reading: views are applied to an array without memory."""
@@ -366,6 +371,11 @@ class _Mapper:
         for il in range(self.family.config.n_layer):
             if il not in found and not self.family.is_empty(il):
                 raise FileFormatError(f"{self.weights.checkpoint.folder}: the tensors of layer {il} are missing")
+
+
+def _takes_blocks(target: str, kind: str) -> bool:
+    """Whether a tensor may have blocks that a factor belongs to: what is looked up by rows has none."""
+    return kind != "nvfp4" or not target.startswith("token_embd")
 
 
 def _names(targets: Targets) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _EOM = "<|eom_id|>"
 GEMMA4 = "gemma4"
 """Model name of vocabularies with merges of text whose spaces are escaped."""
+UNIGRAM = "t5"
+"""Model name of Unigram vocabularies."""
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|call|>", "<|user|>", "<EOT>", "[EOT]")
 # Files of ranks, and the pre-tokenizers of model types whose Python code is known.
 _RANKS = ("tiktoken.model", "qwen.tiktoken", "tokenizer.model")
@@ -108,6 +111,8 @@ class _Reader:
             keys = self._byte_level(model)
         elif is_escaped and self.usual_pre == GEMMA4:
             keys = self._merges_of_lines(model)
+        elif model.get("type") == "Unigram":
+            keys = self._unigram(model)
         elif sentencepiece.is_file() and not self._is_glm4(sentencepiece):
             keys = self._sentencepiece(sentencepiece)
         elif ranks := [path for name in _RANKS if (path := self.checkpoint.folder / name).is_file()]:
@@ -120,14 +125,14 @@ class _Reader:
             kind = model.get("type") or "none"
             raise UnsupportedError(
                 f"{self.checkpoint.folder}: no tokenizer that can be converted (tokenizer.json: {kind}); "
-                "byte-level BPE, WordPiece, sentencepiece BPE and tiktoken.model are supported"
+                "byte-level BPE, WordPiece, Unigram, sentencepiece BPE and tiktoken.model are supported"
             )
         keys |= self._arrays(keys) | self._special_ids() | self._flags()
         n_types = self.checkpoint.config.get("type_vocab_size")
         if isinstance(n_types, int) and n_types > 0:
             keys["tokenizer.ggml.token_type_count"] = n_types
         if self.tokenizer is not None:
-            is_strict = keys["tokenizer.ggml.model"] == "gpt2" and not self.pre
+            is_strict = keys["tokenizer.ggml.model"] in ("gpt2", UNIGRAM) and not self.pre
             named = {"general.name": self.name, **keys}
             self.notes += check_tokens(self.tokenizer, self.data, named, self.path, is_strict=is_strict)
         return keys
@@ -218,6 +223,23 @@ class _Reader:
             self.notes.append(f"{path.name} changes texts as no key can say: {', '.join(source.changes)}")
         return {"tokenizer.ggml.model": "llama", "tokenizer.ggml.add_space_prefix": source.add_space_prefix}
 
+    def _unigram(self, model: dict[str, Any]) -> dict[str, Any]:
+        """A vocabulary with scores, texts normalised by a table of characters (XLM-RoBERTa)."""
+        for index, (text, score) in enumerate(model["vocab"]):
+            kind = TokenType.UNKNOWN if index == model.get("unk_id") else TokenType.NORMAL
+            self.table.set(index, text, kind, float(score))
+        self._take_added()
+        keys: dict[str, Any] = {
+            "tokenizer.ggml.model": UNIGRAM,
+            "tokenizer.ggml.add_space_prefix": True,
+            "tokenizer.ggml.remove_extra_whitespaces": True,
+        }
+        maps = [step["precompiled_charsmap"] for step in _steps(self.data.get("normalizer"), "Precompiled")]
+        if maps:
+            charsmap = np.frombuffer(base64.b64decode(maps[0]), np.uint8)
+            keys["tokenizer.ggml.precompiled_charsmap"] = charsmap
+        return keys
+
     def _merges_of_lines(self, model: dict[str, Any]) -> dict[str, Any]:
         """Merges of text whose spaces are escaped, within lines and within runs of newlines."""
         self._take_escaped(model)
@@ -275,7 +297,7 @@ class _Reader:
                 [self.table.types.get(index, TokenType.UNUSED) for index in ids], np.int32
             ),
         }
-        if keys["tokenizer.ggml.model"] in ("llama", "plamo2"):
+        if keys["tokenizer.ggml.model"] in ("llama", "plamo2", UNIGRAM):
             out["tokenizer.ggml.scores"] = np.array([self.table.scores.get(index, 0.0) for index in ids], np.float32)
         return out
 
@@ -363,6 +385,13 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None
     return tokenizer
+
+
+def _steps(step: dict[str, Any] | None, kind: str) -> list[dict[str, Any]]:
+    """The steps of a kind in a normalizer."""
+    step = step or {}
+    own = [step] if step.get("type") == kind else []
+    return own + [found for part in step.get("normalizers", []) for found in _steps(part, kind)]
 
 
 def _uses(step: dict[str, Any] | None, kind: str) -> bool:

@@ -1,4 +1,4 @@
-"""The numbers of a checkpoint: plain floats, FP8 with scales, MXFP4 blocks, packed integers."""
+"""The numbers of a checkpoint: plain floats, FP8 with scales, MXFP4 blocks, and matrices of codes and scales."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from ikpy.convert import bitsandbytes, grouped, modelopt
 from ikpy.convert.checkpoint import Checkpoint, StoredTensor
 from ikpy.convert.compressed import METHOD, float_blocks, integer_schemes
-from ikpy.convert.packed import CACHED, COMPANIONS, PACKED, IntegerMatrix, open_matrix, paired_halves
+from ikpy.convert.group_config import AWQ, GPTQ, OWN_FILES, GroupConfig
+from ikpy.convert.nvfp4 import DIVISOR, FACTOR, open_nvfp4
+from ikpy.convert.packed import CACHED, COMPANIONS, PACKED, open_matrix, paired_halves
+from ikpy.convert.stored_matrix import BLOCK_TYPES, WEIGHT, StoredMatrix
 from ikpy.convert.words import FLOAT_KINDS, to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
 
@@ -19,10 +23,11 @@ MXFP4_BLOCK, MXFP4_BYTES = 32, 17
 _MXFP4 = np.dtype([("scale", "u1"), ("nibbles", "V16")])
 # Endings of scale tensors by the name of what they scale.
 WEIGHT_SCALES = ("_scale_inv", "_scale")
-_WEIGHT, _SCALE = ".weight", ".scale"  # DeepSeek V4: X.scale belongs to X.weight
+_SCALE = ".scale"  # DeepSeek V4: X.scale belongs to X.weight
 # Of activations and caches, which are not used.
 _UNUSED = (
     ".input_scale",
+    ".input_global_scale",
     ".input_zero_point",
     ".output_scale",
     ".output_zero_point",
@@ -30,19 +35,26 @@ _UNUSED = (
     ".k_scale",
     ".v_scale",
 )
+# A vector that inputs are multiplied by (AWQ in checkpoints of ModelOpt).
+_INPUT_FACTORS = ".pre_quant_scale"
 _KINDS = {**FLOAT_KINDS, "F8_E4M3": "f32", "I32": "i32", "I64": "i32"}
 
 
 class Weights:
-    """Tensors by checkpoint name in one of the kinds f32, f16, bf16 (bits as u16), i32, mxfp4 and q4_0 (GGUF blocks).
+    """Tensors by checkpoint name in one of the kinds f32, f16, bf16 (bits as u16), i32, mxfp4, q4_0 and nvfp4 (GGUF
+    blocks).
 
-    A packed matrix goes by the name of what it holds: X.weight, not X.weight_packed.
+    A packed matrix goes by the name of what it holds: X.weight, not X.weight_packed or X.qweight.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self._schemes = integer_schemes(self._quantization_config, checkpoint.folder / "config.json")
-        self._integers: dict[str, IntegerMatrix] = {}
+        config, path = self._quantization_config, checkpoint.folder / "config.json"
+        self._schemes = integer_schemes(config, path)
+        self._groups = GroupConfig(config, path) if self.quantization in (GPTQ, AWQ) else None
+        if self.quantization.startswith(modelopt.METHOD):
+            modelopt.check_algorithms(config, path)
+        self._matrices: dict[str, StoredMatrix | None] = {}
 
     @property
     def quantization(self) -> str:
@@ -57,6 +69,12 @@ class Weights:
         for values in (config, inner if isinstance(inner, dict) else {}):
             if isinstance(values.get("quantization_config"), dict):
                 return values["quantization_config"]
+        own = self.checkpoint.json(modelopt.OWN_FILE).get("quantization")
+        if isinstance(own, dict):
+            return {"quant_method": modelopt.METHOD, **own}
+        for file, method in OWN_FILES.items():
+            if found := self.checkpoint.json(file):
+                return {"quant_method": method, **found}
         return {}
 
     def names(self) -> Iterator[str]:
@@ -66,6 +84,8 @@ class Weights:
                 if name.removesuffix(PACKED) in self.checkpoint.tensors:
                     raise FileFormatError(f"{self.checkpoint.folder}: '{name}' and the same unpacked are both there")
                 yield name.removesuffix(PACKED)
+            elif self._groups and name.endswith(grouped.CODES):
+                yield name.removesuffix(grouped.CODES) + WEIGHT
             elif not self._is_part(name):
                 yield name
 
@@ -74,39 +94,68 @@ class Weights:
         tensors = self.checkpoint.tensors
         if name.endswith("_scales") and f"{name.removesuffix('_scales')}_blocks" in tensors:
             return True
-        if name.endswith(_UNUSED):
+        if name.endswith(_UNUSED) or self._is_part_of_method(name):
             return True
-        weight = tensors.get(name.removesuffix(_SCALE) + _WEIGHT) if name.endswith(_SCALE) else None
+        weight = tensors.get(name.removesuffix(_SCALE) + WEIGHT) if name.endswith(_SCALE) else None
         if weight is not None and weight.dtype in ("F8_E4M3", "I8"):
             return True
-        whole = next((name.removesuffix(end) for end in (*WEIGHT_SCALES, *COMPANIONS) if name.endswith(end)), "")
+        ends = (FACTOR, DIVISOR, *WEIGHT_SCALES, *COMPANIONS)
+        whole = next((name.removesuffix(end) for end in ends if name.endswith(end)), "")
         if self._schemes and whole.endswith(".weight") and not (whole in tensors or whole + PACKED in tensors):
             raise FileFormatError(f"{tensors[name].path}: tensor '{whole}{PACKED}' of '{name}' is missing")
         return bool(whole) and (whole in tensors or whole + PACKED in tensors)
 
-    def stored(self, name: str) -> StoredTensor:
-        """The tensor that holds the numbers or integers of a name."""
+    def _is_part_of_method(self, name: str) -> bool:
+        """Whether the tensor belongs to another one of GPTQ, AWQ or bitsandbytes. UnsupportedError for scales of
+        inputs, which would have to go into the weights."""
         tensors = self.checkpoint.tensors
-        return tensors[name] if name in tensors else tensors[name + PACKED]
+        if name.endswith(_INPUT_FACTORS):
+            raise UnsupportedError(f"{tensors[name].path}: tensor '{name}' scales inputs, which cannot be converted")
+        if self._groups:
+            module = next((name.removesuffix(end) for end in grouped.PARTS if name.endswith(end)), "")
+            if module and module + grouped.CODES not in tensors:
+                raise FileFormatError(f"{tensors[name].path}: tensor '{module}{grouped.CODES}' of '{name}' is missing")
+            return bool(module)
+        if self.quantization != bitsandbytes.METHOD:
+            return False
+        module = next((name.removesuffix(e) for e in bitsandbytes.ROW_PARTS if name.endswith(e)), "")
+        whole = next((name.removesuffix(e) for e in bitsandbytes.PARTS if name.endswith(e)), module + WEIGHT)
+        return whole in tensors and whole != name
+
+    def stored(self, name: str) -> StoredTensor:
+        """The tensor that holds the numbers or codes of a name."""
+        tensors = self.checkpoint.tensors
+        if name in tensors:
+            return tensors[name]
+        return tensors.get(name + PACKED) or tensors[name.removesuffix(WEIGHT) + grouped.CODES]
+
+    def is_grouped(self, module: str) -> bool:
+        """Whether a module's matrix is one of GPTQ or AWQ, whose writers give modules biases of zeros."""
+        return bool(self._groups) and module + grouped.CODES in self.checkpoint.tensors
+
+    def cache_scales(self) -> int:
+        """Tensors with scales of caches, which are not used."""
+        return sum(name.endswith(modelopt.CACHE_SCALES) for name in self.checkpoint.tensors)
 
     def release(self, name: str) -> None:
         """Give the pages of a tensor back."""
-        if name in self._integers:
-            self._integers[name].release()
+        matrix = self._matrices.get(name)
+        if matrix:
+            matrix.release()
         else:
             self.checkpoint.release(self.stored(name).name)
 
     def kind(self, name: str) -> str:
         """Kind of the array that load gives. UnsupportedError for integer tensors of other quantizations.
 
-        Of packed 4 bits the scales are read: q4_0 where the blocks hold the same values, else f32.
+        Of packed 4 bits the scales are read: one of BLOCK_TYPES where its blocks hold the same values, else f32.
         """
         tensor = self.stored(name)
         if (name.endswith("_blocks") and tensor.dtype == "U8") or self._fp4_scale(name):
             return "mxfp4"
-        integers = self.integers(name)
-        if integers:
-            return "f32" if integers.no_blocks else "q4_0"
+        matrix = self.matrix(name)
+        if matrix:
+            return "f32" if matrix.no_blocks else matrix.block_type
         if tensor.dtype not in _KINDS:
             raise self.unknown_type(name)
         return _KINDS[tensor.dtype]
@@ -116,34 +165,44 @@ class Weights:
         tensor = self.stored(name)
         return UnsupportedError(
             f"{tensor.path}: tensor '{name}' has type {tensor.dtype} (quantization '{self.quantization}'); f32, "
-            "f16, bf16, FP8 e4m3, MXFP4 and integers of compressed-tensors can be converted"
+            "f16, bf16, FP8 e4m3, MXFP4, NVFP4, GPTQ, AWQ, bitsandbytes and integers of compressed-tensors can be "
+            "converted"
         )
 
     def _fp4_scale(self, name: str) -> str:
         """The scales 2^e of bytes [rows, n/2] that hold FP4 e2m1, element 2j in the low half of byte j, with one for
         every 32; "" for other tensors. Of DeepSeek V4 (I8), and of MXFP4 of compressed-tensors (U8)."""
         tensor = self.stored(name)
-        if not name.endswith(_WEIGHT):
+        if not name.endswith(WEIGHT):
             return ""
         if tensor.name != name:
             scale_name, is_fp4 = f"{name}_scale", tensor.dtype == "U8"
         else:
-            scale_name = name.removesuffix(_WEIGHT) + _SCALE
+            scale_name = name.removesuffix(WEIGHT) + _SCALE
             is_fp4 = tensor.dtype == "I8" and self.quantization != METHOD
         scale = self.checkpoint.tensors.get(scale_name) if is_fp4 else None
         kinds = ("F8_E8M0",) if tensor.name == name else ("F8_E8M0", "U8")
         return scale_name if scale is not None and scale.dtype in kinds else ""
 
-    def integers(self, name: str) -> IntegerMatrix | None:
-        """The matrix if it is stored in integers of compressed-tensors; FileFormatError if a part is wrong."""
+    def matrix(self, name: str) -> StoredMatrix | None:
+        """The matrix if it is stored in codes with scales; FileFormatError if a part is wrong."""
+        if name not in self._matrices:
+            self._matrices[name] = self._open(name)
+        return self._matrices[name]
+
+    def _open(self, name: str) -> StoredMatrix | None:
         tensor = self.stored(name)
+        if self._groups and tensor.name.endswith(grouped.CODES):
+            module = name.removesuffix(WEIGHT)
+            return grouped.open_grouped(self.checkpoint, name, self._groups.scheme(module))
+        if self.quantization == bitsandbytes.METHOD:
+            return bitsandbytes.open_bitsandbytes(self.checkpoint, name)
+        four_bits = open_nvfp4(self.checkpoint, name, tensor)
+        if four_bits or self._fp4_scale(name):
+            return four_bits
         if tensor.name == name and (tensor.dtype != "I8" or self.quantization != METHOD):
             return None
-        if self._fp4_scale(name):
-            return None
-        if name not in self._integers:
-            self._integers[name] = open_matrix(self.checkpoint, name, self._schemes)
-        return self._integers[name]
+        return open_matrix(self.checkpoint, name, self._schemes)
 
     def is_fp8(self, name: str) -> bool:
         """Whether the tensor is stored in FP8."""
@@ -151,9 +210,9 @@ class Weights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the numbers, slowest dimension first."""
-        integers = self.integers(name)
-        if integers:
-            return integers.rows, integers.columns
+        matrix = self.matrix(name)
+        if matrix:
+            return matrix.rows, matrix.columns
         shape = self.stored(name).shape
         if self._fp4_scale(name):
             return (*shape[:-1], shape[-1] * 2)
@@ -171,9 +230,9 @@ class Weights:
     def load(self, name: str, kind: str = "") -> np.ndarray:
         """The tensor as its kind says, or as floats if kind is f32; plain floats are a view of the file."""
         kind = kind or self.kind(name)
-        integers = self.integers(name)
-        if integers:
-            return integers.blocks() if kind == "q4_0" else integers.values()
+        matrix = self.matrix(name)
+        if matrix:
+            return matrix.blocks() if kind in BLOCK_TYPES else matrix.values()
         if self.kind(name) == "mxfp4":
             return self._mxfp4(name) if kind == "mxfp4" else _mxfp4_values(self._mxfp4(name))
         raw = self.checkpoint.raw(name)
@@ -197,8 +256,8 @@ class Weights:
 
     def _fp8_scale(self, name: str) -> str:
         names = [name + end for end in WEIGHT_SCALES]
-        if name.endswith(_WEIGHT):
-            names.append(name.removesuffix(_WEIGHT) + _SCALE)
+        if name.endswith(WEIGHT):
+            names.append(name.removesuffix(WEIGHT) + _SCALE)
         scale_name = next((scale for scale in names if scale in self.checkpoint.tensors), None)
         if scale_name is None:
             raise FileFormatError(f"{self.checkpoint.folder}: FP8 tensor '{name}' has no scale ('{name}_scale_inv')")

@@ -99,11 +99,12 @@ def _lies_on_cpu(gguf: GGUFFile, keys: Keys, params: ModelParams) -> Callable[[s
     return lambda name: placement.device_of(name) == CPU
 
 
-def _matrices(gguf: GGUFFile, arch: Architecture) -> dict[str, Matrix]:
+def _matrices(gguf: GGUFFile, arch: Architecture, weights: Mapping[str, Value]) -> dict[str, Matrix]:
     """All matrices that a model multiplies with; embeddings of encoders are looked up only."""
     unused = OUTPUTS if arch.is_encoder else ()
+    factored = {name for name, value in weights.items() if value.buffer.factor is not None}
     return {
-        info.name: Matrix(info.shape[0], info.shape[1], registry.by_id(info.type_id))
+        info.name: Matrix(info.shape[0], info.shape[1], registry.by_id(info.type_id), info.name in factored)
         for info in gguf.tensors.values()
         if len(info.shape) > 1 and info.name not in unused
     }
@@ -221,9 +222,8 @@ class Model:
         devices = wanted_devices(self.params.placement, self.params.devices)
         seen = setup.placement_devices(devices, self.params.placement)
         heads = [self.arch.divisible_heads(il) for il in range(self.hparams.n_layer)]
-        self.placement = place(
-            sizes, self.hparams.n_layer, self.params.placement, seen, _matrices(self.gguf, self.arch), heads
-        )
+        matrices = _matrices(self.gguf, self.arch, self.weights)
+        self.placement = place(sizes, self.hparams.n_layer, self.params.placement, seen, matrices, heads)
         for line in placement_lines(self.placement, sizes, seen, self.replaced):
             log(line)
         taken = dict(self.params.placement.taken)

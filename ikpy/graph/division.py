@@ -45,6 +45,7 @@ class Matrix(NamedTuple):
     columns: int
     rows: int
     kind: TensorType
+    has_factor: bool = False
 
 
 class Part(NamedTuple):
@@ -149,7 +150,8 @@ def divide_networks(placed: Placed) -> dict[str, Division]:
 
 def _network_parts(up: Matrix, gate: Matrix, down: Matrix, shares: Mapping[str, float]) -> tuple[Part, ...]:
     """Parts of the hidden columns; none if they cannot be cut."""
-    if not up.rows == gate.rows == down.columns or any(m.kind.tensor_extra_bytes for m in (up, gate, down)):
+    cannot_be_cut = any(m.kind.tensor_extra_bytes or m.has_factor for m in (up, gate, down))
+    if not up.rows == gate.rows == down.columns or cannot_be_cut:
         return ()
     unit = math.lcm(GROUP, up.kind.interleave, gate.kind.interleave, down.kind.block_elements)
     return () if up.rows % unit else _cut(up.rows, unit, shares)
@@ -187,6 +189,8 @@ def divide_attention(placed: Placed) -> tuple[dict[str, Division], dict[int, str
             reasons[il] = "its cache is in host memory"
         elif any(name.startswith(tuple(f"blk.{il}.{t}" for t in ATTENTION_TENSORS)) for name in placed.overridden):
             reasons[il] = RULE
+        elif any(matrix.has_factor for matrix in matrices.values()):
+            reasons[il] = "its matrices have factors"
         elif not n_heads:
             reasons[il] = "it is of a kind that is not divided"
         elif n_heads == 1:
@@ -253,7 +257,7 @@ def divide_output(placed: Placed) -> dict[str, Division]:
     if placed.output not in placed.shares or not placed.holds(name):
         return {}
     matrix = placed.matrices[name]
-    if matrix.kind.tensor_extra_bytes:
+    if matrix.kind.tensor_extra_bytes or matrix.has_factor:
         return {}
     parts = _cut(matrix.rows, math.lcm(GROUP, matrix.kind.interleave), placed.shares)
     return {name: Division("rows", matrix.rows, parts)} if len(parts) > 1 else {}

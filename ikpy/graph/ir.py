@@ -43,7 +43,8 @@ class Buffer:
     """Memory behind values: address is None for arena buffers; owner keeps external memory alive.
 
     role: what external memory holds; "host" stays where it is whatever runs the graph. name: of a weight or cache.
-    gather: of a weight that is a part of what begins at the address.
+    gather: of a weight that is a part of what begins at the address. factor: what numbers of a weight are multiplied
+    by, of several matrices (experts) a value f32 [1, E] with one for each; products apply it to their results.
     """
 
     nbytes: int
@@ -52,6 +53,7 @@ class Buffer:
     role: Role = "value"
     name: str = ""
     gather: Gather | None = None
+    factor: float | Value | None = None
 
 
 @dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ikpy.graph.activations import ActivationCollector
@@ -17,6 +18,10 @@ GATINGS = {
     "selected_sigmoid": 5,
     "sparse_mixer": 6,
 }
+
+
+def _has_factor(*weights: Value) -> bool:
+    return any(weight.buffer.factor is not None for weight in weights)
 
 
 class ProductOps(ElementwiseOps):
@@ -64,21 +69,49 @@ class ProductOps(ElementwiseOps):
         """weight [K, N, B] times x [K, T, B] as f32 [N, T, B] (or into dst, f32 or f16)."""
         if weight.shape[0] != x.shape[0]:
             raise ValueError(f"matmul of {weight.name} {weight.shape} with {x.shape}")
+        if weight.buffer.factor is not None:
+            return self._factored(weight, x, bias, dst)
+        return self._product(weight, x, bias, dst)
+
+    def _product(self, weight: Value, x: Value, bias: Value | None, dst: Value | None) -> Value:
+        """As `mul_mat`, without the factor of the weight."""
         self.observe(weight, x)
         prepared, fmt = self.prepare(x, weight.type_id)
         n_tokens = 0 if x.dynamic_dim == 1 else x.shape[1]
-        pairs = self._pairs(weight)
+        pairs = [] if weight.buffer.factor is not None else self._pairs(weight)
         product = dst if dst is not None and not pairs else self.new(weight.shape[1], x.shape[1], x.shape[2])
         self._emit("mul_mat", product, [weight, prepared, bias], ip=[fmt, n_tokens])
+        return self._adapted(pairs, x, product, dst)
+
+    def _factored(self, weight: Value, x: Value, bias: Value | None, dst: Value | None) -> Value:
+        """As `mul_mat`, of a weight with a factor."""
+        product = self._times_factor(weight, self._product(weight, x, None, None))
+        product = product if bias is None else self.add(product, bias)
+        product = self._adapted(self._pairs(weight), x, product, None)
+        return product if dst is None else self.copy(product, dst)
+
+    def _adapted(self, pairs: Sequence[LowRank], x: Value, product: Value, dst: Value | None) -> Value:
+        """A product plus what adapters add to it, of the last one in dst."""
         for i, pair in enumerate(pairs):
             low = self.mul(self.mul_mat(pair.a, x), self._adapter_scale(pair, x.shape[1]))
             last = dst if i == len(pairs) - 1 else None
             product = self._emit("add", last or self.new(*product.shape), [product, self.mul_mat(pair.b, low)])
         return product
 
+    def _times_factor(self, weight: Value, product: Value, ids: Value | None = None) -> Value:
+        """A product [N, T, B], of experts ids [Ku, T] [N, Ku, T], times the factor of its weight if that has one."""
+        factor = weight.buffer.factor
+        if factor is None or isinstance(factor, float):
+            return product if factor is None else self.scale(product, factor)
+        if ids is None:
+            return self.mul(product, factor.reshape(1, 1, factor.shape[1]))
+        chosen = self.get_rows(factor, ids.reshape(ids.shape[0] * ids.shape[1]))
+        return self.mul(product, chosen.reshape(1, *ids.shape[:2]))
+
     def get_rows(self, table: Value, ids: Value) -> Value:
         """Rows of table [K, V] picked by ids i32 [T], as f32 [K, T]; -1 gives zeros, on devices from floats only."""
         rows = self._emit("get_rows", self.new(table.shape[0], ids.shape[0]), [table, ids])
+        rows = self._times_factor(table, rows)
         for pair in self._pairs(table):
             low = self.mul(self.get_rows(pair.b, ids), self._adapter_scale(pair, ids.shape[0]))
             assert pair.rows is not None
@@ -94,8 +127,8 @@ class ProductOps(ElementwiseOps):
         up_bias: Value | None = None,
         gate_bias: Value | None = None,
     ) -> Value:
-        """act(gate x) * (up x) as f32 [F, T]; fused when both weights have one type."""
-        if up.type_id != gate.type_id or self._pairs(up, gate):
+        """act(gate x) * (up x) as f32 [F, T]; fused when both weights have one type and no factor."""
+        if up.type_id != gate.type_id or _has_factor(up, gate) or self._pairs(up, gate):
             return self.gated(self.mul_mat(gate, x, gate_bias), self.mul_mat(up, x, up_bias), kind)
         self.observe(gate, x)
         self.observe(up, x)
@@ -160,7 +193,12 @@ class ProductOps(ElementwiseOps):
         prepared, fmt = self.prepare_for_experts(rows, weight, ids)
         dst = self.new(weight.shape[1], n_used, n_tokens)
         ip = [fmt, n_tokens, int(per_slot), n_used, weight.shape[2]]
-        self._emit("mul_mat_id", dst, [weight, prepared, groups, bias], ip=ip)
+        late_bias = bias if _has_factor(weight) else None
+        self._emit("mul_mat_id", dst, [weight, prepared, groups, None if late_bias else bias], ip=ip)
+        dst = self._times_factor(weight, dst, ids)
+        if late_bias is not None:
+            chosen = self.get_rows(late_bias, ids.reshape(n_used * n_tokens))
+            dst = self.add(dst, chosen.reshape(*dst.shape))
         return self._adapted_experts(weight, x, ids, groups, dst, per_slot=per_slot)
 
     def mul_mat_id_up_gate(
@@ -175,7 +213,7 @@ class ProductOps(ElementwiseOps):
         gate_bias: Value | None = None,
     ) -> Value:
         """Experts' act(gate x) * (up x): x [K, T] -> f32 [F, Ku, T]."""
-        if self._pairs(up, gate):
+        if _has_factor(up, gate) or self._pairs(up, gate):
             up_product = self.mul_mat_id(up, x, ids, groups, up_bias, per_slot=False)
             return self.gated(self.mul_mat_id(gate, x, ids, groups, gate_bias, per_slot=False), up_product, kind)
         self.observe_experts("MOE_FUSED_UP_GATE", up, x, groups, ids.shape[0])

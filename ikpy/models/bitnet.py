@@ -113,6 +113,7 @@ class BitNet(BitNetB158):
 
 def _matrix_scale(weights: WeightSource, name: str) -> float:
     """The factor of a ternary matrix. FileFormatError unless it is finite and above 0, as magnitudes are."""
+    weights.own_factor(name.removesuffix(".scale"))
     scale = weights.scalar(name, 1.0)
     if not 0 < scale < math.inf:
         raise FileFormatError(f"{weights.gguf.path}: tensor '{name}' is {scale:g}; it must be above 0")

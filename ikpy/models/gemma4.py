@@ -154,6 +154,7 @@ class Gemma4(Gemma):
     def _load_routed(self, weights: WeightSource, prefix: str) -> RoutedBranch:
         hp = self.hp
         experts = take_experts(weights, prefix, hp.n_embd, hp.n_expert, hp.n_ff_exp)
+        weights.own_factor(f"{prefix}.ffn_down_exps")
         scales = weights.take(f"{prefix}.ffn_down_exps.scale", (hp.n_expert,), required=False)
         experts.output_scales = scales.reshape(1, hp.n_expert) if scales is not None else None
         return RoutedBranch(

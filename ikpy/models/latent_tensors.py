@@ -42,13 +42,15 @@ class LatentSizes:
 
 
 def to_float(value: Value) -> np.ndarray:
-    """A contiguous weight [n, ...] as float32 in numpy order (reversed shape)."""
+    """A contiguous weight [n, ...] as float32 in numpy order (reversed shape), times its factor."""
     kind = registry.by_id(value.type_id)
     n_rows = value.shape[1] * value.shape[2] * value.shape[3]
     nbytes = kind.row_nbytes(value.shape[0]) * n_rows
     assert value.buffer.address is not None
     data = np.ctypeslib.as_array(_bytes_at(value.buffer.address + value.offset, nbytes))
     flat = core.dequantize(data, value.type_id, value.shape[0], n_rows, True)
+    if isinstance(value.buffer.factor, float):
+        flat = flat * np.float32(value.buffer.factor)
     return flat.reshape(value.shape[3], value.shape[2], value.shape[1], value.shape[0])[0]
 
 

@@ -16,6 +16,7 @@ from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.ir import F32, I32, PLANNED_ADDRESS, Buffer, Value, external
 from ikpy.graph.weight_parts import whole_name
 from ikpy.machine_memory import check_memory
+from ikpy.models.factors import activation_scale, factor_values, find_factor, joined_factors
 from ikpy.quants import dequantize, registry
 
 Presence = Literal["none", "optional", "required"]
@@ -155,6 +156,7 @@ class WeightSource:
         if info is None:
             return None
         value = self.values[name] = self._value(info, parts)
+        value.buffer.factor = self._factor(info)
         self._count(info)
         return value
 
@@ -175,6 +177,23 @@ class WeightSource:
             )
         self.used.add(name)
         return info
+
+    def _factor(self, info: TensorInfo) -> float | Value | None:
+        """What products with a matrix are multiplied by; counts the tensor that says so as used."""
+        self.skip(activation_scale(info))
+        scale = find_factor(self.gguf, info)
+        if scale is None:
+            return None
+        self.used.add(scale.name)
+        self._count(scale)
+        values = None if self.header_only else factor_values(self.gguf, scale)
+        if scale.element_count > 1:
+            return self._value(scale, ()).reshape(1, scale.element_count)
+        return 1.0 if values is None else None if values[0] == 1.0 else float(values[0])
+
+    def own_factor(self, module: str) -> None:
+        """The architecture applies `module`.scale itself."""
+        self.values[f"{module}.weight"].buffer.factor = None
 
     def _count(self, info: TensorInfo) -> None:
         if self.taken:
@@ -198,7 +217,7 @@ class WeightSource:
         self.take(name, (n, _full(info.shape)[1]))
         if self.header_only:
             return external(PLANNED_ADDRESS, None, F32, (n,), name)
-        values = np.ascontiguousarray(dequantize(self.gguf.data(info), info.type_id, info.shape)[index], np.float32)
+        values = np.ascontiguousarray(self._numbers(info)[index], np.float32)
         return external(values.ctypes.data, values, F32, (n,), name)
 
     def array(self, name: str, *shape: int) -> np.ndarray | None:
@@ -209,7 +228,13 @@ class WeightSource:
         if self.header_only:
             return np.broadcast_to(np.float32(0), shape[::-1])
         self._count(info)
-        return np.array(dequantize(self.gguf.data(info), info.type_id, info.shape), np.float32)
+        return self._numbers(info)
+
+    def _numbers(self, info: TensorInfo) -> np.ndarray:
+        """A tensor decoded, times its factor."""
+        values = np.array(dequantize(self.gguf.data(info), info.type_id, info.shape), np.float32)
+        factor = self._factor(info)
+        return values * np.float32(factor) if isinstance(factor, float) else values
 
     def decoded(self, name: str, *shape: int) -> np.ndarray:
         """As `array`, of a tensor that must be there."""
@@ -232,8 +257,7 @@ class WeightSource:
         if self.header_only:
             turned = external(PLANNED_ADDRESS, None, F32, shape[::-1], name, "weight")
         else:
-            decoded = dequantize(self.gguf.data(info), info.type_id, info.shape)
-            values = np.ascontiguousarray(decoded.reshape(shape[::-1]).T, np.float32)
+            values = np.ascontiguousarray(self._numbers(info).reshape(shape[::-1]).T)
             turned = external(values.ctypes.data, values, F32, shape[::-1], name, "weight")
         self.values[name] = turned
         self._count(info)
@@ -342,6 +366,7 @@ class WeightSource:
         data = None if self.header_only else join([self._bytes(part) for part in parts])
         address = PLANNED_ADDRESS if data is None else data.ctypes.data
         joined = self.values[name] = external(address, data, parts[0].type_id, shape, name, "weight")
+        joined.buffer.factor = joined_factors(parts)
         return joined
 
     def _bytes(self, value: Value) -> np.ndarray:

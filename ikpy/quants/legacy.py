@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -85,6 +86,25 @@ def mxfp4(f: Fields) -> np.ndarray:
     """e2m1 numbers with a power-of-two scale; the table is doubled, hence the halved scale."""
     scale = table("e8m0_half_f32_bits")[f["d"]].view(np.float32)
     return scale * f32(table("kvalues_mxfp4")[f["q"]])
+
+
+_E64 = np.arange(64)
+
+
+@block_type("nvfp4", s=bits(np.arange(4)), q=nibble(4 + 8 * (_E64 >> 4) + (_E64 & 7), _E64 >> 3 & 1))
+def nvfp4(f: Fields) -> np.ndarray:
+    """e2m1 numbers with a scale per 16, an FP8 number e4m3 whose sign does not count; the table is doubled, hence the
+    halved scale."""
+    return f32(ue4m3_halves()[f["s"]]).repeat(16, axis=-1) * f32(table("kvalues_mxfp4")[f["q"]])
+
+
+@functools.cache
+def ue4m3_halves() -> np.ndarray:
+    """Half the value of the 256 scales of nvfp4, float32: bits 3 to 6 are an exponent (bias 7); 127 counts as 0."""
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    halves = np.where(exponent == 0, mantissa * 2.0**-10, (8 + mantissa) * 2.0 ** (exponent - 11.0))
+    return np.where(code == 127, 0.0, halves).astype(np.float32)
 
 
 @block_type("q1_0_g128", d=number(0, "f16"), q=bits(2 + (np.arange(128) >> 3), np.arange(128) & 7, 1))

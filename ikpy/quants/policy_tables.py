@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# What rows get whose length is no multiple of 256.
+# What rows get whose length is no multiple of 256 (of nvfp4: 64).
 _FALLBACK = {
     "iq4_nl": "iq1_s iq1_m iq1_kt iq2_xxs iq2_xs iq2_s iq2_ks iq2_k iq2_kt iq2_kl iq3_xxs iq3_s iq3_ks iq3_k iq3_kt "
     "iq4_xs iq4_xs_r8 iq4_ks iq4_kss iq4_kt q2_K q3_K iq2_xxs_r4 iq2_xs_r4 iq2_s_r4 iq2_k_r4 "
-    "iq3_xxs_r4 iq3_s_r4 iq3_k_r4 iq4_ks_r4 q2_k_r4 q3_k_r4",
+    "iq3_xxs_r4 iq3_s_r4 iq3_k_r4 iq4_ks_r4 q2_k_r4 q3_k_r4 nvfp4",
     "q5_0": "iq4_k iq4_k_r4 q4_K q4_k_r4 iq5_ks iq5_ks_r4",
     "q6_0": "iq5_k iq5_k_r4 q5_K q5_k_r4",
     "q8_0": "iq6_k q6_K q6_k_r4 q8_k_r8 q8_k_r16",

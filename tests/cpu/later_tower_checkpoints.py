@@ -1,7 +1,9 @@
 """Tiny checkpoints of encoders akin to those of Qwen VL, GLM-V and CLIP: EXAONE 4.5, GLM-5.3 Flash, MiniMax M3,
-dots3 note."""
+dots3 note, dots.ocr, Step 3.7 Flash, MiniCPM-V 4.6."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from tests.cpu.native_tower_checkpoints import QWEN, gated, qwen_shapes
 from tests.cpu.tower_parts import (
@@ -11,6 +13,7 @@ from tests.cpu.tower_parts import (
     MERGED,
     PATCH,
     TEXT,
+    TEXT_CONFIG,
     VISION,
     N,
     Shapes,
@@ -18,6 +21,7 @@ from tests.cpu.tower_parts import (
     config,
     module,
     modules,
+    siglip,
     siglip_layer,
 )
 
@@ -177,4 +181,114 @@ DOTS3 = TowerCheckpoint(
     (84, 112),
     {"min_pixels": 3136, "max_pixels": 11289600},
 )
-TOWERS = (EXAONE45, GLM5, MINIMAX_M3, DOTS3)
+
+
+def dots_ocr_shapes() -> Shapes:
+    """No biases in layers."""
+    p = "vision_tower."
+    names = {"proj": (N, 3, PATCH, PATCH)}
+    shapes = modules(f"{p}patch_embed.patchifier.", names) | module(f"{p}patch_embed.patchifier.norm", N, bias=False)
+    for il in range(LAYERS):
+        parts = {"norm1": (N,), "norm2": (N,), "attn.qkv": (3 * N, N), "attn.proj": (N, N)}
+        parts |= {"mlp.fc1": (FF, N), "mlp.fc2": (N, FF), "mlp.fc3": (FF, N)}
+        shapes |= modules(f"{p}blocks.{il}.", parts, bias=False)
+    shapes |= module(f"{p}post_trunk_norm", N, bias=False) | module(f"{p}merger.ln_q", N)
+    return shapes | modules(f"{p}merger.", {"mlp.0": (MERGED, MERGED), "mlp.2": (TEXT, MERGED)})
+
+
+DOTS_OCR = TowerCheckpoint(
+    "dots-ocr",
+    {
+        **TEXT_CONFIG,
+        "architectures": ["DotsOCRForCausalLM"],
+        "model_type": "dots_ocr",
+        "vision_config": {
+            "model_type": "dots_vit",
+            "embed_dim": N,
+            "hidden_size": TEXT,
+            "intermediate_size": FF,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_channels": 3,
+            "patch_size": PATCH,
+            "post_norm": True,
+            "rms_norm_eps": 1e-5,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 1,
+            "use_bias": False,
+            "is_causal": False,
+        },
+        "torch_dtype": "bfloat16",
+    },
+    dots_ocr_shapes,
+    (84, 112),
+    {"min_pixels": 3136, "max_pixels": 11289600},
+)
+
+
+def step3_shapes() -> Shapes:
+    """Scaled branches; q, k and v together; two convolutions."""
+    p = "vision_model."
+    shapes = module(f"{p}conv1", N, 3, PATCH, PATCH, bias=False) | {f"{p}positional_embedding": (64, N)}
+    shapes |= module(f"{p}ln_pre", N)
+    for il in range(LAYERS):
+        b = f"{p}transformer.resblocks.{il}."
+        shapes |= {f"{b}attn.in_proj_weight": (3 * N, N), f"{b}attn.in_proj_bias": (3 * N,)}
+        parts = {"attn.out_proj": (N, N), "ln_1": (N,), "ln_2": (N,), "mlp.c_fc": (FF, N), "mlp.c_proj": (N, FF)}
+        shapes |= modules(b, parts) | {f"{b}ls_{i}.gamma": (N,) for i in (1, 2)}
+    shapes |= modules(p, {"vit_downsampler1": (2 * N, N, 3, 3), "vit_downsampler2": (MERGED, 2 * N, 3, 3)})
+    return shapes | module("vit_large_projector", TEXT, MERGED, bias=False)
+
+
+STEP3 = TowerCheckpoint(
+    "step3p7",
+    config(
+        "Step3p7",
+        "step3p7",
+        {"model_type": "step3p5", "num_attention_groups": 2},
+        {
+            "width": N,
+            "layers": LAYERS,
+            "heads": HEADS,
+            "image_size": 112,
+            "patch_size": PATCH,
+            "mlp_ratio": FF / N,
+            "model_type": "step3p5_vision",
+        },
+        understand_projector_stride=2,
+        image_token_id=5,
+    ),
+    step3_shapes,
+    (112, 112),
+)
+
+
+def minicpmv_shapes() -> Shapes:
+    """SigLIP with 70 x 70 positions and what makes one of squares."""
+    p = "model.vision_tower."
+    shapes = siglip(p) | {f"{p}embeddings.position_embedding.weight": (4900, N)}
+    parts: Shapes = {f"self_attn.{name}_proj": (N, N) for name in ("q", "k", "v", "out")}
+    parts |= {"layer_norm1": (N,), "pre_norm": (MERGED,), "linear_1": (4 * FF, MERGED), "linear_2": (N, 4 * FF)}
+    shapes |= modules(f"{p}vit_merger.", parts)
+    parts = {"pre_norm": (MERGED,), "linear_1": (MERGED, MERGED), "linear_2": (TEXT, MERGED)}
+    return shapes | modules("model.merger.mlp.0.", parts)
+
+
+MINICPMV46 = TowerCheckpoint(
+    "minicpmv4_6",
+    config(
+        "MiniCPMV4_6",
+        "minicpmv4_6",
+        {"model_type": "qwen3_5_text", "layer_types": ["full_attention"]},
+        {**VISION, "model_type": "minicpmv4_6_vision", "image_size": 980},
+        image_size=56,
+        insert_layer_id=1,
+        image_token_id=5,
+    ),
+    minicpmv_shapes,
+    (56, 112),
+    {"scale_resolution": 56, "max_slice_nums": 9, "patch_size": PATCH},
+)
+# Four times as many tokens.
+MINICPMV46_LARGE = replace(MINICPMV46, name="minicpmv4_6-4x", config={**MINICPMV46.config, "downsample_mode": "4x"})
+TOWERS = (EXAONE45, GLM5, MINIMAX_M3, DOTS3, DOTS_OCR, STEP3, MINICPMV46, MINICPMV46_LARGE)

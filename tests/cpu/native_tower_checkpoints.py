@@ -202,6 +202,28 @@ MISTRAL3 = TowerCheckpoint(
     (56, 84),
     tolerance=1e-3,
 )
+
+
+def lightonocr_shapes() -> Shapes:
+    """Those of Mistral 3 under other names."""
+    names = {"vision_tower.": "model.vision_encoder.", "multi_modal_projector.": "model.vision_projection."}
+    names["language_model.model."] = "model.language_model."
+    shapes: Shapes = {}
+    for name, shape in pixtral_shapes(merges=True).items():
+        old = next(old for old in names if name.startswith(old))
+        shapes[names[old] + name.removeprefix(old)] = shape
+    return shapes
+
+
+LIGHTONOCR = TowerCheckpoint(
+    "lightonocr",
+    config("LightOnOcr", "lighton_ocr", {"model_type": "qwen3"}, _PIXTRAL, image_token_id=5, spatial_merge_size=2),
+    lightonocr_shapes,
+    (56, 84),
+    {"size": {"longest_edge": 84}},
+    tolerance=1e-3,
+    golden_of="mistral3",
+)
 LFM2_WIDTH = 72
 LFM2 = TowerCheckpoint(
     "lfm2-vl",
@@ -310,4 +332,4 @@ KIMI_K25 = TowerCheckpoint(
     lambda: kimi_shapes("mm_projector.", "proj.0", "proj.2"),
     (112, 112),
 )
-TOWERS = (QWEN2_VL, QWEN25_VL, QWEN3_VL, GLM4V, PIXTRAL, MISTRAL3, LFM2, GEMMA4, KIMI_VL, KIMI_K25)
+TOWERS = (QWEN2_VL, QWEN25_VL, QWEN3_VL, GLM4V, PIXTRAL, MISTRAL3, LIGHTONOCR, LFM2, GEMMA4, KIMI_VL, KIMI_K25)

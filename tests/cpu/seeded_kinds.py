@@ -19,6 +19,7 @@ from tests.cpu import (
     seeded_checkpoints,
     shelf_checkpoints,
     tencent_checkpoints,
+    unigram_checkpoints,
 )
 
 KINDS = (
@@ -38,4 +39,5 @@ KINDS = (
     *qwen4_exp_checkpoints.CHECKPOINTS,
     *alibi_checkpoints.CHECKPOINTS,
     *picture_text_checkpoints.CHECKPOINTS,
+    *unigram_checkpoints.CHECKPOINTS,
 )

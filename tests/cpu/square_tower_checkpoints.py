@@ -80,6 +80,15 @@ LLAVA = TowerCheckpoint(
     ),
     llava_shapes,
 )
+# Of a picture of one tile, which is looked at as a whole alone.
+LLAVA_NEXT = TowerCheckpoint(
+    "llava_next",
+    {**LLAVA.config, "architectures": ["LlavaNextForConditionalGeneration"], "model_type": "llava_next"}
+    | {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]},
+    lambda: llava_shapes() | {"image_newline": (TEXT,)},
+    processor={"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
+    golden_of="llava",
+)
 
 
 def internvl_shapes() -> Shapes:
@@ -195,4 +204,4 @@ LLAMA4 = TowerCheckpoint(
     ),
     llama4_shapes,
 )
-TOWERS = (GEMMA3, SMOLVLM, LLAVA, INTERNVL, INTERNVL_CHAT, LLAMA4)
+TOWERS = (GEMMA3, SMOLVLM, LLAVA, LLAVA_NEXT, INTERNVL, INTERNVL_CHAT, LLAMA4)

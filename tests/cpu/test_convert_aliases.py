@@ -87,12 +87,26 @@ def test_text_of_exaone_4_5(tmp_path: Path) -> None:
 # Text parts of models that take pictures
 
 
+def test_dots_ocr(tmp_path: Path) -> None:
+    """Qwen2 whose configuration is not within another; it has an encoder besides."""
+    folder = made.copy("qwen2", tmp_path)
+    plain = convert(folder, tmp_path, model_name="model")
+    made.amend(folder, model_type="dots_ocr", vision_config={"model_type": "dots_vit", "hidden_size": 8})
+    encoder = {"vision_tower.blocks.0.attn.qkv.weight": made.bf16(np.ones((4, 4), np.float32))}
+    made.change_tensors(folder, lambda tensors: tensors.update(encoder))
+    hold_equal(convert(folder, tmp_path, model_name="model"), plain)
+    assert any("--mmproj" in note for note in Conversion(folder).notes)
+
+
 @pytest.mark.parametrize(
     ("name", "outer", "part", "text", "picture"),
     [
         ("llama", {"model_type": "llava"}, "text_config", "language_model.model.", "vision_tower.x.weight"),
+        ("mistral", {"model_type": "llava_next"}, "text_config", "language_model.model.", "image_newline"),
         ("mistral", {"model_type": "mistral3"}, "text_config", "model.language_model.", "model.vision_tower.x.weight"),
         ("llama", {"model_type": "idefics3"}, "text_config", "model.text_model.", "model.connector.proj.weight"),
+        ("qwen3", {"model_type": "minicpmv4_6"}, "text_config", "model.language_model.", "model.merger.mlp.0.x.weight"),
+        ("qwen3", {"model_type": "step_robotics"}, "text_config", "model.", "vit_large_projector.weight"),
         ("qwen2", {"model_type": "internvl_chat"}, "llm_config", "language_model.model.", "mlp1.0.weight"),
     ],
 )

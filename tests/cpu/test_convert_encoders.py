@@ -31,8 +31,9 @@ from tests.cpu.shelf_checkpoints import (
 )
 from tests.cpu.test_convert_seeded import TOLERANCE, converted
 from tests.cpu.test_encoders import gelu
+from tests.cpu.unigram_checkpoints import JINA_V3
 
-ENCODERS = tuple(kind for kind in shelf.CHECKPOINTS if kind.is_encoder)
+ENCODERS = (*(kind for kind in shelf.CHECKPOINTS if kind.is_encoder), JINA_V3)
 
 
 def states_of(file: GGUFFile) -> np.ndarray:

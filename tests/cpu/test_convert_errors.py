@@ -191,9 +191,9 @@ def test_output_matrices_that_a_file_cannot_have(name, tmp_path):
 
 def test_other_quantizations_are_named(tmp_path):
     folder = made.copy("llama", tmp_path)
-    made.change_tensors(folder, _add("model.layers.0.mlp.up_proj.qweight", SMALL))
-    made.amend(folder, quantization_config={"quant_method": "gptq"})
-    with pytest.raises(UnsupportedError, match=r"up_proj\.qweight' has no place .* \(quantization 'gptq'\)"):
+    made.change_tensors(folder, _add("model.layers.0.mlp.up_proj.W_q", SMALL))
+    made.amend(folder, quantization_config={"quant_method": "hqq"})
+    with pytest.raises(UnsupportedError, match=r"up_proj\.W_q' has no place .* \(quantization 'hqq'\)"):
         Conversion(folder)
 
 

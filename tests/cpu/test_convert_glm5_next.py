@@ -44,6 +44,20 @@ def test_as_llama_cpp_has_it(tmp_path: Path) -> None:
     assert "blk.1.attn_kv_b.weight" not in file.tensors
 
 
+@pytest.mark.parametrize(("inside", "outside"), [(True, False), (False, True), (True, None)])
+def test_the_whole_says_whether_embeddings_are_tied(inside, outside, tmp_path: Path) -> None:
+    """As in transformers: the text part's value does not count, and what is not said is false."""
+    text = {**TEXT, "tie_word_embeddings": inside}
+    folder = tiny.write(GLM5_NEXT, tmp_path / "checkpoint", text_config=text, tie_word_embeddings=outside)
+    assert "output.weight" in convert(folder, tmp_path).tensors
+    made.change_tensors(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if "lm_head" in name])
+    if outside:
+        assert "output.weight" not in convert(folder, tmp_path).tensors
+    else:
+        with pytest.raises(IkpyError, match=r"the output matrix \(lm_head.weight\) is missing"):
+            Conversion(folder)
+
+
 def test_other_spellings(tmp_path: Path) -> None:
     """A configuration without text_config, of kinds that older files name, with the KDA layers in a part of its own."""
     first = converted(GLM5_NEXT, tmp_path / "first")

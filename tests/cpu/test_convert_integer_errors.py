@@ -80,7 +80,11 @@ def test_the_shard_of_a_wrong_part_is_named(tmp_path):
 REFUSED = {
     "2 bits": ({"num_bits": 2}, {}, "weights of 2 bits of compressed-tensors cannot be converted"),
     "blocks": ({"strategy": "block"}, {}, "integer weights with scales by 'block'"),
-    "nvfp4": ({}, {"format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized' of compressed-tensors"),
+    "nvfp4": (
+        {},
+        {"format": "nvfp4-pack-quantized"},
+        "has type I32, which quantization_config of config.json does not",
+    ),
     "marlin": ({}, {"format": "marlin-24"}, "format 'marlin-24'"),
     "sparse": ({}, {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights ('sparse-24-bitmask')"),
     "transforms": ({}, {"transform_config": {"config_groups": {"u": {"type": "hadamard"}}}}, "transforms of activ"),

@@ -50,6 +50,37 @@ def test_configuration_of_transformers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits_of(again), logits_of(official))
 
 
+@pytest.mark.parametrize(
+    ("rope", "outer", "n_rot"),
+    [
+        ({}, {}, 32),
+        ({"partial_rotary_factor": 0.25}, {}, 8),
+        ({}, {"partial_rotary_factor": 0.25}, 8),
+        ({"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 0.25}, 16),
+    ],
+)
+def test_rotated_elements_are_those_of_transformers(rope, outer, n_rot, tmp_path: Path) -> None:
+    """`rotary_dim` is 16, which its configuration has and its model does not read."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, **rope}
+    folder = tiny.write(MINIMAX_M3, tmp_path / "checkpoint", text_config={**TEXT, "rope_parameters": rope, **outer})
+    conversion = Conversion(folder)
+    assert conversion.metadata["minimax-m3.rope.dimension_count"] == n_rot
+    notes = [note for note in conversion.notes if "rotary_dim" in note]
+    said = f"rotary_dim 16 is not used: partial_rotary_factor says that {n_rot} elements are rotated"
+    assert notes == ([said] if n_rot != 16 else [])
+
+
+@pytest.mark.parametrize(("inside", "outside"), [(True, False), (False, True), (True, None)])
+def test_either_part_ties_embeddings(inside, outside, tmp_path: Path) -> None:
+    """As in transformers, which uses an output matrix that there is nevertheless."""
+    text = {**TEXT, "tie_word_embeddings": inside}
+    folder = tiny.write(MINIMAX_M3, tmp_path / "checkpoint", text_config=text, tie_word_embeddings=outside)
+    if outside is not None:
+        assert "output.weight" in convert(folder, tmp_path).tensors
+    made.change_tensors(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if "lm_head" in name])
+    assert "output.weight" not in convert(folder, tmp_path).tensors
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "swiglu_alpha 1.5": {"swiglu_alpha": 1.5},
     "swiglu_limit 8": {"swiglu_limit": 8},

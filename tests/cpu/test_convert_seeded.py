@@ -57,6 +57,7 @@ def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
         "norm.weight",
         "norm_2.weight",
         "position_embd.weight",
+        "token_types.weight",
         ".bias",
         "exp_probs_b",
         "attn_sinks.weight",

@@ -29,7 +29,7 @@ DECODED_TYPES = ("Q8_K",)
 EXACT = 1e-6
 # From 128 tokens on sums of 16 columns of these are rounded to half a unit of a code (test_chained_groups.py).
 CHAINED_TYPES = (
-    *("Q6_K", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K", "IQ1_M", "IQ2_XS", "IQ2_S", "Q6_K_R4", "IQ2_K_R4"),
+    *("NVFP4", "Q6_K", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K", "IQ1_M", "IQ2_XS", "IQ2_S", "Q6_K_R4", "IQ2_K_R4"),
     *("IQ3_K_R4", "IQ4_K_R4", "IQ5_K_R4", "IQ1_M_R4", "IQ2_XS_R4", "IQ2_S_R4"),
 )
 # From 32 on sums of 16 activations of these are rounded to 16 bits (test_weighted_sums.py).

@@ -20,7 +20,8 @@ from tests.cpu.quantize_models import write_model
 NE0, ROWS = 512, 32
 NAME = "blk.0.attn_output.weight"
 WRITABLE = [row.name for row in registry.all_types() if can_encode(row.name)]
-SCALED = [row.name for row in registry.all_types() if row.is_quantized and row.name in WRITABLE]
+# Every scale of nvfp4 is a finite number.
+SCALED = [row.name for row in registry.all_types() if row.is_quantized and row.name in WRITABLE and row.name != "nvfp4"]
 
 
 def encoded(values, name):

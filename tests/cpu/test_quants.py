@@ -34,7 +34,7 @@ OTHER_FORMULA = {"iq1_bn", "iq2_bn", "iq6_k"}
 BLOCK_TYPES = [t for t in registry.all_types() if t.is_quantized and t.name != "i2_s" and not t.activation_only]
 MAINLINE = (
     "q4_0 q4_1 q5_0 q5_1 q8_0 q2_K q3_K q4_K q5_K q6_K iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s iq1_s iq1_m iq4_nl "
-    "iq4_xs mxfp4 tq1_0 tq2_0"
+    "iq4_xs mxfp4 nvfp4 tq1_0 tq2_0"
 )
 PACKINGS = sorted((a, b) for a, b in PERMUTATIONS if registry.by_name(b).interleave > 1)
 

@@ -399,7 +399,7 @@ def test_impossible_scales_of_ternary_matrices(name: str, scale: float, tmp_path
     model.ffn("blk.0", 32, 24)
     Model.load(model.write(tmp_path / "plain.gguf"))
     model.weights[f"blk.0.{name}.scale"] = np.array([scale], np.float32)
-    with pytest.raises(FileFormatError, match=f"'blk.0.{name}.scale' is {scale:g}; it must be above 0"):
+    with pytest.raises(FileFormatError, match=f"'blk.0.{name}.scale' is {scale:g}; "):
         Model.load(model.write(tmp_path / "model.gguf"))
 
 

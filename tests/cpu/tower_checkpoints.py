@@ -34,11 +34,11 @@ def weights(tower: TowerCheckpoint) -> dict[str, np.ndarray]:
             values = np.array(BOUNDS[name[-3:]])
         elif name.endswith("mm_soft_emb_norm.weight"):
             values *= 0.2  # one is added to it
-        elif name.endswith(".bias"):
+        elif name.endswith((".bias", "in_proj_bias")):
             values *= 0.2
         elif len(shape) == 1 and "class" not in name:
             values = 1 + 0.2 * values
-        elif name.endswith(".weight") and not any(part in name for part in ADDED):
+        elif name.endswith((".weight", "in_proj_weight")) and not any(part in name for part in ADDED):
             values *= 1.2 / math.sqrt(math.prod(shape[1:]))
         made_weights[name] = bf16_values(values).reshape(shape)
     return made_weights

@@ -1,5 +1,5 @@
-// Kernels of MXFP4, of the types with trits or one or two bits per weight, and of two interleaved forms of
-// Q4_0.
+// Kernels of MXFP4, NVFP4, of the types with trits or one or two bits per weight, and of two interleaved
+// forms of Q4_0.
 #include "ikpy/ops.hpp"
 #include "kernels/cpu_makers.hpp"
 #include "kernels/gemv_four_rows.hpp"
@@ -40,10 +40,11 @@ static constexpr WeightKernels trit_kernels() {
 
 const WeightKernels* small_block_weight_kernels(int type) {
     static constexpr WeightKernels kTable[] = {
-        quant_kernels<UnpackMXFP4>(),           quant_kernels<UnpackQ1_0_G128>(),
-        trit_kernels<UnpackIQ1_BN, 5>(),        trit_kernels<UnpackIQ2_BN, 8>(),
-        quant_kernels<UnpackTQ1_0>(),           quant_kernels<UnpackTQ2_0>(),
-        quant_kernels<UnpackQ4_0Runs<32, 4>>(), quant_kernels<UnpackQ4_0Runs<33, 8>>()};
+        quant_kernels<UnpackMXFP4>(),          quant_kernels<UnpackNVFP4>(),
+        quant_kernels<UnpackQ1_0_G128>(),      trit_kernels<UnpackIQ1_BN, 5>(),
+        trit_kernels<UnpackIQ2_BN, 8>(),       quant_kernels<UnpackTQ1_0>(),
+        quant_kernels<UnpackTQ2_0>(),          quant_kernels<UnpackQ4_0Runs<32, 4>>(),
+        quant_kernels<UnpackQ4_0Runs<33, 8>>()};
 #if defined(__AVX512VNNI__)
     static constexpr WeightKernels kTrits = record_kernels<trits::Product>();
     static constexpr WeightKernels kPermuted[] = {

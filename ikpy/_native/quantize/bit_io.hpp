@@ -16,6 +16,9 @@ struct Levels {
     uint16_t d = 0, m = 0;  // stored bits of the block scale and minimum (MXFP4: the exponent)
     uint8_t q[N] = {};
 };
+struct ScaledLevels {
+    uint8_t s[4] = {}, q[64] = {};  // scales of groups of 16
+};
 struct SuperBlock {
     uint16_t d = 0, dmin = 0;
     uint8_t q[256] = {};

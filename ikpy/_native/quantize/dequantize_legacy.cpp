@@ -94,9 +94,9 @@ constexpr DecoderRow kRows[] = {
     number_row<Cast<double>>(28),  number_row<BrainFloat>(30),    decoder_row<Q4_0>(),
     decoder_row<Q4_1>(),           decoder_row<Q5_0>(),           decoder_row<Q5_1>(),
     decoder_row<Q6_0>(),           decoder_row<Q8_0>(),           decoder_row<Q8_KV>(),
-    decoder_row<MXFP4>(),          decoder_row<Q1_0_G128>(),      decoder_row<IQ1_BN>(),
-    decoder_row<IQ2_BN>(),         decoder_row<TQ1_0>(),          decoder_row<TQ2_0>(),
-    decoder_row<Q8_K>(),
+    decoder_row<MXFP4>(),          decoder_row<NVFP4>(),          decoder_row<Q1_0_G128>(),
+    decoder_row<IQ1_BN>(),         decoder_row<IQ2_BN>(),         decoder_row<TQ1_0>(),
+    decoder_row<TQ2_0>(),          decoder_row<Q8_K>(),
 };
 
 }  // namespace

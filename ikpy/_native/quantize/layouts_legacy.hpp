@@ -119,6 +119,18 @@ struct MXFP4 : TypeInfo<39, 32, BlockMXFP4, Levels<32>> {
     }
 };
 
+struct NVFP4 : TypeInfo<40, 64, BlockNVFP4, ScaledLevels> {
+    template <class Io, class B, class C>
+    static void layout(B& b, int, C& c) {
+        for (int g = 0; g < 4; ++g) Io::byte(b.s[g], c.s[g]);
+        for (int e = 0; e < 64; ++e)
+            Io::template bits<4>(b.qs[8 * (e >> 4) + (e & 7)], 4 * (e >> 3 & 1), c.q[e]);
+    }
+    static void values(const Content& c, float, float* y) {
+        for (int e = 0; e < 64; ++e) y[e] = half_ue4m3(c.s[e >> 4]) * tables::kvalues_mxfp4[c.q[e]];
+    }
+};
+
 struct IQ2_BN : TypeInfo<135, 64, BlockIQ2_BN, Levels<64>, Header::kF32> {
     template <class Io, class B, class C>
     static void layout(B& b, int, C& c) {

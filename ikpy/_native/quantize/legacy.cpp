@@ -1,6 +1,7 @@
-// Types of 32-element blocks with a searched scale: Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, IQ4_NL
+// Types of 32-element blocks with a searched scale: Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, IQ4_NL; and NVFP4
 // (quant-formats.md#blocks-with-one-scale).
 #include "encoders.hpp"
+#include "magnitude.hpp"
 #include "scale_min.hpp"
 #include "scaled_codebook.hpp"
 #include "tables.hpp"
@@ -167,6 +168,71 @@ void encode_scale_offset(const Rows& r) {
     }
 }
 
+// Levels of NVFP4 are those of e2m1, doubled: magnitudes 0 1 2 3 4 6 8 12.
+constexpr float kFp4Middles[7] = {0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f};
+constexpr float kFp4Steps[7] = {1, 1, 1, 1, 2, 2, 4};
+constexpr int kLastUe4m3 = 126;
+
+// Code of the largest scale up to d.
+int ue4m3_below(float d) {
+    int code = 0;
+    for (int bit = 64; bit > 0; bit >>= 1)
+        if ((code | bit) <= kLastUe4m3 && half_ue4m3(static_cast<uint8_t>(code | bit)) <= d) code |= bit;
+    return code;
+}
+
+// The best of LANES scales of 16 elements from a code on, in `best` if it errs less than `error`.
+void try_fp4_scales(const float* x, const float* w, int first, float& error, int& best) {
+    alignas(64) float d[LANES], inverse[LANES], sum[LANES] = {};
+    first = std::clamp(first, 1, kLastUe4m3 + 1 - LANES);
+    for (int l = 0; l < LANES; l++) {
+        d[l] = half_ue4m3(static_cast<uint8_t>(first + l));
+        inverse[l] = 1.0f / d[l];
+    }
+    for (int j = 0; j < 16; j++) {
+        const float magnitude = std::fabs(x[j]), weight = w[j];
+        for (int l = 0; l < LANES; l++) {
+            const float scaled = magnitude * inverse[l];
+            float level = 0;
+            for (int i = 0; i < 7; i++) level += scaled > kFp4Middles[i] ? kFp4Steps[i] : 0.0f;
+            const float off = magnitude - d[l] * level;
+            sum[l] += weight * off * off;
+        }
+    }
+    const int l = static_cast<int>(std::min_element(sum, sum + LANES) - sum);
+    if (sum[l] < error) {
+        error = sum[l];
+        best = first + l;
+    }
+}
+
+void encode_nvfp4_block(const float* x, const float* w, uint8_t* block) {
+    std::memset(block, 0, 36);
+    for (int g = 0; g < 4; g++, x += 16, w += 16) {
+        const float outermost = largest_magnitude(x, 16) / 12.0f;
+        if (outermost == 0) continue;
+        float error = std::numeric_limits<float>::infinity();
+        int scale = 1;
+        try_fp4_scales(x, w, ue4m3_below(0.55f * outermost), error, scale);
+        if (one_outweighs(w, 16)) try_fp4_scales(x, w, ue4m3_below(0.14f * outermost), error, scale);
+        block[g] = static_cast<uint8_t>(scale);
+        const float inverse = 1.0f / half_ue4m3(block[g]);
+        for (int j = 0; j < 16; j++) {
+            const float scaled = x[j] * inverse;
+            int code = 0;
+            for (float middle : kFp4Middles) code += std::fabs(scaled) > middle;
+            if (scaled < -kFp4Middles[0]) code += 8;
+            block[4 + 8 * g + (j & 7)] |= static_cast<uint8_t>(code << 4 * (j >> 3));
+        }
+    }
+}
+
+void encode_nvfp4(const Rows& r) {
+    for (int64_t row = 0; row < r.n_rows; row++)
+        for (int64_t i = 0; i < r.ne0; i += 64)
+            encode_nvfp4_block(r.src + row * r.ne0 + i, r.w + i, r.dst + row * r.row_bytes + i / 64 * 36);
+}
+
 }  // namespace
 
 Encoder legacy_encoder(int type) {
@@ -181,6 +247,8 @@ Encoder legacy_encoder(int type) {
             return encode_scale_offset<32>;
         case 20:
             return encode_single_scale<Iq4Nl>;
+        case 40:
+            return encode_nvfp4;
         case 133:
             return encode_single_scale<Q6_0>;
         default:

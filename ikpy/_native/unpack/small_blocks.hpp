@@ -1,64 +1,12 @@
-// Unpackers of MXFP4, Q1_0_G128, IQ1_BN, IQ2_BN, TQ1_0, TQ2_0 and the interleaved forms of Q4_0 with runs of
-// eight bytes. Layouts: quant-formats.md#blocks-with-one-scale, quant-formats.md#ternary-types.
+// Unpackers of Q1_0_G128, IQ1_BN, IQ2_BN, TQ1_0, TQ2_0 and the interleaved forms of Q4_0 with
+// runs of eight bytes. Layouts: quant-formats.md#blocks-with-one-scale, quant-formats.md#ternary-types.
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "unpack/codes32.hpp"
+#include "unpack/fp4_blocks.hpp"
 #include "unpack/wide.hpp"
 
 namespace ikpy {
-
-// kvalues_mxfp4 + 12 (the table is twice the e2m1 value).
-alignas(16) inline constexpr uint8_t kMxfp4Codes[16] = {12, 13, 14, 15, 16, 18, 20, 24,
-                                                        12, 11, 10, 9,  8,  6,  4,  0};
-
-// 2^(e - 128); subnormal for e = 0 and 1.
-inline float half_power(uint8_t e) {
-    const uint32_t bits = e > 1 ? static_cast<uint32_t>(e - 1) << 23 : 0x00200000u << e;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-struct UnpackMXFP4 {
-    static constexpr int kType = 39, kGroup = 32, kBlock = 32, kBlockBytes = 17, kZero = 12;
-    static constexpr int kLow = 0, kHigh = 24;
-    template <class C>
-    static void block(const uint8_t* p, C codes, float* d, float*) {
-        c32::store(codes, c32::lookup(kMxfp4Codes, c32::nibbles(p + 1)));
-        *d = half_power(*p);
-    }
-#if defined(__AVX512VNNI__)
-    static constexpr const uint8_t* kLevels = kMxfp4Codes;
-    static constexpr int kLevelCount = 16;
-    static Codes512 wide(const uint8_t* p) { return wide::levels_of<UnpackMXFP4>(level_numbers(p)); }
-    template <int Place = 0>
-    static Codes512 level_numbers(const uint8_t* p) {
-        Codes512 r = wide::block_nibbles<kBlockBytes, Place>(p);
-        r.d = scales(p);
-        return r;
-    }
-    static constexpr Pairs kPairs = Pairs::kConsecutive;
-    static Codes512 halves(const uint8_t* p) {
-        Codes512 r = wide::levels_of<UnpackMXFP4>(wide::block_nibble_halves<kBlockBytes>(p));
-        r.d = scales(p);
-        return r;
-    }
-    static __m512 scales(const uint8_t* p) {
-        const __m128i e =
-            _mm_setr_epi8(static_cast<char>(p[0]), static_cast<char>(p[17]), static_cast<char>(p[34]),
-                          static_cast<char>(p[51]), static_cast<char>(p[68]), static_cast<char>(p[85]),
-                          static_cast<char>(p[102]), static_cast<char>(p[119]), 0, 0, 0, 0, 0, 0, 0, 0);
-        return half_powers(_mm512_cvtepu8_epi32(e));
-    }
-    // half_power() of every lane.
-    static __m512 half_powers(__m512i exponent) {
-        const __m512i one = _mm512_set1_epi32(1);
-        const __m512i small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), exponent);
-        return _mm512_castsi512_ps(_mm512_mask_slli_epi32(small, _mm512_cmpgt_epi32_mask(exponent, one),
-                                                          _mm512_sub_epi32(exponent, one), 23));
-    }
-#endif
-};
 
 struct UnpackQ1_0_G128 {
     static constexpr int kType = 41, kGroup = 32, kBlock = 128, kBlockBytes = 18, kZero = 1;

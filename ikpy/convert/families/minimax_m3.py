@@ -45,7 +45,6 @@ class MiniMaxM3(Family):
         "index_topk_blocks": 16,
         "n_shared_experts": 1,
         "routed_scaling_factor": 2.0,
-        "rotary_dim": 64,
         "swiglu_alpha": _ALPHA,
         "swiglu_limit": _LIMIT,
     }
@@ -74,8 +73,13 @@ class MiniMaxM3(Family):
 
     @property
     def n_rot(self) -> int:
-        fraction = self.config.rotary_fraction(0.0)
-        return int(self.config.head_dim * fraction) if fraction else self.config.integer("rotary_dim")
+        """As transformers has it, which does not read `rotary_dim`."""
+        return int(self.config.head_dim * self.config.rotary_fraction())
+
+    def notes(self) -> list[str]:
+        given = self.config.integer("rotary_dim", default=self.n_rot)
+        unused = f"rotary_dim {given} is not used: partial_rotary_factor says that {self.n_rot} elements are rotated"
+        return [*super().notes(), *([unused] if given != self.n_rot else [])]
 
     @property
     def kinds(self) -> list[str]:

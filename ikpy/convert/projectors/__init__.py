@@ -12,6 +12,7 @@ _FOLDER = "ikpy.convert.projectors"
 PROJECTORS = {
     "audioflamingo3": "sound:AudioFlamingo3",
     "dots3_note": "dots3note:Dots3Note",
+    "dots_ocr": "dots_ocr:DotsOcr",
     "exaone4_5": "qwen_vl:Exaone45",
     "gemma3": "siglip:Gemma3",
     "gemma4": "gemma4:Gemma4",
@@ -26,8 +27,11 @@ PROJECTORS = {
     "kimi_vl": "kimi:KimiVL",
     "lfm2-vl": "siglip:Lfm2",
     "lfm2_vl": "siglip:Lfm2",
+    "lighton_ocr": "pixtral:LightOnOcr",
     "llama4": "llama4:Llama4",
     "llava": "siglip:Llava",
+    "llava_next": "siglip:LlavaNext",
+    "minicpmv4_6": "minicpmv:MiniCpmV46",
     "minimax_m3_vl": "minimax_m3:MiniMaxM3",
     "mistral3": "pixtral:Pixtral",
     "qwen2_audio": "sound:Qwen2Audio",
@@ -38,6 +42,8 @@ PROJECTORS = {
     "qwen3_vl": "qwen_vl:Qwen3VL",
     "qwen3_vl_moe": "qwen_vl:Qwen3VL",
     "smolvlm": "siglip:Idefics3",
+    "step3p7": "step3:Step3VL",
+    "step_robotics": "step3:Step3VL",
     "ultravox": "sound:Ultravox",
     "voxtral": "sound:Voxtral",
 }

@@ -1,4 +1,7 @@
-"""Pixtral, Mistral Small 3.1 and on, Ministral 3: patches rotate by row and column, a token ends a line of them."""
+"""Pixtral, Mistral Small 3.1 and on, Ministral 3: patches rotate by row and column, a token ends a line of them.
+
+LightOnOCR is the same without that token.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ class Pixtral(Projector):
     """Two matrices, behind a norm and a matrix that merges patches in Mistral 3."""
 
     kind = "pixtral"
+    merges_by_default: ClassVar[bool] = False
     renames: ClassVar[Mapping[str, str]] = {"language_model.model.": "language_model."}
     layer = "vision_tower.transformer.layers"
     modules: ClassVar[Mapping[str, str]] = {
@@ -41,7 +45,7 @@ class Pixtral(Projector):
     @property
     def merges(self) -> bool:
         """Whether squares of patches become one token."""
-        return self.model_type == "mistral3"
+        return self.merges_by_default or self.model_type == "mistral3"
 
     @property
     def merge(self) -> int:
@@ -76,6 +80,10 @@ class Pixtral(Projector):
         names = ("multi_modal_projector.linear_1", "multi_modal_projector.linear_2")
         bias = bool(self.config.get("multimodal_projector_bias", default=not self.merges))
         yield from self.two_layers(("mm.1", "mm.2"), names, (self.n, self.n_text, self.n_text), bias=bias)
+        yield from self.line_end()
+
+    def line_end(self) -> Iterator[Wanted]:
+        """The row behind a line of patches."""
         n_vocab = self.config.integer("vocab_size")
         token = self.break_token()
         self.config.require(f"token {token} of {n_vocab}", 0 <= token < n_vocab)
@@ -93,6 +101,25 @@ class Pixtral(Projector):
             folder = self.checkpoint.folder
             raise FileFormatError(f"{folder}: the tokenizer has no {_BREAK}, whose embedding a projector file holds")
         return found[0]
+
+
+class LightOnOcr(Pixtral):
+    """As Mistral 3, without marks behind lines; pictures are brought to one length of their longer side."""
+
+    kind = "lightonocr"
+    merges_by_default = True
+    renames: ClassVar[Mapping[str, str]] = {
+        "vision_encoder.": "vision_tower.",
+        "vision_projection.": "multi_modal_projector.",
+    }
+    defaults: ClassVar[Mapping[str, int | float]] = {**Pixtral.defaults, "image_size": 1540, "patch_size": 14}
+
+    def keys(self) -> Keys:
+        edge = self.processor.edge("size", "longest_edge")
+        return super().keys() | ({} if edge in (None, self.image_size) else {"vision.preproc_image_size": edge})
+
+    def line_end(self) -> Iterator[Wanted]:
+        return iter(())
 
 
 def _content(token: Any) -> Any:

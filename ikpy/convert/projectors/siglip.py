@@ -1,4 +1,4 @@
-"""Encoders of SigLIP and CLIP: Gemma 3, SmolVLM and Idefics3, LFM2-VL, LLaVA 1.5."""
+"""Encoders of SigLIP and CLIP: Gemma 3, SmolVLM and Idefics3, LFM2-VL, LLaVA 1.5 and 1.6."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from ikpy.convert.families.base import Keys
 from ikpy.convert.projectors.base import Projector
 from ikpy.convert.projectors.tensors import Wanted, flat_patches, linear, norm, patches, table
+from ikpy.vision.params import MAX_SIZE
 
 _OLD = {"vision_tower.vision_model.": "vision_tower."}
 
@@ -210,3 +211,38 @@ class Llava(SiglipProjector):
         names = ("multi_modal_projector.linear_1", "multi_modal_projector.linear_2")
         bias = bool(self.config.get("multimodal_projector_bias", default=True))
         yield from self.two_layers(("mm.0", "mm.2"), names, (self.n, self.n_text, self.n_text), bias=bias)
+
+
+class LlavaNext(Llava):
+    """LLaVA 1.6: larger pictures are also cut into tiles, in one of several sizes."""
+
+    usual_sizes: ClassVar[list[list[int]]] = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+
+    @property
+    def sizes(self) -> list[list[int]]:
+        """Heights and widths that pictures are cut in."""
+        value = self.config.get("image_grid_pinpoints", default=None)
+        value = self.usual_sizes if value is None else value
+        self.config.require(f"image_grid_pinpoints {value}", isinstance(value, list) and all(map(self.fits, value)))
+        return value
+
+    def fits(self, size: object) -> bool:
+        """Whether it is the height and the width of tiles."""
+        if not isinstance(size, list) or len(size) != 2 or any(type(n) is not int for n in size):
+            return False
+        return all(0 < n <= MAX_SIZE and n % self.image_size == 0 for n in size)
+
+    def check(self) -> None:
+        super().check()
+        for name, key in (("size", "shortest_edge"), ("crop_size", "height")):
+            side = self.processor.edge(name, key)
+            self.processor.require(f"{name} {side} instead of {self.image_size}", side in (None, self.image_size))
+        self.check_value(self.processor, "image_grid_pinpoints", self.sizes)
+        self.check_value(self.processor, "do_pad", True)
+
+    def keys(self) -> Keys:
+        sizes = np.array([n for height, width in self.sizes for n in (width, height)], np.int32)
+        return super().keys() | {"vision.image_grid_pinpoints": sizes}
+
+    def notes(self) -> list[str]:
+        return ["tiles of pictures get no 'image_newline' behind their lines, which the files have no place for"]

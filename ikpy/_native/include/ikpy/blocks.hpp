@@ -53,6 +53,9 @@ struct BlockIQ4_NL {
 struct BlockMXFP4 {
     uint8_t e, qs[16];
 };
+struct BlockNVFP4 {
+    uint8_t s[4], qs[32];
+};
 struct BlockQ8_KV {  // row header: f32 d, i32 sum of the row
     uint8_t qs[32];
 };
@@ -319,6 +322,7 @@ IKPY_BLOCK_SIZE(BlockQ6_0, 26);
 IKPY_BLOCK_SIZE(BlockQ8_0, 34);
 IKPY_BLOCK_SIZE(BlockIQ4_NL, 18);
 IKPY_BLOCK_SIZE(BlockMXFP4, 17);
+IKPY_BLOCK_SIZE(BlockNVFP4, 36);
 IKPY_BLOCK_SIZE(BlockQ8_KV, 32);
 IKPY_BLOCK_SIZE(BlockQ1_0_G128, 18);
 IKPY_BLOCK_SIZE(BlockIQ1_BN, 13);

@@ -51,6 +51,11 @@ inline uint16_t f32_to_f16(float value) {
 #endif
 }
 
+// Half the value of an FP8 number e4m3 (bias 7) whose sign does not count; 127 counts as 0.
+inline float half_ue4m3(uint8_t code) {
+    return code == 127 ? 0.0f : f16_to_f32(static_cast<uint16_t>((code & 127) << 7)) * 128.0f;
+}
+
 inline float bf16_to_f32(uint16_t h) { return f32_from_bits(static_cast<uint32_t>(h) << 16); }
 
 // Round to nearest even; NaN stays NaN.

@@ -98,6 +98,21 @@ struct UnpackMXFP4 : UnpackerTraits<32, 17> {
     }
 };
 
+struct UnpackNVFP4 : UnpackerTraits<64, 36, 1, 0, true> {
+    __device__ static float half_ue4m3(unsigned code) {
+        return code == 127 ? 0.0f : f16_to_f32(static_cast<uint16_t>((code & 127) << 7)) * 128.0f;
+    }
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        unsigned v[4];
+        load_words<4, 4>(p + 4 + 16 * s, v);
+        g.d[0] = half_ue4m3(p[2 * s]);
+        g.d[1] = half_ue4m3(p[2 * s + 1]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) g.q[i] = v[i & 1 | i >> 1 & 2] >> 4 * (i >> 1 & 1) & kNibbles;
+        table_levels<16, TableMxfp4, false>(false, false, g.q);
+    }
+};
+
 struct UnpackQ1_0_G128 : UnpackerTraits<128, 18> {
     static constexpr int kBias = 1;
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {

@@ -1,0 +1,47 @@
+"""Matrices that checkpoints do not store as one number after the other."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from ikpy.convert.checkpoint import StoredTensor
+
+WEIGHT = ".weight"
+BLOCK_TYPES = ("q4_0", "nvfp4")
+"""Types of GGUF that hold the numbers of some without loss."""
+
+
+class StoredMatrix(Protocol):
+    """A matrix X.weight [rows, columns] of codes and scales."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def columns(self) -> int: ...
+
+    @property
+    def stored(self) -> StoredTensor:
+        """The tensor of the codes."""
+
+    @property
+    def block_type(self) -> str:
+        """The one of BLOCK_TYPES that its blocks have."""
+
+    @property
+    def no_blocks(self) -> str:
+        """Why no blocks hold the matrix without loss, "" if they do. Reads scales."""
+
+    def blocks(self) -> np.ndarray:
+        """Blocks u8 [rows, bytes]."""
+
+    def factor(self) -> float:
+        """What the numbers of the blocks are to be multiplied by."""
+
+    def values(self) -> np.ndarray:
+        """Float32 [rows, columns]."""
+
+    def release(self) -> None:
+        """Give the pages of all its tensors back."""

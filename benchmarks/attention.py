@@ -28,6 +28,7 @@ from ikpy.graph.plan import TENSOR_DTYPE
 TYPES = {name: type_id for type_id, name in ref.TYPE_NAMES.items() if name != "f32"}
 # Query heads, K heads, elements of a K row and of a V row; V is inside K where there is one K head.
 SHAPES = {
+    "mha64": (16, 16, 64, 64),
     "gqa64": (32, 8, 64, 64),
     "gqa128": (32, 8, 128, 128),
     "gqa8x128": (32, 4, 128, 128),

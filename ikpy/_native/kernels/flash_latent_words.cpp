@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "kernels/byte_permutes.hpp"
+#include "kernels/flash_code_lanes.hpp"
 #include "kernels/flash_latent_scales.hpp"
 #include "kernels/simd_f32.hpp"
 
@@ -195,7 +196,11 @@ void scores(const Shape& shape, const Cells& cells, int64_t, float* s, uint8_t* 
     static constexpr decltype(&score_rows<1, kScales>) kernels[] = {
         score_rows<1, kScales>, score_rows<2, kScales>, score_rows<3, kScales>, score_rows<4, kScales>};
     const WordWork w = word_work(shape, work);
-    read_scales<Codes>(shape, cells, w.scales);
+    float* of_segment = w.scales;
+    for (int64_t i = 0; i < shape.n_segments; ++i) {
+        flash::read_scales<Codes>(cells.rows[i], cells.stride[i], kCells, shape.size[i] / kBlock, of_segment);
+        of_segment += (Codes::kRowScale ? 1 : shape.size[i] / kBlock) * kCells;
+    }
     std::fill(s, s + shape.rows * kCells, 0.0f);
     int64_t before = 0;  // elements of earlier chunks
     for (int64_t i = 0; i < shape.n_segments; ++i)

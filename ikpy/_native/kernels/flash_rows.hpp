@@ -24,10 +24,11 @@ struct RowProducts {
 // Products straight from rows of the type, or null: expand to f32 first.
 const RowProducts* row_products(int type, int64_t n_rows);
 
-// Cells per step: R * C sums at once.
+// Cells per step: R * C sums at once. Of rows 4 KiB apart (MHA of 16 heads of 128) more than 8 do not fit
+// into one set of the first-level cache, next to the query.
 constexpr int cells_at_once(int r) {
 #if defined(__AVX512F__)
-    return r == 1 ? 16 : r == 2 ? 8 : r <= 4 ? 4 : 2;
+    return r == 1 ? 8 : r == 2 ? 8 : r <= 4 ? 4 : 2;
 #else
     return r <= 2 ? 4 : r <= 4 ? 2 : 1;
 #endif
@@ -107,6 +108,19 @@ inline void outputs_of_head(const float* p, int64_t ldp, int64_t n, const uint8_
         for (int i = 0; i < D * S; ++i) store(o + r * ldo + d + i * kLanes, acc[r][i]);
 }
 
+// What remains of a head behind D groups at a time, from d on: one group alone waits for its sums.
+template <class Row, int R, int D>
+[[gnu::noinline]] void outputs_of_rest(const float* p, int64_t ldp, int64_t n, const uint8_t* v,
+                                       int64_t stride, int64_t d, int64_t dv, const float* alpha, float* o,
+                                       int64_t ldo, PrefetchLines& next) {
+    if constexpr (D > 1) {
+        constexpr int64_t step = D / 2 * Row::kVectors * simd::kLanes;
+        for (; d + step <= dv; d += step)
+            outputs_of_head<Row, R, D / 2>(p, ldp, n, v, stride, d, alpha, o, ldo, next);
+        if (d < dv) outputs_of_rest<Row, R, D / 2>(p, ldp, n, v, stride, d, dv, alpha, o, ldo, next);
+    }
+}
+
 template <class Row, int R>
 void row_outputs(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride, int64_t dv,
                  const float* alpha, float* o, int64_t ldo, PrefetchLines next) {
@@ -122,7 +136,7 @@ void row_outputs(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64
     for (; d + D * step <= dv; d += D * step) {
         outputs_of_head<Row, R, D>(p, ldp, n, v, stride, d, alpha, o, ldo, next);
     }
-    for (; d < dv; d += step) outputs_of_head<Row, R, 1>(p, ldp, n, v, stride, d, alpha, o, ldo, next);
+    if (d < dv) outputs_of_rest<Row, R, D>(p, ldp, n, v, stride, d, dv, alpha, o, ldo, next);
     next.advance(next.lines());
 }
 

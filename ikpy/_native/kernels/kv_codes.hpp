@@ -5,17 +5,17 @@
 //   pair(b)           the 64 signed codes of the block at b and the one behind it, in their order
 //   four<kSigned>(b, out)
 //       the codes of the blocks at b[0..3]: byte 4 i + c of out[h] = code 16 h + i of block c
+//   unsigned_four(b, out)
+//       the same of unsigned codes, of four blocks as far from each other
 //   sixteen(b, stride, out)
 //       unsigned codes of 16 blocks: byte 4 c + i of out[g] = code 4 g + i of the block at b + c * stride
 //   kTileUnit
 //       what tile_four and tile_sixteen give: signed codes times this, in the same orders
 #pragma once
-#include "kernels/kv_blocks.hpp"
+#include "kernels/kv_rows.hpp"
 #include "kernels/kv_types.hpp"
 
 #if defined(__AVX512VNNI__)
-
-#define IKPY_CODES __attribute__((target("avx512vbmi"), always_inline)) inline
 
 namespace ikpy {
 namespace kv {
@@ -30,6 +30,15 @@ struct Interleaving {
 };
 inline constexpr Interleaving kSixteens(16, 16), kEights(8, 8);
 
+// Byte 4 i + c of half h: byte 16 h + i of 32 bytes c.
+struct Halves {
+    uint8_t from[2][64];
+    constexpr Halves() : from() {
+        for (int i = 0; i < 128; ++i) from[i / 64][i % 64] = uint8_t(32 * (i % 4) + i / 4);
+    }
+};
+inline constexpr Halves kHalves;
+
 // Bytes `at` .. at + 15 of four blocks, interleaved.
 IKPY_CODES __m512i interleave16(const uint8_t* const* b, int at) {
     __m512i x = _mm512_castsi128_si512(load_levels(b[0] + at));
@@ -37,61 +46,6 @@ IKPY_CODES __m512i interleave16(const uint8_t* const* b, int at) {
     x = _mm512_inserti32x4(x, load_levels(b[2] + at), 2);
     x = _mm512_inserti32x4(x, load_levels(b[3] + at), 3);
     return kSixteens.of(x);
-}
-
-// Four rows at a time by one pointer. The compiler must not see how the groups follow each other: it keeps
-// the addresses of all 16 rows over a loop otherwise, in vector registers for want of others, and moving them
-// back takes as long as the transposition.
-struct RowsOfFour {
-    const uint8_t* first;
-    int64_t stride, thrice;
-    IKPY_CODES RowsOfFour(const uint8_t* b, int64_t stride) : first(b), stride(stride), thrice(3 * stride) {}
-    IKPY_CODES const uint8_t* at(int i) const { return i == 3 ? first + thrice : first + i * stride; }
-    IKPY_CODES void advance() {
-        first += 4 * stride;
-        asm("" : "+r"(first));
-    }
-};
-
-// Bytes 4 g .. 4 g + 3 of 16 rows of 16 bytes become out[g]: lane c holds those of row c.
-IKPY_CODES void transpose16(const uint8_t* b, int64_t stride, __m512i* out) {
-    __m512i x[4], y[4];  // x[i]: rows i, i + 4, i + 8, i + 12
-    RowsOfFour rows(b, stride);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) x[i] = _mm512_castsi128_si512(load_levels(rows.at(i)));
-    rows.advance();
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) x[i] = _mm512_inserti32x4(x[i], load_levels(rows.at(i)), 1);
-    rows.advance();
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) x[i] = _mm512_inserti32x4(x[i], load_levels(rows.at(i)), 2);
-    rows.advance();
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) x[i] = _mm512_inserti32x4(x[i], load_levels(rows.at(i)), 3);
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-        y[i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
-        y[2 + i] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-        out[2 * i] = _mm512_unpacklo_epi64(y[2 * i], y[2 * i + 1]);
-        out[2 * i + 1] = _mm512_unpackhi_epi64(y[2 * i], y[2 * i + 1]);
-    }
-}
-
-// The same for 16 rows of 8 bytes, two results.
-IKPY_CODES void transpose8(const uint8_t* b, int64_t stride, __m512i* out) {
-    __m512i x[2];
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {  // rows 2 j + i in quadword j
-        const __m512i at = _mm512_add_epi64(
-            _mm512_set1_epi64(i * stride),
-            _mm512_mullo_epi64(_mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), _mm512_set1_epi64(stride)));
-        x[i] = _mm512_i64gather_epi64(at, b, 1);
-    }
-    out[0] = _mm512_mask_blend_epi32(0xaaaa, x[0], _mm512_slli_epi64(x[1], 32));
-    out[1] = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(x[0], 32), x[1]);
 }
 
 template <int Bytes, int Header, int At>
@@ -102,8 +56,7 @@ struct CodesOfBytes {
     static IKPY_CODES __m512i without_sign(__m512i x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
     static IKPY_CODES void tile_four(const uint8_t* const* b, __m512i* out) { four<true>(b, out); }
     static IKPY_CODES void tile_sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
-        transpose16(b + At, stride, out);
-        transpose16(b + At + 16, stride, out + 4);
+        transpose32(b + At, stride, out);
     }
     static IKPY_CODES __m512i pair(const uint8_t* b) {
         const auto* p = reinterpret_cast<const __m256i*>(b + At);
@@ -116,6 +69,11 @@ struct CodesOfBytes {
             out[i] = interleave16(b, At + 16 * i);
             if (!kSigned) out[i] = without_sign(out[i]);
         }
+    }
+    static IKPY_CODES void unsigned_four(const RowsOfFour& b, __m512i* out) {
+        const __m512i x = of_two(b.at(0) + At, b.at(1) + At), y = of_two(b.at(2) + At, b.at(3) + At);
+        for (int i = 0; i < 2; ++i)
+            out[i] = without_sign(_mm512_permutex2var_epi8(x, _mm512_loadu_si512(kHalves.from[i]), y));
     }
     static IKPY_CODES void sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
         tile_sixteen(b, stride, out);
@@ -191,6 +149,10 @@ struct CodesOfNibbles {
         out[1] = low_nibbles(_mm512_srli_epi16(x, 4));
         for (int i = 0; i < 2; ++i) out[i] = kSigned ? values(out[i]) : Values::without_sign(out[i]);
     }
+    static IKPY_CODES void unsigned_four(const RowsOfFour& b, __m512i* out) {
+        const uint8_t* blocks[4] = {b.at(0), b.at(1), b.at(2), b.at(3)};
+        four<false>(blocks, out);
+    }
     static IKPY_CODES void sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
         transpose16(b + kAt, stride, out);
 #pragma GCC unroll 4
@@ -256,10 +218,13 @@ struct CodesOfFives {
             out[i] = kSigned ? with_sign(nibbles[i], set) : add_bits(nibbles[i], set);
         }
     }
+    static IKPY_CODES void unsigned_four(const RowsOfFour& b, __m512i* out) {
+        const uint8_t* blocks[4] = {b.at(0), b.at(1), b.at(2), b.at(3)};
+        four<false>(blocks, out);
+    }
     static IKPY_CODES void sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
-        const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        const __m512i words = _mm512_i32gather_epi32(
-            _mm512_mullo_epi32(lanes, _mm512_set1_epi32(int32_t(stride))), b + kBits, 1);
+        __m512i words;
+        first_of_sixteen(b + kBits, stride, &words, 1);
         transpose16(b + kAt, stride, out);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
@@ -315,10 +280,14 @@ struct CodesQ6_0 {
             join(low_nibbles(_mm512_srli_epi16(x, 4)), top, _mm512_setr_epi64(2, 2, 2, 2, 62, 62, 62, 62));
         for (int i = 0; i < 2 && kSigned; ++i) out[i] = with_sign(out[i]);
     }
+    static IKPY_CODES void unsigned_four(const RowsOfFour& b, __m512i* out) {
+        const uint8_t* blocks[4] = {b.at(0), b.at(1), b.at(2), b.at(3)};
+        four<false>(blocks, out);
+    }
     // Byte j of the upper bits has those of the elements j, j + 16, j + 8 and j + 24, lowest first.
     static IKPY_CODES void sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
         __m512i top[2];
-        transpose8(b + 2, stride, top);
+        first_of_sixteen(b + 2, stride, top, 2);
         transpose16(b + 10, stride, out);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {

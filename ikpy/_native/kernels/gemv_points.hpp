@@ -300,7 +300,7 @@ struct Product {
 
 // Zen 5 loads 16 or 32 bytes to all of a vector by way of its permuting units, of which there are two, and
 // these look points up: 8 to 28 such loads of 100 to 250 vector operations. A kernel K of its own for one
-// token, whose records hold these bytes once for every row, has 1.07 to 1.19 times the rate. Records beyond
+// token, whose records hold these bytes once for every row, has 1.04 to 1.17 times the rate. Records beyond
 // the first-level cache (48 KiB) come from the second, which takes more than that from the fastest types:
 // 0.77 with 100 KiB of IQ2_XXS_R4 (14,336 columns), 1.06 with 50 KiB of IQ2_XXS and Q1_0_G128.
 constexpr int64_t kMostRecordBytes = 52 << 10;

@@ -58,6 +58,7 @@ int64_t attention_step_bytes() {
 
 bool has_fast_gathers() { return !is_for_amd(); }
 bool has_fast_pair_permutes() { return is_for_amd(); }
+bool has_free_broadcasts() { return !is_for_zen5(); }
 
 bool has_fast_bf16_dots() {
 #if defined(__x86_64__)

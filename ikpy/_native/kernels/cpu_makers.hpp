@@ -27,6 +27,8 @@ int64_t attention_step_bytes();
 bool has_fast_gathers();
 // Whether byte and word permutations over two registers are single operations, as on Zen 4.
 bool has_fast_pair_permutes();
+// Whether 16 or 32 bytes are loaded to all of a vector of 64 as fast as 64 bytes. Zen 5 permutes them.
+bool has_free_broadcasts();
 // Whether the CPU multiplies pairs of bf16 numbers as fast as floats, as Zen 4 does; Intel's CPUs take four
 // times as long.
 bool has_fast_bf16_dots();

@@ -17,7 +17,7 @@
 //   __m512 scale               of the lanes of the sums, which begin with (16 times that, if kRaisedOdd)
 //   static void bias(const uint8_t* x, const ActQ8Layout&, int64_t chunk, uint8_t* out)   makes what they
 //                              begin with, 128 bytes per token and 256 columns
-//   __m512i start(const uint8_t* bias, int step)   chooses among that, if needed
+//   template <class From> __m512i start(From bias, int step)   chooses among that (Columns), if needed
 #pragma once
 #include <type_traits>
 
@@ -100,31 +100,39 @@ inline void lane_scales(const uint8_t* scale, uint8_t* out) {
     _mm512_store_ps(out, _mm512_permutexvar_ps(lanes, s));
 }
 
-// The bytes of a step at `from`, the same for all rows.
-template <class P>
-IKPY_VBMI_INLINE __m512i for_all_rows(const uint8_t* from, int step) {
-    const uint8_t* at = from + 64 / P::kRowsAtOnce * step;
-    if constexpr (P::kRowsAtOnce == 1) {
-        return _mm512_load_si512(at);
-    } else if constexpr (P::kRowsAtOnce == 2) {
-        return _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(at)));
-    } else {
-        return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(at)));
+// A part of a record. One: of those for one token on Zen 5, which hold what all rows share for each of them.
+template <class P, bool One>
+struct Columns {
+    static constexpr int kCopies = One ? P::kRowsAtOnce : 1;
+    const uint8_t* from;
+
+    Columns operator+(int64_t bytes) const { return {from + bytes * kCopies}; }
+    // The bytes of a step, the same for all rows.
+    IKPY_VBMI_INLINE __m512i load(int step) const {
+        const uint8_t* at = from + 64 / P::kRowsAtOnce * kCopies * step;
+        if constexpr (One || P::kRowsAtOnce == 1) {
+            return _mm512_load_si512(at);
+        } else if constexpr (P::kRowsAtOnce == 2) {
+            return _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(at)));
+        } else {
+            return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(at)));
+        }
     }
-}
+};
 
 // Whether P chooses among what was prepared; otherwise the sums begin with the bytes of their step.
 template <class P, class = void>
 struct HasStart : std::false_type {};
 template <class P>
-struct HasStart<P, decltype(static_cast<void>(&P::start))> : std::true_type {};
+struct HasStart<P, decltype(static_cast<void>(std::declval<const P&>().start(
+                       std::declval<Columns<P, false>>(), 0)))> : std::true_type {};
 
-template <class P>
-IKPY_VBMI_INLINE __m512i first_sums(const P& w, const uint8_t* bias, int step) {
+template <class P, class From>
+IKPY_VBMI_INLINE __m512i first_sums(const P& w, From bias, int step) {
     if constexpr (HasStart<P>::value) {
         return w.start(bias, step);
     } else {
-        return for_all_rows<P>(bias, step);
+        return bias.load(step);
     }
 }
 
@@ -152,8 +160,8 @@ struct Unpacked<P, S, std::index_sequence<I...>> {
     }
 };
 
-template <class P, int NT>
-IKPY_VBMI_INLINE void add_step(const P& w, int step, const uint8_t* const* x, __m512* total) {
+template <class P, bool One, int NT>
+IKPY_VBMI_INLINE void add_step(const P& w, int step, const Columns<P, One>* x, __m512* total) {
     constexpr int kSpan = kChunk / P::kVectors;
     __m512i even[NT], odd[NT];  // one sum unless kRaisedOdd
 #pragma GCC unroll 16
@@ -167,13 +175,13 @@ IKPY_VBMI_INLINE void add_step(const P& w, int step, const uint8_t* const* x, __
 #pragma GCC unroll 16
         for (int t = 0; t < NT; ++t) {
             __m512i& sum = P::kRaisedOdd && v % 2 == 0 ? even[t] : odd[t];
-            sum = _mm512_dpbusd_epi32(sum, codes, for_all_rows<P>(x[t] + kSpan * v, step));
+            sum = _mm512_dpbusd_epi32(sum, codes, (x[t] + kSpan * v).load(step));
         }
     }
 #pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {
         if (P::kRaisedOdd) odd[t] = _mm512_add_epi32(odd[t], _mm512_slli_epi32(even[t], 4));
-        const __m512 scale = _mm512_castsi512_ps(for_all_rows<P>(x[t] + kScales, step));
+        const __m512 scale = _mm512_castsi512_ps((x[t] + kScales).load(step));
         total[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd[t]), _mm512_mul_ps(w.scale, scale), total[t]);
     }
 }
@@ -189,12 +197,13 @@ struct StreamsAhead {
 };
 
 // Adds the products of B blocks of kRowsAtOnce rows from block c on.
-template <class P, int NT, int B>
+template <class P, bool One, int NT, int B>
 IKPY_VBMI_INLINE void add_blocks(const uint8_t* const* rows, StreamsAhead<P>& ahead, int64_t c,
-                                 const uint8_t* const* x, __m512* total) {
+                                 const Columns<P, One>* x, __m512* total) {
     constexpr int kSteps = std::min(P::kSteps, kTogether<P>);
     static_assert(P::kSteps % kSteps == 0);
-    const uint8_t *at[B][P::kRowsAtOnce], *record[B][NT];
+    const uint8_t* at[B][P::kRowsAtOnce];
+    Columns<P, One> record[B][NT];
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) {
         const int64_t offset = (c + b) * P::kBlockBytes;
@@ -214,35 +223,35 @@ IKPY_VBMI_INLINE void add_blocks(const uint8_t* const* rows, StreamsAhead<P>& ah
         const Unpacked<P, kSteps, std::make_index_sequence<B * kSteps>> steps(at, step);
 #pragma GCC unroll 4
         for (int i = 0; i < B * kSteps; ++i)
-            add_step<P, NT>(steps.w[i], step + i % kSteps, record[i / kSteps], total);
+            add_step<P, One, NT>(steps.w[i], step + i % kSteps, record[i / kSteps], total);
     }
 }
 
 // Products of kRowsAtOnce rows with NT tokens, in the lanes of total[t].
-template <class P, int NT>
+template <class P, bool One, int NT>
 IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t stride, int64_t n_chunks,
-                                    const uint8_t* const* x, __m512* total) {
+                                    const Columns<P, One>* x, __m512* total) {
     // Four blocks of more tokens need too many registers (IQ2_S, 8 tokens: 218 instead of 336 Gop/s).
     constexpr int kBlocks = P::kSteps > 1 ? 1 : NT <= 4 ? kTogether<P> : std::min(2, kTogether<P>);
     for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
     StreamsAhead<P> ahead(stride);
     int64_t c = 0;
-    for (; c + kBlocks <= n_chunks; c += kBlocks) add_blocks<P, NT, kBlocks>(rows, ahead, c, x, total);
+    for (; c + kBlocks <= n_chunks; c += kBlocks) add_blocks<P, One, NT, kBlocks>(rows, ahead, c, x, total);
     if constexpr (kBlocks > 1)
-        for (; c < n_chunks; ++c) add_blocks<P, NT, 1>(rows, ahead, c, x, total);
+        for (; c < n_chunks; ++c) add_blocks<P, One, NT, 1>(rows, ahead, c, x, total);
 }
 
 // Of the rows of a half; those beyond the last one repeat it. Lanes are summed for 16 rows at once: a sum at
 // the end of every row of 4096 columns took a tenth of the time.
-template <class P, int NT>
-IKPY_VBMI void multiply_half(const RowBlock& rows, int h, const uint8_t* const* x, float* out) {
+template <class P, bool One, int NT>
+IKPY_VBMI void multiply_half(const RowBlock& rows, int h, const Columns<P, One>* x, float* out) {
     constexpr int R = P::kRowsAtOnce;
     __m512 totals[NT][kHalfRows] = {};
     for (int i = 0; i < rows.n[h]; i += R) {
         const uint8_t* at[R];
         __m512 total[NT];
         for (int r = 0; r < R; ++r) at[r] = rows.group(h, i + r, P::kInterleaved ? R : 1);
-        multiply_rows<P, NT>(at, rows.stride, rows.n_in / kChunk, x, total);
+        multiply_rows<P, One, NT>(at, rows.stride, rows.n_in / kChunk, x, total);
         for (int t = 0; t < NT; ++t)
             for (int r = 0; r < R; ++r) {
                 const auto lanes = static_cast<__mmask16>(0xFFFF >> (16 - 16 / R) << (16 / R * r));
@@ -260,33 +269,61 @@ IKPY_VBMI void multiply_half(const RowBlock& rows, int h, const uint8_t* const* 
     }
 }
 
-// U unpacks rows that end inside a chunk. Up to Tokens tokens meet a row at once.
-template <class P, class U, int Tokens>
+// U unpacks rows that end inside a chunk. Up to Tokens tokens meet a row at once. One: a kernel of its own
+// for one token, on Zen 5.
+template <class P, class U, int Tokens, bool One = false>
 struct Product {
     using Unpack = U;
+    using From = Columns<P, One>;
     struct Record {
-        alignas(64) uint8_t at[kRecord<P>];
+        alignas(64) uint8_t at[kRecord<P> * From::kCopies];
     };
     static constexpr int kTokens = Tokens;
 
     IKPY_VBMI static void prepare(const uint8_t* x, const ActQ8Layout& at, int64_t c, Record* out) {
-        rearrange<P::kOrder>(x + c * kChunk, out->at);
-        lane_scales<P::kOrder>(x + at.scale + c * kChunk / 8, out->at + kScales);
-        P::bias(x, at, c, out->at + kBias<P>);
+        alignas(64) uint8_t own[kRecord<P>];
+        uint8_t* to = One ? own : out->at;
+        rearrange<P::kOrder>(x + c * kChunk, to);
+        lane_scales<P::kOrder>(x + at.scale + c * kChunk / 8, to + kScales);
+        P::bias(x, at, c, to + kBias<P>);
+        if constexpr (One)
+            for (int i = 0; i < kRecord<P> * P::kRowsAtOnce / 64; ++i)
+                _mm512_store_si512(out->at + 64 * i, Columns<P, false>{own}.load(i));
     }
     template <int NT>
     static void multiply(const RowBlock& rows, const Record* const* x, float* out) {
-        const uint8_t* bytes[NT];
-        for (int t = 0; t < NT; ++t) bytes[t] = x[t]->at;
-        for (int h = 0; h < 2; ++h) multiply_half<P, NT>(rows, h, bytes, out);
+        From from[NT];
+        for (int t = 0; t < NT; ++t) from[t] = {x[t]->at};
+        for (int h = 0; h < 2; ++h) multiply_half<P, One, NT>(rows, h, from, out);
     }
 };
+
+// Zen 5 loads 16 or 32 bytes to all of a vector by way of its permuting units, of which there are two, and
+// these look points up: 8 to 28 such loads of 100 to 250 vector operations. A kernel K of its own for one
+// token, whose records hold these bytes once for every row, has 1.04 to 1.17 times the rate. Records beyond
+// the first-level cache (48 KiB) come from the second, which takes more than that from the fastest types:
+// 0.77 with 100 KiB of IQ2_XXS_R4 (14,336 columns), 1.06 with 50 KiB of IQ2_XXS and Q1_0_G128.
+constexpr int64_t kMostRecordBytes = 52 << 10;
+template <class K, ProductFn Other>
+void gemv_of_one(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
+    static const bool has_own = !has_free_broadcasts();
+    const int64_t bytes = rows.n_in / kChunk * static_cast<int64_t>(sizeof(typename K::Record));
+    if (has_own && tokens.n == 1 && bytes <= kMostRecordBytes)
+        return gemv_of_records<K, Other>(rows, tokens, out, work);
+    Other(rows, tokens, out, work);
+}
 
 // ExpertTokens: on average per expert, from which tiles multiply.
 template <class P, class U, int Tokens, int PassTokens = 0, int64_t ExpertTokens = kTileMinExpertTokens>
 constexpr WeightKernels kernels() {
-    WeightKernels k = record_kernels<Product<P, U, Tokens>, PassTokens>();
+    using Few = Product<P, U, Tokens>;
+    WeightKernels k = record_kernels<Few, PassTokens>();
     k.tiles.min_expert_tokens = ExpertTokens;
+    if constexpr (P::kRowsAtOnce > 1) {
+        using Single = Product<P, U, 1, true>;
+        static_assert(sizeof(typename Single::Record) <= Tokens * sizeof(typename Few::Record));
+        k.gemv = gemv_of_one<Single, record_kernels<Few>().gemv>;
+    }
     return k;
 }
 

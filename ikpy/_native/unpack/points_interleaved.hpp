@@ -197,9 +197,9 @@ struct IQ1_S_R4 : TernaryRows<24>, Ternary {
     IKPY_VBMI_INLINE static void find(IQ1_S_R4 (&w)[T]) {
         find_words<OneRegister>(iq1s_codes, w);
     }
-    IKPY_VBMI_INLINE __m512i start(const uint8_t* from, int step) const {
-        return _mm512_mask_blend_epi64(down, for_all_rows<IQ1_S_R4>(from, step),
-                                       for_all_rows<IQ1_S_R4>(from + 64, step));
+    template <class From>
+    IKPY_VBMI_INLINE __m512i start(From bias, int step) const {
+        return _mm512_mask_blend_epi64(down, bias.load(step), (bias + 64).load(step));
     }
 };
 
@@ -227,9 +227,9 @@ struct IQ1_M_R4 : TernaryRows<28>, TernaryOf16 {
     IKPY_VBMI_INLINE static void find(IQ1_M_R4 (&w)[T]) {
         find_words<Find>(iq1s_codes, w);
     }
-    IKPY_VBMI_INLINE __m512i start(const uint8_t* from, int step) const {
-        return _mm512_dpwssd_epi32(for_all_rows<IQ1_M_R4>(from, step), down,
-                                   for_all_rows<IQ1_M_R4>(from + 64, step));
+    template <class From>
+    IKPY_VBMI_INLINE __m512i start(From bias, int step) const {
+        return _mm512_dpwssd_epi32(bias.load(step), down, (bias + 64).load(step));
     }
 };
 

@@ -146,8 +146,9 @@ struct IQ1_S : Plain, Ternary {
     IKPY_VBMI_INLINE static void find(IQ1_S (&w)[T]) {
         find_words<OneRegister>(iq1s_codes, w);
     }
-    IKPY_VBMI_INLINE __m512i start(const uint8_t* bias, int) const {
-        return _mm512_mask_load_epi64(_mm512_load_si512(bias), down, bias + 64);
+    template <class From>
+    IKPY_VBMI_INLINE __m512i start(From bias, int) const {
+        return _mm512_mask_blend_epi64(down, bias.load(0), (bias + 64).load(0));
     }
 };
 
@@ -191,8 +192,9 @@ struct IQ1_M : Plain, TernaryOf16 {
     IKPY_VBMI_INLINE static void find(IQ1_M (&w)[T]) {
         find_words<Find>(iq1s_codes, w);
     }
-    IKPY_VBMI_INLINE __m512i start(const uint8_t* bias, int) const {
-        return _mm512_dpwssd_epi32(_mm512_load_si512(bias), down, _mm512_load_si512(bias + 64));
+    template <class From>
+    IKPY_VBMI_INLINE __m512i start(From bias, int) const {
+        return _mm512_dpwssd_epi32(bias.load(0), down, (bias + 64).load(0));
     }
 };
 

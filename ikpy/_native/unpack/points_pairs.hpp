@@ -58,8 +58,9 @@ struct IQ2_KL {
     IKPY_VBMI_INLINE __m512i weights(int v) const {
         return _mm512_permutexvar_epi8(pairs, (v ? kSecondOfPair : kFirstOfPair).load());
     }
-    IKPY_VBMI_INLINE __m512i start(const uint8_t* bias, int step) const {
-        return _mm512_load_si512(bias + 64 * step);
+    template <class From>
+    IKPY_VBMI_INLINE __m512i start(From bias, int step) const {
+        return bias.load(step);
     }
 
   private:

@@ -40,6 +40,10 @@ struct TernaryBytes {
         scale = _mm512_mul_ps(row_scale, odd_scales<3>(_mm512_srli_epi32(words, 12), 0.125f));
     }
     IKPY_VBMI_INLINE __m512i weights(int v) const { return ternary_weights(v < 4 ? first : second, v % 4); }
+    template <class From>
+    IKPY_VBMI_INLINE __m512i start(From bias, int step) const {
+        return _mm512_mask_blend_epi32(down, bias.load(step), (bias + 64).load(step));
+    }
 };
 
 struct ByBytesIQ1_S : Plain, TernaryBytes {
@@ -53,10 +57,6 @@ struct ByBytesIQ1_S : Plain, TernaryBytes {
         };
         set(_mm512_inserti64x4(_mm512_castsi256_si512(load32(p[0] + 2)), load32(p[1] + 2), 1),
             _mm512_cvtepu16_epi32(two(34)), two_row_scales(p));
-    }
-    IKPY_VBMI_INLINE __m512i start(const uint8_t* from, int step) const {
-        return _mm512_mask_blend_epi32(down, for_all_rows<ByBytesIQ1_S>(from, step),
-                                       for_all_rows<ByBytesIQ1_S>(from + 64, step));
     }
 };
 
@@ -77,10 +77,6 @@ struct ByBytesIQ1_S_R4 : Interleaved, TernaryBytes {
         set(_mm512_permutex2var_epi8(a, kPoints.load(), b),
             _mm512_maskz_permutex2var_epi16(0x55555555, a, _mm512_load_si512(kWords.at), b),
             _mm512_set1_ps(1.0f));
-    }
-    IKPY_VBMI_INLINE __m512i start(const uint8_t* from, int step) const {
-        return _mm512_mask_blend_epi32(down, for_all_rows<ByBytesIQ1_S_R4>(from, step),
-                                       for_all_rows<ByBytesIQ1_S_R4>(from + 64, step));
     }
 };
 

@@ -29,8 +29,9 @@ from ikpy.machine_memory import available_memory
 from ikpy.models import architecture
 from ikpy.models.base import Architecture
 from ikpy.models.hparams import HParams
+from ikpy.models.interleaving import interleaved_sizes, interleaved_type
 from ikpy.models.keys import Keys
-from ikpy.models.weights import WeightSource, interleaved_sizes, interleaved_type, page_dropper
+from ikpy.models.weights import WeightSource, page_dropper
 from ikpy.quants import registry
 
 MIB = 1 << 20

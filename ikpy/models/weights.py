@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, overload
 
 import numpy as np
@@ -17,11 +17,10 @@ from ikpy.graph.ir import F32, I32, PLANNED_ADDRESS, Buffer, Value, external
 from ikpy.graph.weight_parts import whole_name
 from ikpy.machine_memory import check_memory
 from ikpy.models.factors import activation_scale, factor_values, find_factor, joined_factors
+from ikpy.models.interleaving import interleaved_sizes, interleaved_type
 from ikpy.quants import dequantize, registry
 
 Presence = Literal["none", "optional", "required"]
-# Looked up row by row: never repacked.
-EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "token_types.", "position_embd.")
 # Kernels read these as f32, whatever number of rows they have.
 ELEMENT_WISE = (
     "norm.weight",
@@ -71,23 +70,6 @@ def split_rows(fused: Value, *sizes: int, named: int = 0) -> list[Value]:
         parts.append(part)
         start += size
     return parts
-
-
-def interleaved_type(info: TensorInfo, parts: Sequence[int] = ()) -> registry.TensorType | None:
-    """The row-interleaved type that a matrix, or parts of so many rows of it, can be rearranged into without loss."""
-    name = registry.repack_target(registry.by_id(info.type_id).name)
-    # F16 would lose precision as BF16_R16, and needs no rearrangement: its rows are read as they are.
-    if not name or name == "bf16_r16" or len(info.shape) < 2 or info.name.startswith(EMBEDDINGS):
-        return None
-    target = registry.by_name(name)
-    fits = all(rows % target.interleave == 0 for rows in (info.shape[1], *parts))
-    return target if fits and core.has_decoder(target.id) else None
-
-
-def interleaved_sizes(infos: Iterable[TensorInfo]) -> list[int]:
-    """Bytes of each tensor that may be rearranged, once it is."""
-    targets = [(info, interleaved_type(info)) for info in infos]
-    return [target.tensor_nbytes(info.shape) for info, target in targets if target]
 
 
 def page_dropper(gguf: GGUFFile) -> Callable[[Buffer], None]:

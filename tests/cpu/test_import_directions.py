@@ -35,7 +35,7 @@ ALLOWED = {
     "vision": "errors machine_memory _native backends gguf graph models quants",
     "sound": "errors backends gguf graph models vision",
     "engine": "errors held_interrupts threads machine_memory numa _native backends gguf graph models quants",
-    "convert": "errors threads _native gguf models quants vocab",
+    "convert": "errors threads _native gguf models quants vision vocab",
     "tools": "errors file_locks held_interrupts threads _native backends engine gguf graph models quants sound vision "
     "vocab",
     "llm": "errors engine tools vocab",

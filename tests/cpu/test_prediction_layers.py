@@ -300,6 +300,17 @@ def test_importance_and_quantization(tmp_path: Path) -> None:
         assert np.median(np.abs(rows[0] - rows[1]).max(axis=1)) < 0.25 * np.abs(rows[0]).max()
 
 
+def test_micro_batches_of_single_tokens(tmp_path: Path) -> None:
+    """A layer begins every chunk anew, also where the first micro-batch has nothing for it."""
+    for make in (models.mimo2, models.glm5_next):
+        predicting = make()
+        loaded = Model.load(predicting.model.write(tmp_path / "model.gguf"))
+        whole, found = (collected(loaded, tmp_path, n, predicts=True) for n in (256, 1))
+        for key in found.keys() & {f"blk.{predicting.n_layer}.ffn_down_exps.weight"}:
+            np.testing.assert_array_equal(found[key].rows, whole[key].rows)
+            np.testing.assert_allclose(found[key].sums, whole[key].sums, rtol=1e-3)
+
+
 def test_statistics_of_layers_that_are_not_there(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["imatrix", "-p", "one two three " * 400, "--mtp", "-c", "256", "-t", "1"]) == 1
     assert "the model has no layers that predict further tokens" in capfd.readouterr().err

@@ -319,6 +319,18 @@ def test_plans_and_fit_count_the_projector(files: Path, capfd: pytest.CaptureFix
     assert rooms == [pytest.approx(56 - projector / MIB, abs=0.006), 56]
 
 
+@pytest.mark.parametrize("arguments", [(), ("-ngl", "0", "--mmproj-offload"), ("-sm", "none", "-mmdev", "CUDA1")])
+def test_plans_warn_of_devices_that_only_the_projector_uses(
+    arguments: tuple[str, ...], files: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    grids = "-m", str(files / "grid.gguf"), "--mmproj", str(files / "mmproj-grid.gguf")
+    with emulated(2, mib=16):
+        with pytest.raises(SystemExit):
+            run(files, capfd, *grids, "--dry-run", *arguments)
+        device = "CUDA1" if "CUDA1" in arguments else "CUDA0"
+        assert f"warning: {device}: " in capfd.readouterr().err
+
+
 def plan_of(files: Path, capfd: pytest.CaptureFixture[str], *arguments: str) -> list[list[str]]:
     """The table of --dry-run."""
     with pytest.raises(SystemExit):

@@ -93,7 +93,7 @@ def test_states_of_the_model(made: tuple[Predicting, Model]) -> None:
     for logits in ("all", "last", "none"):
         found = []
         for keeps in (False, True):
-            context = Context(loaded, settings(token_states=keeps, n_ubatch=16))
+            context = Context(loaded, settings(token_states=keeps, n_ubatch=13))  # a single token is left over
             found.append(context.decode(Batch.single(TOKENS, logits=logits)))
         np.testing.assert_array_equal(*found)
         assert context.token_states is not None

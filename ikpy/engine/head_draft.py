@@ -204,7 +204,8 @@ class HeadDraft(Drafter):
         n = min(len(self._states), len(self._text) - 1 - self._next)
         logits = None
         while n > 0:
-            left, step = self._text[self._next + 1 : self._next + 1 + n], min(n, self._n_batch, self._n_ctx // 4)
+            left = self._text[self._next + 1 : self._next + 1 + n]
+            step = min(n, self._n_batch, max(1, self._n_ctx // 4))
             step = step if self._media is None else self._media.cut(left, step)
             end, tokens = self._next + step, left[:step]
             self._make_room(end + n_drafted)

@@ -92,6 +92,18 @@ def test_states_behind_a_full_cache(made: tuple[Predicting, Model], tmp_path: Pa
     assert found == fed(second, text, states, 30, 60)
 
 
+def test_hardly_any_cells(tmp_path: Path) -> None:
+    """Too few for drafts, of many sequences: the text is followed all the same."""
+    loaded = Model.load(models.mimo2().model.write(tmp_path / "model.gguf"))
+    context = Context(loaded.prediction_head(), settings(embeddings=True, n_ctx=32, n_seq_max=16, flash_attn=False))
+    drafter = HeadDraft(context, p_min=0.0, n_ctx=context.n_ctx // 16)
+    text = LONG.tolist()
+    drafter.observe(text[:40], random_states(loaded, 40))
+    assert drafter.draft(text[:41], 3) == []
+    state = drafter.take_state()
+    assert state is not None and state.tokens == text[:40]
+
+
 def test_numbers_of_entries() -> None:
     numbers = EntryNumbers(gapless=True)
     numbers.add(0, 10)

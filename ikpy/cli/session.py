@@ -96,6 +96,7 @@ class Session:
         n_bytes = STORE_BYTES if self.params.tool == "server" else None
         with used_if_possible(self.params):
             return new_reader(self.projector, self.model, self.vocab, lambda line: self.log([line]), n_bytes)
+        self.projector = None  # with what it has taken of a device
         return None
 
     @cached_property

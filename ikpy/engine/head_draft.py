@@ -69,6 +69,7 @@ class HeadDraft(Drafter):
         kept = min(start, max(0, agreed - 1))
         if kept < len(self._text) - 1:
             self._remove(kept, -1)
+            self._oldest = min(self._oldest, kept)
         del self._states[max(0, min(start, agreed) - self._next) :]
         self._text[agreed:] = text[agreed:]
         if self._next + len(self._states) != start:
@@ -104,7 +105,8 @@ class HeadDraft(Drafter):
         for context in self._contexts:
             context.kv.seq_cp(other._seq_id, self._seq_id, -1, other._numbers.position(end))
         self._numbers.adopt(other._numbers, end)
-        self._text, self._oldest = other._text[:n], other._oldest
+        self._number_anew()
+        self._text, self._oldest = other._text[:n], min(other._oldest, end)
         self._states, self._next = other._states[: max(0, n - other._next)], other._next
 
     def shift(self, keep: int, drop: int) -> None:
@@ -180,6 +182,12 @@ class HeadDraft(Drafter):
             context.kv.seq_rm(self._seq_id, p0, p1)
         if end < 0:
             self._numbers.cut(max(0, first))
+        self._number_anew()
+
+    def _number_anew(self) -> None:
+        """A cache without gaps of which nothing is left begins with position 0 again."""
+        if self._numbers.gapless and self._contexts[0].kv.seq_pos_max(self._seq_id) < 0:
+            self._numbers.cut(0)
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """The cache holds the entries of this text."""
@@ -196,7 +204,8 @@ class HeadDraft(Drafter):
         n = min(len(self._states), len(self._text) - 1 - self._next)
         logits = None
         while n > 0:
-            left, step = self._text[self._next + 1 : self._next + 1 + n], min(n, self._n_batch, self._n_ctx // 4)
+            left = self._text[self._next + 1 : self._next + 1 + n]
+            step = min(n, self._n_batch, max(1, self._n_ctx // 4))
             step = step if self._media is None else self._media.cut(left, step)
             end, tokens = self._next + step, left[:step]
             self._make_room(end + n_drafted)

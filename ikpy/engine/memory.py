@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ikpy.backends.cuda.devices import selected
 from ikpy.graph.placement import CPU
 from ikpy.machine_memory import machine_memory, memory_owner
 
@@ -78,8 +79,9 @@ def memory_report(context: Context) -> MemoryReport:
         # What graphs read there: output matrices that are embeddings in host memory too, derived tensors, parts.
         report.add(device, "mapped", needs.weight_bytes)
         report.add(device, "compute", needs.compute_bytes)
-    for device, nbytes in model.params.placement.taken:
+    taken = dict(model.params.placement.taken)
+    for device, nbytes in taken.items():
         report.add(device, PROJECTOR, nbytes)
-    if devices:
-        report.free = {device.name: device.memory().free for device in devices.setup.devices}
+    used = [*(devices.setup.devices if devices else ()), *(selected(tuple(taken)) if taken else ())]
+    report.free = {device.name: device.memory().free for device in used}
     return report

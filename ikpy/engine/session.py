@@ -363,7 +363,7 @@ def _check_positions(context: Context, n_tokens: int, positions: dict[Window, li
     following = full[-1] + 1 if full else 0
     for window, pos in positions.items():
         cells = context.kv.cells.get(window)
-        if window[0] == EVERY and pos != full[window[1] - 1 :: window[1]]:
+        if window[0] == EVERY and (window[1] < 1 or pos != [p for p in full if (p + 1) % window[1] == 0]):
             raise ValueError
         first = cells.lowest_kept(following) if isinstance(cells, WindowCells) else 0
         if not (_rises_within(pos, first, following) and set(pos) <= set(full)):

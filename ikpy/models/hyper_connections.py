@@ -143,11 +143,10 @@ class StreamDecoder(Decoder):
         self, b: BatchGraph, il: int, rest: Callable[..., Value], streams: Value, *values: Value
     ) -> Value:
         """The rest of a layer on the rows of `keep_rows`, and on those of all tokens if their states are wanted."""
-        kept = self.keep_rows(b, il, streams, *values)
-        if b.keeps_states and kept[0].shape[2] != b.n_tokens:
+        if b.keeps_states and il == self.hp.n_layer - 1 and b.n_outputs != b.n_tokens:
             # Apart from the output rows: those must round as they do in a context that keeps no states.
             b.unreduced = rest(streams, *values)
-        return rest(*kept)
+        return rest(*self.keep_rows(b, il, streams, *values))
 
     def final_state(self, b: BatchGraph, x: Value) -> Value:
         return super().final_state(b, self.collapsed(b, x))

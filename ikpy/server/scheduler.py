@@ -140,9 +140,9 @@ class Engine:
     def cancel(self, *tasks: Task) -> None:
         """Gives up tasks; their slots are free before the next batch."""
         with self._wake:
+            self._any_cancelled = True  # first: a batch that ends meanwhile leaves out what is cancelled
             for task in tasks:
                 task.cancelled = True
-            self._any_cancelled = True
             self._wake.notify()
 
     def call(self, function: Callable[[], T]) -> Future[T]:

@@ -180,10 +180,11 @@ class Run:
         if start and self._last_state is not None:
             first, states = start - 1, np.concatenate([self._last_state, states])
         self._last_state = states[-1:]
-        for head in self.heads if stop - first > 1 else ():
+        for head in self.heads:
             if not start:
                 head.kv.clear()
-            head.decode(Batch.single(ids[first + 1 : stop].tolist(), first, logits="all"), states[:-1])
+            if stop - first > 1:
+                head.decode(Batch.single(ids[first + 1 : stop].tolist(), first, logits="all"), states[:-1])
 
     def _losses(self, logits: NDArray[np.float32], targets: Tokens, chunk: Tokens) -> NDArray[np.float64]:
         """Losses of the next tokens.

@@ -55,6 +55,11 @@ class Gemma4Pictures(Projector):
             raise FileFormatError(
                 f"{self.path}: tensor 'v.position_embd.weight' holds no two tables of {self.params.n_embd}"
             )
+        if self.positions.shape[1] < self.step // self.side:
+            raise FileFormatError(
+                f"{self.path}: tensor 'v.position_embd.weight' holds {self.positions.shape[1]} positions, fewer than "
+                f"the {self.step // self.side} of a token's side"
+            )
         self.load_rest(source.weights)
 
     @abstractmethod
@@ -68,7 +73,10 @@ class Gemma4Pictures(Projector):
 
     @property
     def largest(self) -> tuple[int, int]:
-        return near_square(self.limits.most // self.step**2, self.step // self.side)
+        side = self.step // self.side
+        n = min(self.limits.most // self.step**2, (self.positions.shape[1] // side) ** 2)
+        rows, columns = near_square(n, side)
+        return rows, min(columns, self.positions.shape[1] // side * side)
 
     def tiles(self, image: Pixels) -> list[str | Pixels]:
         height, width = image.shape[:2]

@@ -15,6 +15,7 @@ from ikpy.models.keys import Keys
 from ikpy.vision.axial import places
 from ikpy.vision.encoder import VisionTransformer
 from ikpy.vision.graphs import PictureGraph
+from ikpy.vision.grids import near_square
 from ikpy.vision.images import Pixels
 from ikpy.vision.params import VisionParams
 from ikpy.vision.projector import Projector, Source
@@ -59,8 +60,7 @@ class MiniCPMVPictures(Projector):
     @property
     def largest(self) -> tuple[int, int]:
         """Sides are rounded."""
-        side = (-(-self.params.image_size // self.step) + 1) * self.factor
-        return side, side
+        return near_square((-(-self.params.image_size // self.step) + 1) ** 2, self.factor)
 
     def whole(self, image: Pixels) -> Pixels | None:
         """A picture that has no tiles in its final size; None: it has some."""

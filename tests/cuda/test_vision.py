@@ -131,3 +131,19 @@ def test_the_largest_picture_is_measured(name: str, tmp_path: Path, cuda_devices
                 assert len(patches) == down * across
                 assert min(len(patches), MEASURED_PATCHES) <= rows * columns, (height, width)
     assert there.device_bytes["CUDA0"] > 4 * rows * columns * there.n_patch_elements
+
+
+@pytest.mark.parametrize("name", ["gemma4", "minicpmv"])
+def test_limits_beyond_what_can_be_encoded(name: str, tmp_path: Path, cuda_devices: int) -> None:
+    """No more is measured than tables hold, and than memory is kept for."""
+    tower = TOWERS[name]
+    assert isinstance(tower, TileTower)
+    if name == "minicpmv":
+        tower = dataclasses.replace(tower, further={**tower.further, "image_size": 8192})
+    path = write(tower, tmp_path / "mmproj.gguf")
+    device = EncoderRuntime(available()[0], DeviceParams(), lambda line: None, plan_only=True)
+    there = open_projector(
+        str(path), n_embd=tower.text, n_threads=1, log=lambda line: None, max_tokens=100000, device=device
+    )
+    rows, columns = there.largest
+    assert 100 < rows <= columns and rows * columns <= 1.01 * MEASURED_PATCHES

@@ -14,7 +14,10 @@ from ikpy.backends.cuda import devices as cuda_devices
 from ikpy.backends.cuda.api import DeviceMemoryError
 from ikpy.backends.cuda.devices import available, encoder_device
 from ikpy.backends.cuda.encoder_runtime import EncoderRuntime
+from ikpy.backends.cuda.state import DeviceState
 from ikpy.cli import main
+from ikpy.cli.parser import parse
+from ikpy.cli.session import load
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.ir import Node
 from ikpy.graph.placement import DeviceParams, PlacementParams
@@ -319,6 +322,18 @@ def test_plans_and_fit_count_the_projector(files: Path, capfd: pytest.CaptureFix
     assert rooms == [pytest.approx(56 - projector / MIB, abs=0.006), 56]
 
 
+@pytest.mark.parametrize("arguments", [(), ("-ngl", "0", "--mmproj-offload"), ("-sm", "none", "-mmdev", "CUDA1")])
+def test_plans_warn_of_devices_that_only_the_projector_uses(
+    arguments: tuple[str, ...], files: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    grids = "-m", str(files / "grid.gguf"), "--mmproj", str(files / "mmproj-grid.gguf")
+    with emulated(2, mib=16):
+        with pytest.raises(SystemExit):
+            run(files, capfd, *grids, "--dry-run", *arguments)
+        device = "CUDA1" if "CUDA1" in arguments else "CUDA0"
+        assert f"warning: {device}: " in capfd.readouterr().err
+
+
 def plan_of(files: Path, capfd: pytest.CaptureFixture[str], *arguments: str) -> list[list[str]]:
     """The table of --dry-run."""
     with pytest.raises(SystemExit):
@@ -332,3 +347,23 @@ def test_no_room_for_the_projector(files: Path, capfd: pytest.CaptureFixture[str
         status, _, said = run(files, capfd)
         assert status == 1
         assert "CUDA0: failed to allocate buffer" in said and "--no-mmproj-offload" in said
+
+
+def test_a_projector_that_is_not_used_is_let_go_of(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where memory is gone while weights are brought to the device, and the command line names no projector."""
+    for name in ("text", "mmproj"):
+        (tmp_path / f"{name}.gguf").write_bytes((files / f"{name}.gguf").read_bytes())
+
+    def upload(*arguments: object) -> None:
+        raise DeviceMemoryError("CUDA0: failed to allocate buffer")
+
+    with emulated(1):
+        free = available()[0].memory().free
+        session = load(parse(["-m", str(tmp_path / "text.gguf"), "--mmproj-auto", "--log-disable"], "cli"))
+        assert session.projector is not None
+        monkeypatch.setattr(DeviceState, "upload_weights", upload)
+        assert session.pictures is None and "warning: no pictures: CUDA0: failed" in capfd.readouterr().err
+        gc.collect()
+        assert available()[0].memory().free == free

@@ -212,3 +212,19 @@ def test_a_model_that_crashed_keeps_its_place_until_it_is_started_again(tmp_path
             assert not worker.is_active, "two models at a time are too many"
 
     asyncio.run(scene())
+
+
+def test_a_batch_that_ends_while_a_request_is_cancelled(server: Server) -> None:
+    """The engine looks for what is cancelled before the next batch, which a slot without a token would end."""
+    looks: list[bool] = []
+
+    class Watched(Task):
+        """Looks as a batch would that ends at this moment."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "cancelled" and value:
+                looks.append(server.engine._any_cancelled)
+
+    server.engine.cancel(Watched([], lambda event: None))
+    assert looks == [True]

@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from ikpy.errors import IkpyError
 from ikpy.server.context_fit import RequestError
-from ikpy.server.errors import ApiError, bad_request
+from ikpy.server.errors import ApiError, bad_request, prompt_too_long
 from ikpy.server.generation import Generation, Mail, unless_gone
 from ikpy.server.keys import KeyRing
 from ikpy.server.media import NO_KINDS, NO_PROJECTOR, ChatMedia, MediaRules, decoded, fetched
@@ -274,10 +274,11 @@ class Front:
 
     def _fitting(self, prompt: Prompt, params: GenerationParams) -> list[int]:
         """Tokens of a prompt as far as a slot needs them. Raises ApiError 400 for one that cannot fit."""
+        fit = self.engine.slots[0].fit
         try:
-            return self.engine.slots[0].fit.shortened(prompt.tokens, params, whole=bool(prompt.media))
+            return fit.shortened(prompt.tokens, params, whole=bool(prompt.media))
         except RequestError as error:
-            raise bad_request(str(error)) from None
+            raise prompt_too_long(str(error), len(prompt.tokens), fit.n_ctx) from None
 
     async def _made(self, make: Callable[[], T]) -> T:
         """What a function makes in one of the threads for that. Given up, it is not called if none was free."""

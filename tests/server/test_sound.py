@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from starlette.testclient import TestClient
 from ikpy import LLM
 from ikpy.server import media
 from ikpy.server.build import Server
+from ikpy.server.errors import ApiError
+from ikpy.server.form import read_form
 from ikpy.tools.picture_marks import MARKER
 from ikpy.tools.picture_tokens import NO_MEDIA
 from ikpy.tools.sounds import Sound
@@ -242,6 +245,16 @@ def test_wrong_fields_of_transcriptions(client: TestClient, fields: dict[str, st
 def test_wrong_forms(client: TestClient, content_type: str, body: bytes, message: str) -> None:
     response = client.post("/v1/audio/transcriptions", content=body, headers={"content-type": content_type})
     assert message in refused(response)
+
+
+@pytest.mark.parametrize("more", [b"; a=b" * 200_000, b';"' * 500_000, b'; a="' + b";" * 1_000_000])
+def test_heads_of_forms_have_a_length(more: bytes) -> None:
+    """Reading them would take minutes, in which no other thread of the server gets a turn."""
+    head = b'Content-Disposition: form-data; name="file"' + more
+    began = time.perf_counter()
+    with pytest.raises(ApiError, match="has no name"):
+        read_form("multipart/form-data; boundary=x", b"--x\r\n" + head + b"\r\n\r\nfile\r\n--x--")
+    assert time.perf_counter() - began < 2
 
 
 def test_transcription_of_a_model_of_a_folder(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ikpy.tools.picture_tokens import NO_MEDIA
 from ikpy.tools.sounds import Sound
 from tests.picture_models import data_uri, png, write_projector, write_text
 from tests.server.harness import read_events
+from tests.server.live import wait_for
 from tests.server.test_pictures import asked, logprobs, refused, said, start, text
 from tests.server.test_router import router
 from tests.sound_models import tone, wav, write_hearing_model, write_sound_projector
@@ -161,6 +163,40 @@ def test_sounds_of_a_request_are_bounded(client: TestClient, monkeypatch: pytest
     monkeypatch.setattr(media, "MOST_SECONDS", 2)
     message = refused(client.post("/v1/chat/completions", json=asked(*parts)))
     assert message == "the sounds are longer than 2 seconds together"
+
+
+class SlowEncoder:
+    """Counts the pieces that it gives, each after a while."""
+
+    def __init__(self, encoder: Any, server: Server) -> None:
+        self._encoder, self._server = encoder, server
+        self.counts: list[int] = []
+        """Tokens of running answers before each piece."""
+
+    def encoded(self, samples: Any) -> Iterator[Any]:
+        for piece in self._encoder.encoded(samples):
+            self.counts.append(sum(slot.n_decoded for slot in self._server.engine.slots))
+            time.sleep(0.1)
+            yield piece
+
+
+def test_answers_go_on_between_pieces_of_a_sound(files: Path) -> None:
+    """Sounds of several requests are encoded once, and not on when nobody waits for them."""
+    server = start(files, "-np", "4", "-c", "16384")
+    reader = server.front.media
+    assert reader is not None
+    slow = reader._sounds = SlowEncoder(reader._sounds, server)
+    long = sound(wav(tone(70, 3)))
+    with TestClient(server.app) as client, ThreadPoolExecutor(3) as pool:
+        running = pool.submit(chat, client, text("hello"), max_tokens=3000, ignore_eos=True)
+        assert wait_for(lambda: any(slot.n_decoded > 3 for slot in server.engine.slots))
+        first, second = pool.map(lambda _: said(chat(client, text("x"), long)), range(2))
+        assert first == second and said(running.result())
+        assert len(slow.counts) == 3 and slow.counts[0] < slow.counts[1] < slow.counts[2]
+        parts: list[Any] = ["x", base64.b64decode(sound(wav(tone(100, 4)))["input_audio"]["data"])]
+        assert server.front._look(reader, parts, lambda: len(slow.counts) == 5)[0] == []
+        assert len(slow.counts) == 5
+    server.engine.stop(10)
 
 
 def test_projectors_of_the_other_kind(tmp_path: Path, client: TestClient) -> None:

@@ -219,7 +219,8 @@ def test_other_files(tmp_path: Path) -> None:
     refused(
         tmp_path, "qwen2a", "holds no encoder of sound", error=UnsupportedError, **{"clip.has_audio_encoder": False}
     )
-    refused(tmp_path, "qwen2a", "is no projector file", error=UsageError, **{"general.architecture": "llama"})
+    for arch in ("llama", [1, 2]):
+        refused(tmp_path, "qwen2a", "is no projector file", error=UsageError, **{"general.architecture": arch})
 
 
 def test_an_unknown_encoder_beside_a_known_one(tmp_path: Path) -> None:

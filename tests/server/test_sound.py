@@ -134,7 +134,10 @@ def test_what_the_server_says_of_itself(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (sound(b"hello, this is no sound"), "Failed to load image or audio file: image is no picture"),
+        (
+            sound(b"hello, this is no sound"),
+            "Failed to load image or audio file: it is no picture or sound of a known format",
+        ),
         (sound(HEARD[:30]), "Failed to load image or audio file: audio"),
         (sound(b"fLaC" + bytes(50)), "Failed to load image or audio file: audio cannot be decoded"),
         (sound(b"ID3" + bytes(50)), "Failed to load image or audio file: audio cannot be decoded"),
@@ -240,9 +243,16 @@ def test_transcription(client: TestClient, fields: dict[str, str], prompt: str) 
         assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] and usage["type"] == "tokens"
 
 
-def test_streamed_transcription(client: TestClient) -> None:
+def test_transcription_as_text(client: TestClient) -> None:
+    response = transcribed(client, response_format="text")
+    assert response.headers["content-type"].startswith("text/plain")
+    assert response.text == transcribed(client, response_format="").json()["text"] + "\n"
+
+
+@pytest.mark.parametrize("stream", ["true", "True"])
+def test_streamed_transcription(client: TestClient, stream: str) -> None:
     whole = transcribed(client).json()
-    response = transcribed(client, stream="true")
+    response = transcribed(client, stream=stream, chunking_strategy="auto", user="me")
     assert response.headers["content-type"].startswith("text/event-stream")
     *events, last = [event["data"] for event in read_events(response.text)]
     assert [event["type"] for event in events[:-1]] == ["transcript.text.delta"] * (len(events) - 1)
@@ -253,7 +263,7 @@ def test_streamed_transcription(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"response_format": "verbose_json"}, "Only 'json' response_format is supported for transcription"),
+        ({"response_format": "verbose_json"}, "Only 'json' and 'text' response_format are supported"),
         ({"temperature": "warm"}, "field 'temperature' is no number, true or false"),
     ],
 )

@@ -28,7 +28,8 @@ def is_sound(data: bytes) -> bool:
     """Whether a file begins as one of FORMATS."""
     if data[:4] == b"RIFF":
         return data[8:12] == b"WAVE"
-    is_mp3 = data[:3] == b"ID3" or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0)
+    # Bits 1 and 2 are the layer of MPEG, 0 in AAC.
+    is_mp3 = data[:3] == b"ID3" or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 6 != 0)
     return data[:4] == b"fLaC" or is_mp3
 
 

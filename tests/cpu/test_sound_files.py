@@ -66,6 +66,7 @@ def test_compressed_files(name: str, seconds: float, peak: float) -> None:
         (b"fLaC" + bytes(100), FileFormatError, "x cannot be decoded"),
         (b"ID3\4\0\0\0\0\0\0", FileFormatError, "x cannot be decoded"),
         (b"\xff\xfb\x90\x00" + bytes(20), FileFormatError, "x "),
+        (b"\xff\xf1\x50\x80" + bytes(20), FileFormatError, "x is no sound of a known format"),
     ],
 )
 def test_files_that_are_no_sound(data: bytes, error: type[IkpyError], message: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -331,7 +330,7 @@ def test_both_kinds_in_one_text(tmp_path: Path) -> None:
         seen, heard = chat(both, text("whatis"), picture, text("and")), chat(both, text("whatis"), text("and"), sound())
         counts = [each["usage"]["prompt_tokens"] for each in (answer, seen, heard)]
         assert counts[0] == counts[1] + ROWS and counts[0] > counts[2]
-        assert json.dumps(said(answer))
+        assert len(said(answer)) > 3
     finally:
         started.engine.stop(10)
 

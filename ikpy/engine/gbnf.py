@@ -231,7 +231,7 @@ class _Parser:
             self.space(nested)
 
     def counted(self, item: Node) -> Node:
-        match = re.compile(r"\{\s*([0-9]{1,9})\s*(?:(,)\s*([0-9]{0,9})\s*)?\}").match(self.source, self.at)
+        match = re.compile(r"\{\s*([0-9]{1,99})\s*(?:(,)\s*([0-9]{0,99})\s*)?\}").match(self.source, self.at)
         if not match:
             raise self.error("expecting {m}, {m,} or {m,n}")
         low = int(match[1])

@@ -23,17 +23,22 @@ SHUTTING_DOWN = "the server is shutting down"
 
 
 class ApiError(Exception):
-    """An error with its HTTP status; ``headers`` are added to the response."""
+    """An error with its HTTP status; ``headers`` are added to the response, ``fields`` to the error in its body."""
 
-    def __init__(self, code: int, message: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, code: int, message: str, headers: dict[str, str] | None = None, fields: dict[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.headers = headers or {}
+        self.fields = fields or {}
 
     def body(self) -> dict[str, Any]:
         """The JSON object clients get."""
-        return error_body(self.code, self.message)
+        body = error_body(self.code, self.message)
+        body["error"].update(self.fields)
+        return body
 
 
 def error_body(code: int, message: str) -> dict[str, Any]:
@@ -44,6 +49,11 @@ def error_body(code: int, message: str) -> dict[str, Any]:
 def bad_request(message: str) -> ApiError:
     """An error the client caused."""
     return ApiError(400, message)
+
+
+def prompt_too_long(message: str, n_prompt: int, n_ctx: int) -> ApiError:
+    """A prompt that does not fit a context, with the fields of llama-server that say how much must be left out."""
+    return ApiError(400, message, fields={"n_prompt_tokens": n_prompt, "n_ctx": n_ctx})
 
 
 def queue_full(n_waiting: int) -> ApiError:

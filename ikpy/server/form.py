@@ -7,6 +7,8 @@ from email.message import Message
 from ikpy.server.errors import bad_request
 
 MOST_PARTS = 64
+LONGEST_HEAD = 8192
+"""Bytes before the content of a part, and of a content type: reading parameters takes the square of their number."""
 LINE = b"\r\n"
 
 
@@ -17,7 +19,7 @@ def is_form(content_type: str) -> bool:
 
 def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
     """The fields of a form; of several with one name the last. Raises ApiError 400."""
-    boundary = _parameter("content-type", content_type, "boundary")
+    boundary = _parameter("content-type", content_type[:LONGEST_HEAD], "boundary")
     if not is_form(content_type) or not boundary:
         raise bad_request("the request body must be a form: multipart/form-data")
     mark = LINE + b"--" + boundary.encode("utf-8", "replace")
@@ -27,8 +29,7 @@ def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
     fields = {}
     for part in parts[:-1]:
         head, separator, content = part.removeprefix(LINE).partition(2 * LINE)
-        name = _name(head)
-        if not separator or not name:
+        if not separator or len(head) > LONGEST_HEAD or not (name := _name(head)):
             raise bad_request("a field of the form has no name")
         fields[name] = content
     return fields

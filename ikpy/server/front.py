@@ -7,7 +7,7 @@ import secrets
 import string
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from ikpy.errors import IkpyError
 from ikpy.server.context_fit import RequestError
-from ikpy.server.errors import ApiError, bad_request
+from ikpy.server.errors import ApiError, bad_request, prompt_too_long
 from ikpy.server.generation import Generation, Mail, unless_gone
 from ikpy.server.keys import KeyRing
 from ikpy.server.media import NO_KINDS, NO_PROJECTOR, ChatMedia, MediaRules, decoded, fetched
@@ -27,6 +27,7 @@ from ikpy.server.slot_reports import status
 from ikpy.server.tasks import CompletionTask, Task
 from ikpy.tools.media import Media
 from ikpy.tools.sampler_setup import make_sampler
+from ikpy.tools.sounds import Sound
 
 if TYPE_CHECKING:
     from ikpy.engine.model import Model
@@ -55,6 +56,7 @@ MOST_FETCHERS = 16
 """Threads that ask other hosts for media."""
 MOST_LOOKERS = 4
 """Threads that decode media and wait until the engine has encoded them."""
+END = object()
 LETTERS = string.ascii_letters + string.digits
 
 
@@ -169,16 +171,32 @@ class Front:
     ) -> tuple[list[int], tuple[Media, ...]]:
         """Tokens and media, of which few are decoded at a time: those of the threads that do this."""
         parts = decoded(files, reader.takes)
+        media = tuple(part for part in parts if isinstance(part, Media))
         began = time.perf_counter()
+        for sound in media:
+            if isinstance(sound, Sound):
+                self._listen(reader, sound, given_up)
 
         def encode() -> list[int]:
             return [] if given_up() else reader.tokens(parts, self.engine.context.n_ubatch)
 
         tokens = self.engine.call(encode).result()
-        media = tuple(part for part in parts if isinstance(part, Media))
         ms = round(1e3 * (time.perf_counter() - began), 1)
         self.engine.log.event("look", "media encoded", n_media=len(media), n_tokens=len(tokens), ms=ms)
         return tokens, media
+
+    def _listen(self, reader: MediaReader, sound: Sound, given_up: Callable[[], bool]) -> None:
+        """Encodes a sound; running answers get a token between two pieces."""
+        steps: Iterator[None] | None = None
+
+        def goes_on() -> bool:
+            """Whether there may be more steps behind this one."""
+            nonlocal steps
+            steps = reader.steps(sound) if steps is None else steps
+            return not given_up() and next(steps, END) is not END
+
+        while self.engine.call(goes_on).result():
+            pass
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Text of tokens, with a marker for every picture and sound."""
@@ -274,10 +292,11 @@ class Front:
 
     def _fitting(self, prompt: Prompt, params: GenerationParams) -> list[int]:
         """Tokens of a prompt as far as a slot needs them. Raises ApiError 400 for one that cannot fit."""
+        fit = self.engine.slots[0].fit
         try:
-            return self.engine.slots[0].fit.shortened(prompt.tokens, params, whole=bool(prompt.media))
+            return fit.shortened(prompt.tokens, params, whole=bool(prompt.media))
         except RequestError as error:
-            raise bad_request(str(error)) from None
+            raise prompt_too_long(str(error), len(prompt.tokens), fit.n_ctx) from None
 
     async def _made(self, make: Callable[[], T]) -> T:
         """What a function makes in one of the threads for that. Given up, it is not called if none was free."""

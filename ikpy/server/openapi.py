@@ -126,7 +126,7 @@ BODIES: dict[str, tuple[str, Schema]] = {
             model=TEXT,
             language=TEXT,
             prompt=TEXT,
-            response_format={"enum": ["json"]},
+            response_format={"enum": ["json", "text"]},
             temperature=NUMBER,
             stream=FLAG,
         ),
@@ -199,7 +199,12 @@ ERRORS = {
     503: "too many requests are waiting, or no slot is idle",
 }
 ERROR = either(
-    record(["error"], error=record(["code", "message"], code=INTEGER, message=TEXT, type=TEXT)),
+    record(
+        ["error"],
+        error=record(
+            ["code", "message"], code=INTEGER, message=TEXT, type=TEXT, n_prompt_tokens=INTEGER, n_ctx=INTEGER
+        ),
+    ),
     record(["error"], error=TEXT),
 )
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.request import ChatRequest, chat_request
@@ -19,29 +19,35 @@ from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece
 
 DEFAULT_PROMPT = "Transcribe audio to text"
-TEXTS = ("model", "language", "prompt", "response_format", "file")
+TEXTS = ("model", "language", "prompt", "response_format")
 """Fields that are no JSON."""
+UNUSED = ("chunking_strategy", "user")
+"""Texts of OpenAI's clients that say nothing here."""
+FORMATS = ("json", "text")
+WORDS = {b"True": True, b"False": False}
+"""As forms of Python programs have them."""
 
 
 def to_chat(fields: Mapping[str, bytes]) -> dict[str, Any]:
     """The request in the chat form: what is asked, then the sound. Raises ApiError 400."""
-    texts = {name: fields.get(name, b"").decode("utf-8", "replace") for name in TEXTS[:-1]}
+    texts = {name: fields.get(name, b"").decode("utf-8", "replace") for name in TEXTS}
     if not fields.get("file"):
         raise bad_request("No input file found for transcription")
-    if "response_format" in fields and texts["response_format"] != "json":
-        raise bad_request("Only 'json' response_format is supported for transcription")
+    if (texts["response_format"] or FORMATS[0]) not in FORMATS:
+        raise bad_request("Only 'json' and 'text' response_format are supported for transcription")
     prompt = texts["prompt"] or DEFAULT_PROMPT
     prompt += f" (language: {texts['language']})" if texts["language"] else ""
     sound = {"data": base64.b64encode(fields["file"]).decode()}
     content = [{"type": "text", "text": prompt}, {"type": "input_audio", "input_audio": sound}]
-    more = {name: _value(name, data) for name, data in fields.items() if name not in TEXTS and not name.endswith("[]")}
+    others = (name for name in fields if name not in (*TEXTS, *UNUSED, "file") and not name.endswith("[]"))
+    more = {name: _value(name, fields[name]) for name in others}
     return {**more, "model": texts["model"], "messages": [{"role": "user", "content": content}], "n": 1}
 
 
 def _value(name: str, data: bytes) -> Any:
     """A number or another value of a field, as JSON. Raises ApiError 400."""
     try:
-        return parse_json(data)
+        return WORDS[data] if data in WORDS else parse_json(data)
     except Exception:  # said below with the name of the field
         raise bad_request(f"field '{name}' is no number, true or false") from None
 
@@ -93,11 +99,13 @@ async def transcriptions(request: Request) -> Response:
     """POST /v1/audio/transcriptions."""
     front = front_of(request)
     data = await read_bytes(request, front.settings)
-    body = to_chat(await aside(request, read_form, request.headers.get("content-type", ""), data))
+    fields = await aside(request, read_form, request.headers.get("content-type", ""), data)
+    body = to_chat(fields)
     chat = await chat_request(request, body, front)
     generation = await front.start([chat.prompt], chat.params, request)
     if chat.params.stream:
         await generation.first(request)
         return EventStream(stream(chat, generation), generation.cancel)
-    results = await generation.results(request)
-    return json_response(answer(chat, results[0]))
+    (event,) = await generation.results(request)
+    found = answer(chat, event)
+    return PlainTextResponse(found["text"] + "\n") if fields.get("response_format") == b"text" else json_response(found)

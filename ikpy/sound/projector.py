@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import ClassVar
@@ -94,13 +94,21 @@ class SoundProjector(OnDevice):
         """Elements of what the graph reads of a frame."""
 
     @abstractmethod
-    def pieces(self, samples: Samples) -> list[NDArray[np.float32]]:
+    def pieces(self, samples: Samples) -> Iterable[NDArray[np.float32]]:
         """Frames [n, n_frame_elements] of the pieces of a sound, which are encoded one by one."""
 
     def encode(self, samples: Samples) -> list[str | MediaRows]:
         """Rows of a sound and the text around them, in order, as `Projector.encode` of pictures."""
-        rows: list[str | MediaRows] = [MediaRows(self.evaluated(frames)) for frames in self.pieces(samples)]
-        return [*([self.begin] if self.begin else []), *rows, *([self.end] if self.end else [])]
+        return list(self.encoded(samples))
+
+    def encoded(self, samples: Samples) -> Iterator[str | MediaRows]:
+        """What `encode` gives, one piece after the other."""
+        if self.begin:
+            yield self.begin
+        for frames in self.pieces(samples):
+            yield MediaRows(self.evaluated(frames))
+        if self.end:
+            yield self.end
 
     def evaluated(self, frames: NDArray[np.float32]) -> NDArray[np.float32]:
         """Rows of a piece."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ MAX_SECONDS = 3600
 FORMATS = ("WAV", "FLAC", "MP3")
 STEP = SAMPLE_RATE * 10
 """Samples that are decoded at a time."""
+LOUDEST = 1e12
+"""Of samples, whose powers are floats; sounds of 32 bits that are not divided by their range stay far below."""
 
 Samples = NDArray[np.float32]
 """Sound [n], SAMPLE_RATE samples a second, from -1 to 1."""
@@ -26,7 +28,8 @@ def is_sound(data: bytes) -> bool:
     """Whether a file begins as one of FORMATS."""
     if data[:4] == b"RIFF":
         return data[8:12] == b"WAVE"
-    is_mp3 = data[:3] == b"ID3" or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0)
+    # Bits 1 and 2 are the layer of MPEG, 0 in AAC.
+    is_mp3 = data[:3] == b"ID3" or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 6 != 0)
     return data[:4] == b"fLaC" or is_mp3
 
 
@@ -50,9 +53,14 @@ def decode_sound(data: bytes, name: str = "audio") -> Samples:
     if not n:
         raise FileFormatError(f"{name} has no samples")
     samples = np.concatenate(parts)
-    if not np.isfinite(samples).all():
-        raise FileFormatError(f"{name} has samples that are no numbers")
+    if not are_sound(samples):
+        raise FileFormatError(f"{name} has samples that are no numbers or above {LOUDEST:g}")
     return samples
+
+
+def are_sound(samples: NDArray[np.floating]) -> bool:
+    """Whether these may be samples."""
+    return bool(samples.min() >= -LOUDEST and samples.max() <= LOUDEST)
 
 
 def _decoded(data: bytes, name: str) -> Iterator[array.array]:
@@ -61,9 +69,24 @@ def _decoded(data: bytes, name: str) -> Iterator[array.array]:
         import miniaudio  # late: text needs none of it
     except ImportError as error:
         raise UsageError(f"sound needs the package miniaudio (pip install miniaudio): {error}") from None
+    info = {b"RIFF": miniaudio.wav_get_info, b"fLaC": miniaudio.flac_get_info}.get(data[:4])
     try:
+        if info is not None:
+            _check_opens(info, data)
         yield from miniaudio.stream_memory(
             data, miniaudio.SampleFormat.FLOAT32, nchannels=1, sample_rate=SAMPLE_RATE, frames_to_read=STEP
         )
     except miniaudio.MiniaudioError as error:
         raise FileFormatError(f"{name} cannot be decoded: {error.args[0] if error.args else 'damaged'}") from None
+
+
+def _check_opens(info: Callable[[bytes], object], data: bytes) -> None:
+    """Raises DecodeError for a damaged file, which would be tried as other formats: noise passes for MP3."""
+    import miniaudio
+
+    try:
+        info(data)
+    except miniaudio.DecodeError:
+        raise
+    except (miniaudio.MiniaudioError, ZeroDivisionError):
+        pass  # it opens, but the answer has no name for the width of its samples, or no duration

@@ -6,6 +6,8 @@ takes every other frame, learned positions, layers, a norm.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -105,10 +107,10 @@ class WhisperProjector(SoundProjector):
     def n_frame_elements(self) -> int:
         return KERNEL * self.params.n_mel
 
-    def pieces(self, samples: Samples) -> list[NDArray[np.float32]]:
+    def pieces(self, samples: Samples) -> Iterable[NDArray[np.float32]]:
         n = N_FRAMES * ((len(samples) // HOP + 1) // N_FRAMES + 1)
         frames = whisper_spectrogram(samples, self.params.n_mel, n)
-        return [neighbours(frames[start : start + N_FRAMES]) for start in range(0, n, N_FRAMES)]
+        return (neighbours(frames[start : start + N_FRAMES]) for start in range(0, n, N_FRAMES))
 
     def build(self, b: PictureGraph) -> Value:
         return self.projected(b, self.tower.layers(b, self.front.build(b, 0, b.n_patches)))

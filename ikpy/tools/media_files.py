@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ikpy.errors import FileFormatError
+from ikpy.sound.samples import FORMATS as SOUND_FORMATS
 from ikpy.sound.samples import is_sound
 from ikpy.tools.media import Media
 from ikpy.tools.pictures import Picture, read_media_file
@@ -11,7 +13,15 @@ from ikpy.tools.sounds import Sound
 def media_of_file(data: bytes, name: str = "") -> Media:
     """The sound of a file's content if it begins as one, else the picture. Raises an IkpyError that calls it by the
     name."""
-    return Sound.of_file(data, name or "audio") if is_sound(data) else Picture.of_file(data, name or "image")
+    if is_sound(data):
+        return Sound.of_file(data, name or "audio")
+    from ikpy.vision.images import FORMATS, UnknownFormatError
+
+    try:
+        return Picture.of_file(data, name or "image")
+    except UnknownFormatError:
+        known = ", ".join((*FORMATS, *SOUND_FORMATS))
+        raise FileFormatError(f"{name or 'it'} is no picture or sound of a known format ({known})") from None
 
 
 def read_media(path: str) -> Media:

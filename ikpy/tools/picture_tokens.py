@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
 from ikpy.errors import UsageError
 from ikpy.tools.picture_marks import MARKER
@@ -34,10 +35,16 @@ MOST_LAYOUTS = 4096
 NO_MEDIA = "{} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
 
 
-class Encoder(Protocol):
+class PictureEncoder(Protocol):
     """The part of a projector that is used."""
 
     def encode(self, content: Any, /) -> Sequence[str | MediaRows]: ...
+
+
+class SoundEncoder(Protocol):
+    """The part of a projector of sound that is used."""
+
+    def encoded(self, content: Any, /) -> Iterator[str | MediaRows]: ...
 
 
 @dataclass(frozen=True)
@@ -61,10 +68,10 @@ class MediaReader:
 
     def __init__(
         self,
-        projector: Encoder | None,
+        projector: PictureEncoder | None,
         store: MediaStore,
         vocab: Vocab,
-        sounds: Encoder | None = None,
+        sounds: SoundEncoder | None = None,
         n_deep: int = 0,
     ) -> None:
         self.store = store
@@ -73,6 +80,8 @@ class MediaReader:
         self._n_deep = n_deep
         self._vocab = vocab
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
+        self._running: WeakValueDictionary[bytes, Generator[None, None, None]] = WeakValueDictionary()
+        """Steps that somebody holds."""
 
     @property
     def takes(self) -> dict[str, bool]:
@@ -86,13 +95,18 @@ class MediaReader:
 
     def encode(self, media: Media) -> Sequence[str | MediaRows]:
         """Rows of a picture or a sound and the text around them. Raises UsageError without a projector for it."""
+        return list(self._encoded(media))
+
+    def _encoded(self, media: Media) -> Iterator[str | MediaRows]:
+        """What `encode` gives; the pieces of a sound are encoded one after the other."""
         self.check(media)
-        encoder = self._projector if media.what == "image" else self._sounds
-        assert encoder is not None
-        pieces = encoder.encode(media.content())
-        if media.what == "image" or not self._n_deep:
-            return pieces
-        return [piece if isinstance(piece, str) else piece.widened(self._n_deep) for piece in pieces]
+        if media.what == "image":
+            assert self._projector is not None
+            yield from self._projector.encode(media.content())
+            return
+        assert self._sounds is not None
+        for piece in self._sounds.encoded(media.content()):
+            yield piece if isinstance(piece, str) or not self._n_deep else piece.widened(self._n_deep)
 
     def tokens(self, parts: Sequence[str | Media], n_ubatch: int, *, add_special: bool = True) -> list[int]:
         """Ids of texts and media in turn; of every text by itself. ``add_special``: with begin and end tokens.
@@ -119,16 +133,33 @@ class MediaReader:
     def _text(self, text: str) -> list[int]:
         return self._vocab.tokenize(text, add_special=False, parse_special=True)
 
+    def steps(self, media: Media) -> Iterator[None]:
+        """Encodes a picture or a sound that is not known, of a sound a piece at every step. Who asks meanwhile takes
+        part in the same steps."""
+        steps = self._running.get(media.key)
+        if steps is None:
+            steps = self._running[media.key] = self._encode_steps(media)
+        return steps
+
+    def _encode_steps(self, media: Media) -> Generator[None, None, None]:
+        """The steps of `steps`."""
+        if media.key in self._layouts:
+            return
+        items: Layout = []
+        for place, piece in enumerate(self._encoded(media)):
+            items.append(self._item(media.key, place, piece))
+            if media.what == "audio" and not isinstance(piece, str):
+                yield
+        self._layouts[media.key] = items
+        if len(self._layouts) > MOST_LAYOUTS:
+            self._layouts.popitem(last=False)
+
     def _seen(self, media: Media) -> Layout:
         """The layout of a picture or a sound, which is encoded if it is not known."""
-        if media.key in self._layouts:
-            self._layouts.move_to_end(media.key)
-        else:
-            pieces = self.encode(media)
-            items = [self._item(media.key, place, piece) for place, piece in enumerate(pieces)]
-            self._layouts[media.key] = items
-            if len(self._layouts) > MOST_LAYOUTS:
-                self._layouts.popitem(last=False)
+        while media.key not in self._layouts:
+            for _ in self.steps(media):
+                pass
+        self._layouts.move_to_end(media.key)
         return self._layouts[media.key]
 
     def _item(self, key: bytes, place: int, piece: str | MediaRows) -> list[int] | Run:

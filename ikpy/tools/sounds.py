@@ -49,7 +49,7 @@ def sound_from(value: Any) -> Sound:
 
     Raises an IkpyError.
     """
-    from ikpy.sound.samples import MAX_SECONDS, SAMPLE_RATE
+    from ikpy.sound.samples import MAX_SECONDS, SAMPLE_RATE, are_sound
 
     if isinstance(value, str) and value.startswith("data:"):
         value = from_base64(value.partition(",")[2])
@@ -58,7 +58,7 @@ def sound_from(value: Any) -> Sound:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return Sound.of_file(bytes(value))
     samples = np.asarray(value)
-    if samples.dtype.kind != "f" or samples.ndim != 1 or not samples.size or not np.isfinite(samples).all():
+    if samples.dtype.kind != "f" or samples.ndim != 1 or not samples.size or not are_sound(samples):
         raise UsageError("a sound is a file, bytes of one, or an array of floats [n], 16000 samples a second")
     if len(samples) > MAX_SECONDS * SAMPLE_RATE:
         raise UsageError(f"the sound is longer than {MAX_SECONDS} seconds")

@@ -18,6 +18,11 @@ MAX_SIDE = (1 << 16) - 1
 """Pixels of the longest side, the most that JPEG can say: work memory of resizing grows with it."""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM")
 
+
+class UnknownFormatError(FileFormatError):
+    """What is none of FORMATS."""
+
+
 Pixels = NDArray[np.uint8]
 """Picture [height, width, 3], red, green and blue."""
 
@@ -43,7 +48,7 @@ def decode_image(data: bytes, name: str = "image") -> Pixels:
     except Image.DecompressionBombError as error:
         raise ResourceError(f"{name} is too large: {error}") from None
     except Image.UnidentifiedImageError:
-        raise FileFormatError(f"{name} is no picture of a known format ({', '.join(FORMATS)})") from None
+        raise UnknownFormatError(f"{name} is no picture of a known format ({', '.join(FORMATS)})") from None
     except Exception as error:  # decoders raise whatever a damaged file leads them to
         raise FileFormatError(f"{name} cannot be decoded: {error}") from None
 

@@ -212,7 +212,7 @@ def projector_type(gguf: GGUFFile) -> str:
 def encoder_kind(gguf: GGUFFile, part: str) -> str | None:
     """The projector type of the "vision" or "audio" encoder of a file; None if it has no such encoder."""
     arch = gguf.get("general.architecture", "")
-    if arch != "clip":
+    if not isinstance(arch, str) or arch != "clip":
         raise UsageError(f"{gguf.path} is no projector file: its architecture is '{arch}', not 'clip'")
     is_there = gguf.get(f"clip.has_{part}_encoder", False)
     if np.ndim(is_there) or not is_there:

@@ -113,7 +113,7 @@ def test_a_picture_waits_for_the_first_message(cli, llm: LLM, files: Path) -> No
     [
         ("--image none.png", "--image none.png: No such file"),
         ("--image broken.png", "broken.png cannot be decoded"),
-        ("--image text.gguf", "text.gguf is no picture of a known format"),
+        ("--image text.gguf", "text.gguf is no picture or sound of a known format"),
         (
             "--image 1.png -p <__media__><__media__>",
             "number of markers <__media__> (2) and of pictures or sounds (1) differ",

@@ -66,6 +66,7 @@ def test_compressed_files(name: str, seconds: float, peak: float) -> None:
         (b"fLaC" + bytes(100), FileFormatError, "x cannot be decoded"),
         (b"ID3\4\0\0\0\0\0\0", FileFormatError, "x cannot be decoded"),
         (b"\xff\xfb\x90\x00" + bytes(20), FileFormatError, "x "),
+        (b"\xff\xf1\x50\x80" + bytes(20), FileFormatError, "x is no sound of a known format"),
     ],
 )
 def test_files_that_are_no_sound(data: bytes, error: type[IkpyError], message: str) -> None:
@@ -90,14 +91,41 @@ def test_damaged_files_end_in_one_line() -> None:
                 assert found.dtype == np.float32 and np.isfinite(found).all()
 
 
-def test_floats_that_are_no_numbers() -> None:
-    """WAV files may hold floats."""
-    body = np.array([0.5, np.nan], "<f4").tobytes()
-    head = struct.pack(
-        "<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + 8, b"WAVE", b"fmt ", 16, 3, 1, 16000, 64000, 4, 32, b"data", 8
-    )
-    with pytest.raises(FileFormatError, match="samples that are no numbers"):
-        decode_sound(head + body, "x")
+def riff(body: bytes, kind: int, bits: int, *, channels: int = 1, block: int | None = None, more: bytes = b"") -> bytes:
+    """A WAV file of any format, 16000 samples a second."""
+    block = channels * bits // 8 if block is None else block
+    head = struct.pack("<HHIIHH", kind, channels, SAMPLE_RATE, SAMPLE_RATE * block, block, bits) + more
+    chunks = b"fmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", len(body)) + body
+    return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30, -3e38])
+def test_floats_that_are_no_numbers(value: float) -> None:
+    """WAV files may hold floats; powers of large ones would be none."""
+    body = np.array([0.5, value], "<f4").tobytes()
+    with pytest.raises(FileFormatError, match="samples that are no numbers or above"):
+        decode_sound(riff(body, 3, 32), "x")
+    with pytest.raises(UsageError, match="a sound is a file"):
+        sound_from(np.array([0.5, value]))
+
+
+@pytest.mark.parametrize(("channels", "bits"), [(0, 16), (1, 0), (1, 1), (255, 16)])
+def test_damaged_files_are_not_taken_for_mp3(channels: int, bits: int) -> None:
+    """These bytes hold what passes for a frame of MP3."""
+    body = np.rint(16383 * np.sin(2 * np.pi * 440 * np.arange(1600) / SAMPLE_RATE)).astype("<i2").tobytes()
+    with pytest.raises(FileFormatError, match="x cannot be decoded"):
+        decode_sound(riff(body, 1, bits, channels=channels), "x")
+
+
+def test_formats_of_wav() -> None:
+    """Those for which miniaudio has a name, and those for which it has none."""
+    samples = tone(0.1)
+    for kind, kept in ((3, "<f4"), (3, "<f8"), (1, "<i4"), (1, "<i8")):
+        scale = 1.0 if kind == 3 else float(np.iinfo(kept).max) - 512
+        data = riff((samples * scale).astype(kept).tobytes(), kind, 8 * np.dtype(kept).itemsize)
+        assert np.abs(decode_sound(data) - samples).max() < 1e-4, (kind, kept)
+    adpcm = riff(bytes(512), 17, 4, block=256, more=struct.pack("<HH", 2, 505))  # IMA: blocks of 505 samples
+    assert len(decode_sound(adpcm)) == 1010
 
 
 def test_long_sounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +220,8 @@ def test_other_files(tmp_path: Path) -> None:
     refused(
         tmp_path, "qwen2a", "holds no encoder of sound", error=UnsupportedError, **{"clip.has_audio_encoder": False}
     )
-    refused(tmp_path, "qwen2a", "is no projector file", error=UsageError, **{"general.architecture": "llama"})
+    for arch in ("llama", [1, 2]):
+        refused(tmp_path, "qwen2a", "is no projector file", error=UsageError, **{"general.architecture": arch})
 
 
 def test_an_unknown_encoder_beside_a_known_one(tmp_path: Path) -> None:

@@ -11,10 +11,18 @@ ENDINGS = ("response.output_text.done", "response.content_part.done", "response.
 
 def without_additions(path: str, want: Any, got: Any) -> Any:
     """``got`` (response or events) in the form of ``want``: responses have more fields and events here, and items and
-    blocks end before the next one begins instead of all at the end."""
+    blocks end before the next one begins instead of all at the end; errors of long prompts say how long they are."""
     if path in RESPONSES or (path == "/v1/messages" and isinstance(want, list)):
         return like(want, recorded_order(want, got) if isinstance(want, list) and isinstance(got, list) else got)
-    return got
+    return without_lengths(got)
+
+
+def without_lengths(got: Any) -> Any:
+    """An error of a prompt that is too long without what says so in numbers."""
+    error = got.get("error") if isinstance(got, dict) else None
+    if not isinstance(error, dict):
+        return got
+    return got | {"error": {name: value for name, value in error.items() if name not in ("n_prompt_tokens", "n_ctx")}}
 
 
 def like(want: Any, got: Any) -> Any:

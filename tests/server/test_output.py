@@ -190,9 +190,9 @@ def test_markers_within_texts_of_json_are_text(format_: ToolFormat, text: str) -
         assert got == [("f", {"a": 1}), ("g", {"b": value})], f"pieces of {size} characters"
         message = read(text.replace('"x"', '"x'), OutputFormat(None, False, format_), size)
         assert [call["name"] for call in message.calls] == ["f"] and '{"b": "x}' in message.content
-    for part in ('"', "\\", "a", '"a', "{"):
+    for part in ('"', "\\", "a", '"a', "{", "\t\n"):
         began = time.perf_counter()
-        read(text.replace('"x"', part * 20000), OutputFormat(None, False, format_), 1000)
+        read(text.replace('"x"', part * 40000), OutputFormat(None, False, format_), 1000)
         assert time.perf_counter() - began < 2, part
 
 

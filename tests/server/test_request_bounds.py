@@ -279,6 +279,23 @@ def test_long_prompts_are_cut_before_they_wait(shifting: Server, monkeypatch: py
     assert TOO_LONG in refusal(client, "/v1/completions", prompt=prompt, **scored)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_told_its_length(server: Server, client: TestClient, stream: bool) -> None:
+    """By which clients of llama-server shorten it."""
+    n_slot = server.engine.slots[0].fit.n_ctx
+    for n in (n_slot, 3 * n_slot + 5):
+        for path in ("/completion", "/v1/completions"):
+            response = client.post(path, json={"prompt": [300] * n, "max_tokens": 1, "stream": stream})
+            assert response.status_code == 400
+            assert response.json()["error"] == {
+                "code": 400,
+                "message": TOO_LONG,
+                "type": "invalid_request_error",
+                "n_prompt_tokens": n,
+                "n_ctx": n_slot,
+            }
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(5, 60), st.integers(0, 60), st.integers(0, 400))
 def test_a_shortened_prompt_is_truncated_like_the_whole(n_ctx: int, n_keep: int, more: int) -> None:

@@ -21,8 +21,8 @@ QUOTE_OR_ESCAPE = re.compile(r'"|\\.', re.DOTALL)
 ARGUMENTS = r'((?:"(?:\\.|[^"\\])*"|[^"])*?)'
 """JSON, in whose texts a marker is text."""
 DEEPSEEK_CALL = re.compile(
-    rf"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n<]+)\n```json\n{ARGUMENTS}\n?```"
-    rf"|([^\n<]+)<｜tool▁sep｜>{ARGUMENTS})\s*<｜tool▁call▁end｜>",
+    rf"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n<]+)\n```json\n{ARGUMENTS}\n?```\s*"
+    rf"|([^\n<]+)<｜tool▁sep｜>{ARGUMENTS})<｜tool▁call▁end｜>",
     re.DOTALL,
 )
 KIMI_CALL = re.compile(

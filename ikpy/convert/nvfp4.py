@@ -54,9 +54,11 @@ class Nvfp4Matrix:
         end = DIVISOR if self._is_divided else FACTOR
         tensor = self.checkpoint.tensors[self.name + end]
         value = to_float32(self.checkpoint.raw(tensor.name), FLOAT_KINDS[tensor.dtype]).reshape(-1)[0]
-        if not np.isfinite(value) or (self._is_divided and value == 0):
+        with np.errstate(divide="ignore", over="ignore"):
+            factor = np.float32(1) / value if self._is_divided else value
+        if not np.isfinite([value, factor]).all():
             raise FileFormatError(f"{tensor.path}: tensor '{tensor.name}' is {value:g}; the checkpoint is damaged")
-        return float(np.float32(1) / value if self._is_divided else value)
+        return float(factor)
 
     def blocks(self) -> np.ndarray:
         """Blocks u8 [rows, columns/64 * 36]: four scales, then of every 16 elements j low and j + 8 high."""

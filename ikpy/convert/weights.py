@@ -232,7 +232,9 @@ class Weights:
         kind = kind or self.kind(name)
         matrix = self.matrix(name)
         if matrix:
-            return matrix.blocks() if kind in BLOCK_TYPES else matrix.values()
+            # What is no number or infinite is refused where values are encoded.
+            with np.errstate(over="ignore", invalid="ignore"):
+                return matrix.blocks() if kind in BLOCK_TYPES else matrix.values()
         if self.kind(name) == "mxfp4":
             return self._mxfp4(name) if kind == "mxfp4" else _mxfp4_values(self._mxfp4(name))
         raw = self.checkpoint.raw(name)

@@ -219,9 +219,12 @@ def test_parts_that_are_missing_or_do_not_fit(case, tmp_path, capsys):
     assert message in error and error.count("\n") == 1 and error.startswith(f"error: {folder}")
 
 
-def test_divisor_of_zero(tmp_path):
-    parts = Nvfp4(96, 64).compressed() | {"weight_global_scale": plain(np.zeros(1, np.float32))}
-    with pytest.raises(IkpyError, match=r"'.*weight_global_scale' is 0; the checkpoint is damaged"):
+@pytest.mark.parametrize("divisor", [0, 1e-40])
+def test_divisor_without_an_inverse(divisor, tmp_path):
+    """1 / 1e-40 is beyond f32, which the loader would refuse in the file."""
+    parts = Nvfp4(96, 64).compressed() | {"weight_global_scale": plain(np.full(1, divisor, np.float32))}
+    shown = f"{np.float32(divisor):g}"
+    with pytest.raises(IkpyError, match=rf"'.*weight_global_scale' is {shown}; the checkpoint is damaged"):
         Conversion(checkpoint(tmp_path, compressed_config(), {UP: parts}))
 
 

@@ -16,7 +16,14 @@ from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.ir import F32, I32, PLANNED_ADDRESS, Buffer, Value, external
 from ikpy.graph.weight_parts import whole_name
 from ikpy.machine_memory import check_memory
-from ikpy.models.factors import activation_scale, factor_values, find_factor, joined_factors
+from ikpy.models.factors import (
+    activation_scale,
+    companions,
+    factor_values,
+    find_factor,
+    joined_factors,
+    multiplied,
+)
 from ikpy.models.interleaving import interleaved_sizes, interleaved_type
 from ikpy.quants import dequantize, registry
 
@@ -160,14 +167,22 @@ class WeightSource:
         self.used.add(name)
         return info
 
-    def _factor(self, info: TensorInfo) -> float | Value | None:
-        """What products with a matrix are multiplied by; counts the tensor that says so as used."""
+    def _scale(self, info: TensorInfo) -> TensorInfo | None:
+        """The tensor with the factors of a matrix, which counts as used; None for what no product has."""
+        if info.name.endswith(ELEMENT_WISE):
+            return None
         self.skip(activation_scale(info))
         scale = find_factor(self.gguf, info)
+        if scale is not None:
+            self.used.add(scale.name)
+            self._count(scale)
+        return scale
+
+    def _factor(self, info: TensorInfo) -> float | Value | None:
+        """What products with a matrix are multiplied by."""
+        scale = self._scale(info)
         if scale is None:
             return None
-        self.used.add(scale.name)
-        self._count(scale)
         values = None if self.header_only else factor_values(self.gguf, scale)
         if scale.element_count > 1:
             return self._value(scale, ()).reshape(1, scale.element_count)
@@ -215,8 +230,8 @@ class WeightSource:
     def _numbers(self, info: TensorInfo) -> np.ndarray:
         """A tensor decoded, times its factor."""
         values = np.array(dequantize(self.gguf.data(info), info.type_id, info.shape), np.float32)
-        factor = self._factor(info)
-        return values * np.float32(factor) if isinstance(factor, float) else values
+        scale = self._scale(info)
+        return values if scale is None else multiplied(values, factor_values(self.gguf, scale))
 
     def decoded(self, name: str, *shape: int) -> np.ndarray:
         """As `array`, of a tensor that must be there."""
@@ -263,8 +278,9 @@ class WeightSource:
         return self.take(name, shape)
 
     def skip(self, *names: str) -> None:
-        """Counts tensors as used that the forward pass does not need."""
-        self.used.update(n for n in names if n in self.gguf.tensors)
+        """Counts tensors as used that the forward pass does not need, with the factors beside them."""
+        for name in names:
+            self.used.update({name, *companions(name)}.intersection(self.gguf.tensors))
 
     def skip_layer(self, il: int) -> None:
         """Counts all tensors of a layer as used (multi-token prediction heads)."""

@@ -276,8 +276,11 @@ class Weights:
         return int(block[0]), int(block[1])
 
     def _scale_shape(self, name: str, scale_name: str) -> tuple[int, ...]:
-        """Shape of scales; those of rows may come without a second dimension."""
+        """Shape of scales; those of rows may come without a second dimension, those of blocks of ModelOpt (FP8_PB_WO)
+        with dimensions of 1 between: [blocks of rows, 1, blocks of columns, 1]."""
         shape, scale_shape = self.checkpoint.tensors[name].shape, self.checkpoint.tensors[scale_name].shape
+        if len(shape) == 2 and len(scale_shape) == 4 and scale_shape[1::2] == (1, 1):
+            return scale_shape[::2]
         return (*scale_shape, 1) if len(shape) == 2 and scale_shape == shape[:1] else scale_shape
 
     def _mxfp4(self, name: str) -> np.ndarray:

@@ -184,6 +184,18 @@ def test_fp8_beside_nvfp4(tmp_path):
     assert np.array_equal(query, np.sort((e4m3_values()[codes] * np.float32(0.004)).reshape(-1)))
 
 
+@pytest.mark.parametrize("shape", [(6, 4), (6, 1, 4, 1)])
+def test_fp8_with_a_scale_per_block(shape, tmp_path):
+    """FP8_PB_WO has dimensions of 1 behind those of blocks."""
+    random = np.random.default_rng(9)
+    codes = random.integers(0, 120, (96, 64)).astype(np.uint8)
+    scales = random.uniform(0.001, 0.01, (6, 4)).astype(np.float32)
+    parts = {"weight": ("F8_E4M3", codes.shape, codes.tobytes()), "weight_scale": plain(scales.reshape(shape))}
+    config = modelopt_config("FP8_PB_WO", weight_block_size=[16, 16])
+    file = convert(checkpoint(tmp_path, config, {UP: parts}), tmp_path, outtype="f32")
+    assert np.array_equal(values(file, UP_OUT), e4m3_values()[codes] * scales.repeat(16, 0).repeat(16, 1))
+
+
 def _without(end: str) -> Any:
     return lambda tensors: tensors.pop(f"{UP}.{end}")
 

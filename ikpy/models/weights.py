@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Literal, overload
 
 import numpy as np
 
-from ikpy import threads
 from ikpy._native import core
 from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.gguf.huge_pages import Block
@@ -24,7 +22,7 @@ from ikpy.models.factors import (
     joined_factors,
     multiplied,
 )
-from ikpy.models.interleaving import interleaved_sizes, interleaved_type
+from ikpy.models.interleaving import interleaved_sizes, interleaved_type, repack_parallel
 from ikpy.quants import dequantize, registry
 
 Presence = Literal["none", "optional", "required"]
@@ -47,7 +45,6 @@ ELEMENT_WISE = (
     *(f"ple_{part}.weight" for part in ("norm_key", "norm_query", "norm_conv", "conv1d")),
     *(f"hc{place}_{part}.weight" for place in ("", "_attn", "_ffn") for part in ("base", "scale")),
 )
-REPACK_STEP = 1 << 24
 REPACK_REMEDY = (
     "without it they stay in the mapped file, and ikpy quantize --repack makes a file of rearranged weights once"
 )
@@ -391,21 +388,3 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
         return np.concatenate(parts)
     start = parts[0].ctypes.data - block.ctypes.data
     return block[start : start + sum(part.nbytes for part in parts)]
-
-
-def repack_parallel(
-    data: np.ndarray, type_id: int, target: registry.TensorType, shape: Sequence[int], out: np.ndarray
-) -> None:
-    """Bytes of a tensor rearranged into its row-interleaved type, into ``out`` (uint8), by all physical cores."""
-    n_rows = math.prod(shape[1:])
-    row_in, row_out = registry.by_id(type_id).row_nbytes(shape[0]), target.row_nbytes(shape[0])
-    step = max(1, REPACK_STEP // (row_in * target.interleave)) * target.interleave
-
-    def convert(first: int) -> None:
-        last = min(first + step, n_rows)
-        rows = data[first * row_in : last * row_in]
-        out[first * row_out : last * row_out] = core.repack(rows, type_id, target.id, shape[0], last - first)
-
-    with threads.pool(threads.physical_cores()) as pool:
-        for _ in pool.map(convert, range(0, n_rows, step)):
-            pass

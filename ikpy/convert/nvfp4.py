@@ -54,7 +54,7 @@ class Nvfp4Matrix:
         end = DIVISOR if self._is_divided else FACTOR
         tensor = self.checkpoint.tensors[self.name + end]
         value = to_float32(self.checkpoint.raw(tensor.name), FLOAT_KINDS[tensor.dtype]).reshape(-1)[0]
-        with np.errstate(divide="ignore", over="ignore"):
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             factor = np.float32(1) / value if self._is_divided else value
         if not np.isfinite([value, factor]).all():
             raise FileFormatError(f"{tensor.path}: tensor '{tensor.name}' is {value:g}; the checkpoint is damaged")

@@ -231,7 +231,8 @@ def test_parts_that_are_missing_or_do_not_fit(case, tmp_path, capsys):
     assert message in error and error.count("\n") == 1 and error.startswith(f"error: {folder}")
 
 
-@pytest.mark.parametrize("divisor", [0, 1e-40])
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("divisor", [0, 1e-40, np.nan, np.inf])
 def test_divisor_without_an_inverse(divisor, tmp_path):
     """1 / 1e-40 is beyond f32, which the loader would refuse in the file."""
     parts = Nvfp4(96, 64).compressed() | {"weight_global_scale": plain(np.full(1, divisor, np.float32))}

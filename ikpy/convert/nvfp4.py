@@ -14,7 +14,7 @@ import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint, StoredTensor
 from ikpy.convert.packed import CACHED, one_per_byte
-from ikpy.convert.words import FLOAT_KINDS, to_float32
+from ikpy.convert.words import FLOAT_KINDS, e4m3_values, to_float32
 from ikpy.errors import FileFormatError
 
 SCALE, FACTOR, DIVISOR = "_scale", "_scale_2", "_global_scale"
@@ -27,7 +27,7 @@ _VALUES = np.concatenate([_LEVELS, -_LEVELS])
 
 @dataclass(frozen=True)
 class Nvfp4Matrix:
-    """A matrix of a name X.weight; codes: its tensor of nibbles."""
+    """A matrix of a name X.weight; stored: its tensor of nibbles."""
 
     checkpoint: Checkpoint
     name: str
@@ -73,8 +73,6 @@ class Nvfp4Matrix:
         return out.view(np.uint8).reshape(self.rows, -1)
 
     def values(self) -> np.ndarray:
-        from ikpy.convert.weights import e4m3_values
-
         codes = self.checkpoint.raw(self.stored.name)
         nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(self.rows, -1, GROUP)
         # Both products are exact in 64 bits, so that only the last step rounds.

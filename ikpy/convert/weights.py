@@ -16,7 +16,7 @@ from ikpy.convert.group_config import AWQ, GPTQ, OWN_FILES, GroupConfig
 from ikpy.convert.nvfp4 import DIVISOR, FACTOR, open_nvfp4
 from ikpy.convert.packed import CACHED, COMPANIONS, PACKED, open_matrix, paired_halves
 from ikpy.convert.stored_matrix import BLOCK_TYPES, WEIGHT, StoredMatrix
-from ikpy.convert.words import FLOAT_KINDS, to_float32
+from ikpy.convert.words import FLOAT_KINDS, e4m3_values, to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
 
 MXFP4_BLOCK, MXFP4_BYTES = 32, 17
@@ -350,13 +350,3 @@ def scale_blocks(values: np.ndarray, scale: np.ndarray, block: tuple[int, int], 
         band = np.repeat(scale[..., i, :], block[1], axis=-1)[..., None, :columns]
         values[..., i * block[0] : (i + 1) * block[0], :] *= band
     return values
-
-
-@functools.cache
-def e4m3_values() -> np.ndarray:
-    """The 256 values of FP8 e4m3 (bias 7, no infinities, 0x7F and 0xFF are NaN), float32."""
-    code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, code & 7
-    magnitude = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
-    magnitude[(code & 127) == 127] = np.nan
-    return np.where(code >> 7, -magnitude, magnitude).astype(np.float32)

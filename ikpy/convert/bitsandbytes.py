@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -81,6 +82,28 @@ class RowScaledMatrix:
 
 
 @dataclass(frozen=True)
+class _State:
+    """What a quant_state says; of factors that are no codes, nested_block is 1 and nested_offset 0."""
+
+    rows: int
+    columns: int
+    block: int
+    nested_block: int = 1
+    nested_offset: float = 0.0
+
+
+def _read_state(text: bytes, *, nested: bool) -> _State:
+    """One of Python's own errors for values that are missing or cannot be."""
+    values = json.loads(text)
+    rows, columns = values["shape"]
+    sizes = rows, columns, values["blocksize"], values["nested_blocksize"] if nested else 1
+    offset = float(values["nested_offset"]) if nested else 0.0
+    if any(type(n) is not int or n < 1 for n in sizes) or not math.isfinite(offset):
+        raise ValueError(f"sizes {list(sizes)}, offset {offset:g}")
+    return _State(*sizes, offset)
+
+
+@dataclass(frozen=True)
 class MappedMatrix:
     """A matrix of a name X.weight in codes of four bits."""
 
@@ -96,11 +119,11 @@ class MappedMatrix:
 
     @property
     def rows(self) -> int:
-        return int(self._state["shape"][0])
+        return self._state.rows
 
     @property
     def columns(self) -> int:
-        return int(self._state["shape"][1])
+        return self._state.columns
 
     def factor(self) -> float:
         return 1.0
@@ -121,18 +144,17 @@ class MappedMatrix:
 
     def check(self) -> None:
         """FileFormatError unless all parts are there with the numbers that the shape needs."""
-        n, block = self.rows * self.columns, int(self._state["blocksize"])
-        if len(self._state["shape"]) != 2 or n < 1 or block < 1 or n % block or self.stored.nbytes * 2 != n:
+        n, block = self.rows * self.columns, self._state.block
+        if n % block or self.stored.nbytes * 2 != n:
             raise FileFormatError(
                 f"{self.stored.path}: tensor '{self.name}' {list(self.stored.shape)} does not hold "
-                f"{self._state['shape']} in blocks of {block}"
+                f"[{self.rows}, {self.columns}] in blocks of {block}"
             )
         self._check(".quant_map", 16)
         self._check(".absmax", n // block)
         if self._is_nested:
-            size = int(self._state["nested_blocksize"])
             self._check(".nested_quant_map", 256)
-            self._check(".nested_absmax", -(-n // block // size))
+            self._check(".nested_absmax", -(-n // block // self._state.nested_block))
 
     # parts
 
@@ -145,22 +167,24 @@ class MappedMatrix:
         if not self._is_nested:
             return self._floats(".absmax")
         codes, outer = self.checkpoint.raw(self.name + ".absmax").reshape(-1), self._floats(".nested_absmax")
-        groups = np.arange(len(codes)) // int(self._state["nested_blocksize"])
-        return self._floats(".nested_quant_map")[codes] * outer[groups] + np.float32(self._state["nested_offset"])
+        groups = np.arange(len(codes)) // self._state.nested_block
+        return self._floats(".nested_quant_map")[codes] * outer[groups] + np.float32(self._state.nested_offset)
 
     def _floats(self, end: str) -> np.ndarray:
         tensor = self._tensor(end)
         return to_float32(self.checkpoint.raw(tensor.name), FLOAT_KINDS[tensor.dtype]).reshape(-1)
 
     @functools.cached_property
-    def _state(self) -> dict[str, Any]:
-        """Shape, block sizes and what is added to factors."""
+    def _state(self) -> _State:
         kind = next((kind for kind in _KINDS if self.name + _STATE + kind in self.checkpoint.tensors), _KINDS[0])
         tensor = self._tensor(_STATE + kind)
         try:
-            return dict(json.loads(self.checkpoint.raw(tensor.name).tobytes()))
-        except (ValueError, TypeError):
-            raise FileFormatError(f"{tensor.path}: tensor '{tensor.name}' is no table in JSON") from None
+            return _read_state(self.checkpoint.raw(tensor.name).tobytes(), nested=self._is_nested)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise FileFormatError(
+                f"{tensor.path}: tensor '{tensor.name}' does not say shape and block sizes "
+                f"({type(error).__name__}: {error})"
+            ) from None
 
     def _tensor(self, end: str) -> StoredTensor:
         if self.name + end not in self.checkpoint.tensors:

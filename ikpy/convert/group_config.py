@@ -12,6 +12,7 @@ from ikpy.errors import FileFormatError, UnsupportedError
 GPTQ, AWQ = "gptq", "awq"
 GPTQ_BITS = (2, 3, 4, 8)
 AWQ_BITS = 4
+_MAX_COLUMNS = 1 << 31
 # What may stand beside weights: older checkpoints have the configuration in files of their own.
 OWN_FILES = {"quantize_config.json": GPTQ, "quant_config.json": AWQ}
 
@@ -82,7 +83,7 @@ class GroupConfig:
         self._require(isinstance(bits, int) and bits in known, f"weights of {bits} bits")
 
     def _group_size(self, size: Any) -> int:
-        if not isinstance(size, int) or isinstance(size, bool) or size < -1 or size == 0:
+        if not isinstance(size, int) or isinstance(size, bool) or not -1 <= size < _MAX_COLUMNS or size == 0:
             raise FileFormatError(f"{self._path}: 'group_size' is {size!r}, not a number of columns")
         return max(size, 0)
 

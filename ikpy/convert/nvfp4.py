@@ -14,7 +14,7 @@ import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint, StoredTensor
 from ikpy.convert.packed import CACHED, one_per_byte
-from ikpy.convert.words import FLOAT_KINDS, to_float32
+from ikpy.convert.words import FLOAT_KINDS, e4m3_values, to_float32
 from ikpy.errors import FileFormatError
 
 SCALE, FACTOR, DIVISOR = "_scale", "_scale_2", "_global_scale"
@@ -27,7 +27,7 @@ _VALUES = np.concatenate([_LEVELS, -_LEVELS])
 
 @dataclass(frozen=True)
 class Nvfp4Matrix:
-    """A matrix of a name X.weight; codes: its tensor of nibbles."""
+    """A matrix of a name X.weight; stored: its tensor of nibbles."""
 
     checkpoint: Checkpoint
     name: str
@@ -54,9 +54,11 @@ class Nvfp4Matrix:
         end = DIVISOR if self._is_divided else FACTOR
         tensor = self.checkpoint.tensors[self.name + end]
         value = to_float32(self.checkpoint.raw(tensor.name), FLOAT_KINDS[tensor.dtype]).reshape(-1)[0]
-        if not np.isfinite(value) or (self._is_divided and value == 0):
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            factor = np.float32(1) / value if self._is_divided else value
+        if not np.isfinite([value, factor]).all():
             raise FileFormatError(f"{tensor.path}: tensor '{tensor.name}' is {value:g}; the checkpoint is damaged")
-        return float(np.float32(1) / value if self._is_divided else value)
+        return float(factor)
 
     def blocks(self) -> np.ndarray:
         """Blocks u8 [rows, columns/64 * 36]: four scales, then of every 16 elements j low and j + 8 high."""
@@ -71,8 +73,6 @@ class Nvfp4Matrix:
         return out.view(np.uint8).reshape(self.rows, -1)
 
     def values(self) -> np.ndarray:
-        from ikpy.convert.weights import e4m3_values
-
         codes = self.checkpoint.raw(self.stored.name)
         nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(self.rows, -1, GROUP)
         # Both products are exact in 64 bits, so that only the last step rounds.

@@ -16,7 +16,7 @@ from ikpy.convert.group_config import AWQ, GPTQ, OWN_FILES, GroupConfig
 from ikpy.convert.nvfp4 import DIVISOR, FACTOR, open_nvfp4
 from ikpy.convert.packed import CACHED, COMPANIONS, PACKED, open_matrix, paired_halves
 from ikpy.convert.stored_matrix import BLOCK_TYPES, WEIGHT, StoredMatrix
-from ikpy.convert.words import FLOAT_KINDS, to_float32
+from ikpy.convert.words import FLOAT_KINDS, e4m3_values, to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
 
 MXFP4_BLOCK, MXFP4_BYTES = 32, 17
@@ -232,7 +232,9 @@ class Weights:
         kind = kind or self.kind(name)
         matrix = self.matrix(name)
         if matrix:
-            return matrix.blocks() if kind in BLOCK_TYPES else matrix.values()
+            # What is no number or infinite is refused where values are encoded.
+            with np.errstate(over="ignore", invalid="ignore"):
+                return matrix.blocks() if kind in BLOCK_TYPES else matrix.values()
         if self.kind(name) == "mxfp4":
             return self._mxfp4(name) if kind == "mxfp4" else _mxfp4_values(self._mxfp4(name))
         raw = self.checkpoint.raw(name)
@@ -274,8 +276,11 @@ class Weights:
         return int(block[0]), int(block[1])
 
     def _scale_shape(self, name: str, scale_name: str) -> tuple[int, ...]:
-        """Shape of scales; those of rows may come without a second dimension."""
+        """Shape of scales; those of rows may come without a second dimension, those of blocks of ModelOpt (FP8_PB_WO)
+        with dimensions of 1 between: [blocks of rows, 1, blocks of columns, 1]."""
         shape, scale_shape = self.checkpoint.tensors[name].shape, self.checkpoint.tensors[scale_name].shape
+        if len(shape) == 2 and len(scale_shape) == 4 and scale_shape[1::2] == (1, 1):
+            return scale_shape[::2]
         return (*scale_shape, 1) if len(shape) == 2 and scale_shape == shape[:1] else scale_shape
 
     def _mxfp4(self, name: str) -> np.ndarray:
@@ -345,13 +350,3 @@ def scale_blocks(values: np.ndarray, scale: np.ndarray, block: tuple[int, int], 
         band = np.repeat(scale[..., i, :], block[1], axis=-1)[..., None, :columns]
         values[..., i * block[0] : (i + 1) * block[0], :] *= band
     return values
-
-
-@functools.cache
-def e4m3_values() -> np.ndarray:
-    """The 256 values of FP8 e4m3 (bias 7, no infinities, 0x7F and 0xFF are NaN), float32."""
-    code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, code & 7
-    magnitude = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
-    magnitude[(code & 127) == 127] = np.nan
-    return np.where(code >> 7, -magnitude, magnitude).astype(np.float32)

@@ -13,12 +13,17 @@ from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.ir import F32, Value, external
 
-_WEIGHT = ".weight"
+_WEIGHT, _FACTOR, _ACTIVATIONS = ".weight", ".scale", ".input_scale"
 
 
 def activation_scale(info: TensorInfo) -> str:
     """Name of the scale of a matrix's activations."""
-    return f"{info.name.removesuffix(_WEIGHT)}.input_scale"
+    return info.name.removesuffix(_WEIGHT) + _ACTIVATIONS
+
+
+def companions(name: str) -> tuple[str, ...]:
+    """Names of what may lie beside a matrix X.weight: its factors and the scale of its activations."""
+    return tuple(name.removesuffix(_WEIGHT) + end for end in (_FACTOR, _ACTIVATIONS)) if name.endswith(_WEIGHT) else ()
 
 
 def find_factor(gguf: GGUFFile, info: TensorInfo) -> TensorInfo | None:
@@ -28,7 +33,7 @@ def find_factor(gguf: GGUFFile, info: TensorInfo) -> TensorInfo | None:
     """
     if not info.name.endswith(_WEIGHT):
         return None
-    scale = gguf.tensors.get(f"{info.name.removesuffix(_WEIGHT)}.scale")
+    scale = gguf.tensors.get(info.name.removesuffix(_WEIGHT) + _FACTOR)
     n_matrices = info.shape[2] if len(info.shape) > 2 else 1
     is_factor = scale is not None and scale.type_id == F32 and scale.element_count in (1, n_matrices)
     return scale if is_factor else None
@@ -41,6 +46,11 @@ def factor_values(gguf: GGUFFile, scale: TensorInfo) -> np.ndarray:
     if len(broken):
         raise FileFormatError(f"{gguf.path}: tensor '{scale.name}' is {broken[0]:g}; factors of matrices are finite")
     return values
+
+
+def multiplied(numbers: np.ndarray, factors: np.ndarray | float) -> np.ndarray:
+    """Matrices f32 [.., N, K] times one factor, or times those of [E, N, K]."""
+    return numbers * np.asarray(factors, np.float32).reshape(-1, *[1] * (numbers.ndim - 1))
 
 
 def joined_factors(parts: Sequence[Value]) -> Value | None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ikpy._native import core
 from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
+from ikpy.models.factors import multiplied
 from ikpy.quants import registry
 
 F32, F16, BF16, Q8_0 = 0, 1, 30, 8
@@ -42,20 +43,23 @@ class LatentSizes:
 
 
 def to_float(value: Value) -> np.ndarray:
-    """A contiguous weight [n, ...] as float32 in numpy order (reversed shape), times its factor."""
+    """A contiguous weight [n, ...] as float32 in numpy order (reversed shape), times its factors."""
     kind = registry.by_id(value.type_id)
     n_rows = value.shape[1] * value.shape[2] * value.shape[3]
     nbytes = kind.row_nbytes(value.shape[0]) * n_rows
+    flat = core.dequantize(_bytes(value, nbytes), value.type_id, value.shape[0], n_rows, True)
+    numbers = flat.reshape(value.shape[3], value.shape[2], value.shape[1], value.shape[0])[0]
+    factor = value.buffer.factor
+    if factor is None:
+        return numbers
+    return multiplied(numbers, factor if isinstance(factor, float) else _bytes(factor, factor.buffer.nbytes).view("f4"))
+
+
+def _bytes(value: Value, nbytes: int) -> np.ndarray:
+    """Bytes u8 of a value from its first one on."""
     assert value.buffer.address is not None
-    data = np.ctypeslib.as_array(_bytes_at(value.buffer.address + value.offset, nbytes))
-    flat = core.dequantize(data, value.type_id, value.shape[0], n_rows, True)
-    if isinstance(value.buffer.factor, float):
-        flat = flat * np.float32(value.buffer.factor)
-    return flat.reshape(value.shape[3], value.shape[2], value.shape[1], value.shape[0])[0]
-
-
-def _bytes_at(address: int, nbytes: int) -> ctypes.Array[ctypes.c_uint8]:
-    return (ctypes.c_uint8 * nbytes).from_address(address)
+    first = value.buffer.address + value.offset
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(first))
 
 
 def is_planned(*values: Value) -> bool:

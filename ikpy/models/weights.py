@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Literal, overload
 
 import numpy as np
 
-from ikpy import threads
 from ikpy._native import core
 from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.gguf.huge_pages import Block
@@ -16,8 +14,15 @@ from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.ir import F32, I32, PLANNED_ADDRESS, Buffer, Value, external
 from ikpy.graph.weight_parts import whole_name
 from ikpy.machine_memory import check_memory
-from ikpy.models.factors import activation_scale, factor_values, find_factor, joined_factors
-from ikpy.models.interleaving import interleaved_sizes, interleaved_type
+from ikpy.models.factors import (
+    activation_scale,
+    companions,
+    factor_values,
+    find_factor,
+    joined_factors,
+    multiplied,
+)
+from ikpy.models.interleaving import interleaved_sizes, interleaved_type, repack_parallel
 from ikpy.quants import dequantize, registry
 
 Presence = Literal["none", "optional", "required"]
@@ -40,7 +45,6 @@ ELEMENT_WISE = (
     *(f"ple_{part}.weight" for part in ("norm_key", "norm_query", "norm_conv", "conv1d")),
     *(f"hc{place}_{part}.weight" for place in ("", "_attn", "_ffn") for part in ("base", "scale")),
 )
-REPACK_STEP = 1 << 24
 REPACK_REMEDY = (
     "without it they stay in the mapped file, and ikpy quantize --repack makes a file of rearranged weights once"
 )
@@ -160,14 +164,22 @@ class WeightSource:
         self.used.add(name)
         return info
 
-    def _factor(self, info: TensorInfo) -> float | Value | None:
-        """What products with a matrix are multiplied by; counts the tensor that says so as used."""
+    def _scale(self, info: TensorInfo) -> TensorInfo | None:
+        """The tensor with the factors of a matrix, which counts as used; None for what no product has."""
+        if info.name.endswith(ELEMENT_WISE):
+            return None
         self.skip(activation_scale(info))
         scale = find_factor(self.gguf, info)
+        if scale is not None:
+            self.used.add(scale.name)
+            self._count(scale)
+        return scale
+
+    def _factor(self, info: TensorInfo) -> float | Value | None:
+        """What products with a matrix are multiplied by."""
+        scale = self._scale(info)
         if scale is None:
             return None
-        self.used.add(scale.name)
-        self._count(scale)
         values = None if self.header_only else factor_values(self.gguf, scale)
         if scale.element_count > 1:
             return self._value(scale, ()).reshape(1, scale.element_count)
@@ -215,8 +227,8 @@ class WeightSource:
     def _numbers(self, info: TensorInfo) -> np.ndarray:
         """A tensor decoded, times its factor."""
         values = np.array(dequantize(self.gguf.data(info), info.type_id, info.shape), np.float32)
-        factor = self._factor(info)
-        return values * np.float32(factor) if isinstance(factor, float) else values
+        scale = self._scale(info)
+        return values if scale is None else multiplied(values, factor_values(self.gguf, scale))
 
     def decoded(self, name: str, *shape: int) -> np.ndarray:
         """As `array`, of a tensor that must be there."""
@@ -263,8 +275,9 @@ class WeightSource:
         return self.take(name, shape)
 
     def skip(self, *names: str) -> None:
-        """Counts tensors as used that the forward pass does not need."""
-        self.used.update(n for n in names if n in self.gguf.tensors)
+        """Counts tensors as used that the forward pass does not need, with the factors beside them."""
+        for name in names:
+            self.used.update({name, *companions(name)}.intersection(self.gguf.tensors))
 
     def skip_layer(self, il: int) -> None:
         """Counts all tensors of a layer as used (multi-token prediction heads)."""
@@ -375,21 +388,3 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
         return np.concatenate(parts)
     start = parts[0].ctypes.data - block.ctypes.data
     return block[start : start + sum(part.nbytes for part in parts)]
-
-
-def repack_parallel(
-    data: np.ndarray, type_id: int, target: registry.TensorType, shape: Sequence[int], out: np.ndarray
-) -> None:
-    """Bytes of a tensor rearranged into its row-interleaved type, into ``out`` (uint8), by all physical cores."""
-    n_rows = math.prod(shape[1:])
-    row_in, row_out = registry.by_id(type_id).row_nbytes(shape[0]), target.row_nbytes(shape[0])
-    step = max(1, REPACK_STEP // (row_in * target.interleave)) * target.interleave
-
-    def convert(first: int) -> None:
-        last = min(first + step, n_rows)
-        rows = data[first * row_in : last * row_in]
-        out[first * row_out : last * row_out] = core.repack(rows, type_id, target.id, shape[0], last - first)
-
-    with threads.pool(threads.physical_cores()) as pool:
-        for _ in pool.map(convert, range(0, n_rows, step)):
-            pass

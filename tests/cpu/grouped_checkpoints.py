@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ikpy.convert.weights import e4m3_values
+from ikpy.convert.words import e4m3_values
 from tests.cpu import checkpoints as made
 from tests.cpu.integer_checkpoints import Entry, plain
 

@@ -61,13 +61,18 @@ def _set(end: str, entry: Any) -> Any:
 
 BAD = {
     "no state": (_set("weight.quant_state.bitsandbytes__nf4", None), "bitsandbytes__nf4' is missing"),
-    "state": (_set("weight.quant_state.bitsandbytes__nf4", ("U8", (3,), b"{]}")), "is no table in JSON"),
+    "state": (
+        _set("weight.quant_state.bitsandbytes__nf4", ("U8", (3,), b"{]}")),
+        "bitsandbytes__nf4' does not say shape and block sizes (JSOND",
+    ),
     "levels": (_set("weight.quant_map", None), "quant_map' is missing"),
     "factors": (_set("weight.absmax", plain(np.ones(95, np.float32))), "is F32 [95]; '" + UP + ".weight' needs 96 num"),
     "shape": (_state(shape=[96, 96]), "does not hold [96, 96] in blocks of 64"),
-    "dimensions": (_state(shape=[6144]), "holds values that it cannot have"),
-    "no block size": (_state(blocksize=None), "holds values that it cannot have"),
-    "blocks": (_state(blocksize=0), "in blocks of 0"),
+    "dimensions": (_state(shape=[6144]), "does not say shape and block sizes (Value"),
+    "no block size": (_state(blocksize=None), "block sizes (ValueError: sizes [96, 64, None, 1]"),
+    "shape of no list": (_state(shape={"rows": 96}), "bitsandbytes__nf4' does not say shape"),
+    "rows": (_state(shape=[-96, -64]), "sizes [-96, -64, 64, 1]"),
+    "blocks": (_state(blocksize=0), "sizes [96, 64, 0, 1]"),
 }
 
 

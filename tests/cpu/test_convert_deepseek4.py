@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ikpy.convert import Conversion
-from ikpy.convert.weights import e4m3_values
+from ikpy.convert.words import e4m3_values
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model

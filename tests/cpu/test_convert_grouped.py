@@ -219,6 +219,17 @@ def test_parts_that_are_missing_or_do_not_fit(case, tmp_path, capsys):
     assert not (tmp_path / "out.gguf").exists()
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [np.inf, np.nan])
+def test_scales_that_are_no_numbers(scale, tmp_path, capsys):
+    """Zero times infinity is no number either; users see one line, no warning of an array."""
+    folder = checkpoint(tmp_path, gptq_config(), {UP: Codes(ROWS, COLUMNS, 4, 32).gptq()})
+    made.change_tensors(folder, _with("scales", np.full((2, 96), scale, np.float16)))
+    assert main(["convert", str(folder), "--outfile", str(tmp_path / "out.gguf"), "--outtype", "f32"]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"error: tensor '{UP}.weight' contains NaN or infinite values; the checkpoint is damaged"
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "5 bits": (gptq_config(bits=5), "weights of 5 bits of GPTQ cannot be converted"),
     "no bits": (gptq_config(bits=None), "weights of None bits of GPTQ"),
@@ -232,6 +243,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "llm-awq": (awq_config(backend="llm-awq"), "packing of llm-awq of AWQ"),
     "size": (gptq_config(group_size=0), "'group_size' is 0, not a number of columns"),
     "text": (gptq_config(group_size="32"), "'group_size' is '32'"),
+    "huge size": (awq_config(version="gemv", group_size=1 << 63), "'group_size' is 9223372036854775808, not"),
     "dynamic size": (gptq_config(dynamic={".*": {"group_size": -2}}), "'group_size' is -2"),
     "dynamic list": (gptq_config(dynamic=[1]), "'dynamic' is no table of modules"),
     "pattern": (gptq_config(dynamic={"(": {}}), "'(' of 'dynamic' is no pattern"),

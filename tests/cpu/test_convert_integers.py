@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ikpy.convert import Conversion, ConvertOptions
-from ikpy.convert.weights import Weights, e4m3_values
+from ikpy.convert.weights import Weights
+from ikpy.convert.words import e4m3_values
 from ikpy.gguf.reader import GGUFFile
 from ikpy.quants import dequantize, registry
 from tests.cpu import checkpoints as made

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ikpy.convert import Conversion
-from ikpy.convert.weights import e4m3_values
+from ikpy.convert.words import e4m3_values
 from ikpy.errors import IkpyError
 from ikpy.gguf.reader import GGUFFile
 from tests.cpu import checkpoints as made

@@ -10,7 +10,7 @@ import pytest
 
 from ikpy.cli import main
 from ikpy.convert import Conversion
-from ikpy.convert.weights import e4m3_values
+from ikpy.convert.words import e4m3_values
 from ikpy.errors import IkpyError, UnsupportedError
 from ikpy.gguf.reader import GGUFFile
 from tests.cpu import checkpoints as made
@@ -184,6 +184,18 @@ def test_fp8_beside_nvfp4(tmp_path):
     assert np.array_equal(query, np.sort((e4m3_values()[codes] * np.float32(0.004)).reshape(-1)))
 
 
+@pytest.mark.parametrize("shape", [(6, 4), (6, 1, 4, 1)])
+def test_fp8_with_a_scale_per_block(shape, tmp_path):
+    """FP8_PB_WO has dimensions of 1 behind those of blocks."""
+    random = np.random.default_rng(9)
+    codes = random.integers(0, 120, (96, 64)).astype(np.uint8)
+    scales = random.uniform(0.001, 0.01, (6, 4)).astype(np.float32)
+    parts = {"weight": ("F8_E4M3", codes.shape, codes.tobytes()), "weight_scale": plain(scales.reshape(shape))}
+    config = modelopt_config("FP8_PB_WO", weight_block_size=[16, 16])
+    file = convert(checkpoint(tmp_path, config, {UP: parts}), tmp_path, outtype="f32")
+    assert np.array_equal(values(file, UP_OUT), e4m3_values()[codes] * scales.repeat(16, 0).repeat(16, 1))
+
+
 def _without(end: str) -> Any:
     return lambda tensors: tensors.pop(f"{UP}.{end}")
 
@@ -219,9 +231,13 @@ def test_parts_that_are_missing_or_do_not_fit(case, tmp_path, capsys):
     assert message in error and error.count("\n") == 1 and error.startswith(f"error: {folder}")
 
 
-def test_divisor_of_zero(tmp_path):
-    parts = Nvfp4(96, 64).compressed() | {"weight_global_scale": plain(np.zeros(1, np.float32))}
-    with pytest.raises(IkpyError, match=r"'.*weight_global_scale' is 0; the checkpoint is damaged"):
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("divisor", [0, 1e-40, np.nan, np.inf])
+def test_divisor_without_an_inverse(divisor, tmp_path):
+    """1 / 1e-40 is beyond f32, which the loader would refuse in the file."""
+    parts = Nvfp4(96, 64).compressed() | {"weight_global_scale": plain(np.full(1, divisor, np.float32))}
+    shown = f"{np.float32(divisor):g}"
+    with pytest.raises(IkpyError, match=rf"'.*weight_global_scale' is {shown}; the checkpoint is damaged"):
         Conversion(checkpoint(tmp_path, compressed_config(), {UP: parts}))
 
 

@@ -12,7 +12,7 @@ import pytest
 from ikpy.cli import main
 from ikpy.convert import ConvertOptions, ProjectorConversion
 from ikpy.convert.projectors import PROJECTORS
-from ikpy.convert.weights import e4m3_values
+from ikpy.convert.words import e4m3_values
 from ikpy.errors import FileFormatError, IkpyError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.vision.projector import Projector, open_projector

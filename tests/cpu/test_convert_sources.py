@@ -10,7 +10,8 @@ import pytest
 
 from ikpy.convert import Conversion, ConvertOptions
 from ikpy.convert.tensor_map import pieces
-from ikpy.convert.weights import e4m3_values, scale_blocks
+from ikpy.convert.weights import scale_blocks
+from ikpy.convert.words import e4m3_values
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model

@@ -14,7 +14,7 @@ from ikpy.engine.adapter import LoraAdapter
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
-from ikpy.engine.params import ContextParams
+from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.quants import dequantize, registry
@@ -22,7 +22,9 @@ from ikpy.quants.legacy import ue4m3_halves
 from tests.cpu import reference_models as ref
 from tests.cpu.definition_checks import POS, RMS, TOKENS, experts, frame, layer_weights, routed, shape
 from tests.cpu.reference_models import Evaluation, RandomModel
+from tests.cpu.shaped_models import Dims, deepseek2, tokens
 from tests.cpu.test_adapters import make_pairs, merged, write_adapter
+from tests.cpu.test_arch_gemma3n import gemma3n
 
 NVFP4 = registry.by_name("nvfp4")
 SHAPE = shape(2, 128, 4, 2, 32, 192)
@@ -231,3 +233,56 @@ def test_adapters_are_added_behind_factors(make, tmp_path):
         plain.weights[name] = w * factor.reshape(-1, *[1] * (w.ndim - 1) if w.ndim == 3 else ())
     expected = logits(merged(plain, pairs, 2.0).write(tmp_path / "merged.gguf"))
     assert np.abs(actual - expected).max() < 5e-5 * np.abs(expected).max()
+
+
+def per_head(model: RandomModel) -> RandomModel:
+    """attn_k_b and attn_v_b in place of attn_kv_b, with a factor for every head."""
+    result = RandomModel(model.arch, 0)
+    result.keys, result.weights = model.keys, dict(model.weights)
+    heads, rank = model.keys["attention.head_count"], model.keys["attention.kv_lora_rank"]
+    for il in range(model.keys["block_count"]):
+        both = result.weights.pop(f"blk.{il}.attn_kv_b").reshape(heads, -1, rank)
+        n_keys = result.weights[f"blk.{il}.attn_q"].shape[0] // heads - model.keys["rope.dimension_count"]
+        factors = (2.0 ** (np.arange(heads) % 5 - 2)).astype(np.float32)
+        for name, part in (("k", both[:, :n_keys].swapaxes(1, 2)), ("v", both[:, n_keys:])):
+            result.weights[f"blk.{il}.attn_{name}_b"] = np.ascontiguousarray(part / factors[:, None, None])
+            result.weights[f"blk.{il}.attn_{name}_b.scale"] = factors
+    return result
+
+
+def in_one(model: RandomModel) -> RandomModel:
+    """attn_kv_b with a factor."""
+    for name in [n for n in model.weights if n.endswith("attn_kv_b")]:
+        model.weights[name] = model.weights[name] / np.float32(4)
+        model.weights[f"{name}.scale"] = np.full(1, 4, np.float32)
+    return model
+
+
+@pytest.mark.parametrize("mla", [0, 1, 2, 3])
+@pytest.mark.parametrize("change", [in_one, per_head])
+def test_factors_of_latent_attention(change, mla, tmp_path):
+    """Whatever of attn_kv_b, attn_k_b and attn_v_b the loader makes of the others has their factors once."""
+    sizes = Dims(heads=4, kv=4, rank=64, rot=16, dense=2)
+    model, expected = deepseek2(sizes)
+    path = change(model).write(tmp_path / "m.gguf")
+    settings = ContextParams(n_ctx=256, n_threads=1, mla=mla, type_k="f32", type_v="f32")
+    context = Context(Model.load(path, ModelParams(mla=mla)), settings)
+    actual = context.decode(Batch.single(tokens(sizes.vocab), logits="all"))
+    error = np.abs(actual - expected).max(-1) / np.abs(expected).max()
+    assert error.max() < 2e-4, f"token {error.argmax()}: {error.max():.3g}"
+
+
+def test_factors_of_what_no_product_has_are_refused(tmp_path):
+    model, _ = dense()
+    model.weights["blk.1.ffn_norm.scale"] = np.full(1, 2, np.float32)
+    with pytest.raises(FileFormatError, match=r"not used: blk.1.ffn_norm.scale"):
+        Model.load(model.write(tmp_path / "m.gguf"))
+
+
+def test_factors_of_matrices_that_are_not_used(tmp_path):
+    """The last layers share keys and values; their own matrices are skipped with all that lies beside them."""
+    model = gemma3n()
+    name = f"blk.{model.keys['block_count'] - 1}.attn_k"
+    model.weights |= {f"{name}.scale": np.full(1, 2, np.float32), f"{name}.input_scale": np.ones(1, np.float32)}
+    model.bare = (".input_scale",)
+    Model.load(model.write(tmp_path / "m.gguf"))

@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.engine.adapter import LoraAdapter
-from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.forks import check_threads
 from ikpy.engine.model import Model, open_model
-from ikpy.engine.params import ContextParams, ModelParams
-from ikpy.engine.pooling import POOLINGS, pool
+from ikpy.engine.params import ContextParams, ModelParams, fields_of
+from ikpy.engine.pooling import POOLINGS, pool, token_states
 from ikpy.engine.sampling import SamplingParams
 from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import UsageError
@@ -78,8 +77,8 @@ class LLM:
     ) -> None:
         from ikpy import default_model_path
 
-        model_values = _fields_of(ModelParams, params)
-        context_values = _fields_of(ContextParams, params)
+        model_values = fields_of(ModelParams, params)
+        context_values = fields_of(ContextParams, params)
         unknown = set(params) - set(model_values) - set(context_values)
         if unknown:
             raise UsageError(f"unknown parameter {', '.join(sorted(unknown))}; see ModelParams and ContextParams")
@@ -191,7 +190,7 @@ class LLM:
             max_tokens = operator.index(max_tokens)
         except TypeError:
             raise UsageError(f"max_tokens {max_tokens!r} is no whole number") from None
-        if unknown := set(sampling) - set(_fields_of(SamplingParams, sampling)):
+        if unknown := set(sampling) - set(fields_of(SamplingParams, sampling)):
             raise UsageError(f"unknown parameter {', '.join(sorted(unknown))}; see SamplingParams")
         stops = [stop] if isinstance(stop, str) else stop
         if not isinstance(stops, Sequence) or not all(isinstance(item, str) for item in stops):
@@ -373,14 +372,7 @@ class LLM:
             raise UsageError(
                 f"a text of {len(tokens)} tokens cannot be embedded; 1 to {context.n_ctx_seq} are possible"
             )
-        context.kv.clear()
-        step = context.n_batch if context.graph_params.causal else len(tokens)
-        states = []
-        for start in range(0, len(tokens), step):
-            context.decode(Batch.single(tokens[start : start + step], start, 0, "all"))
-            assert context.embeddings is not None
-            states.append(context.embeddings)
-        return np.concatenate(states)
+        return token_states(context, tokens)
 
     # tokens
 
@@ -404,9 +396,3 @@ def _check_runs(context: Context) -> None:
 def _listed(values: Any) -> Sequence[Any]:
     """One value, or several, as several."""
     return values if isinstance(values, (list, tuple)) else [values]
-
-
-def _fields_of(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are fields of a dataclass."""
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in values.items() if name in names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ikpy.engine.cells import MAX_SEQUENCES
@@ -108,3 +108,9 @@ class ContextParams:
         types_v = [self.type_v, *(edge[0] for edge in (self.type_v_first, self.type_v_last) if edge and edge[1] > 0)]
         if not self.flash_attn and any(name.lower() not in PLAIN_CACHE_TYPES for name in types_v):
             raise UsageError("V cache quantization requires flash_attn")
+
+
+def fields_of(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are fields of a dataclass."""
+    names = {item.name for item in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.engine.batch import Batch
 from ikpy.errors import UsageError
+
+if TYPE_CHECKING:
+    from ikpy.engine.context import Context
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 States = NDArray[np.float32]
@@ -35,3 +40,15 @@ def pool(
     elif pooling != "none":
         states = np.array(states[0 if pooling == "cls" else -1], dtype=np.float32)
     return states if projection is None else projection(states)
+
+
+def token_states(context: Context, tokens: Sequence[int]) -> States:
+    """States of the last layer f32 [n_tokens, n_embd] of a text that fits the context, whose cache is cleared."""
+    context.kv.clear()
+    step = context.n_batch if context.graph_params.causal else len(tokens)
+    states = []
+    for start in range(0, len(tokens), step):
+        context.decode(Batch.single(tokens[start : start + step], start, 0, "all"))
+        assert context.embeddings is not None
+        states.append(context.embeddings)
+    return np.concatenate(states)

@@ -33,10 +33,14 @@ def check_gaps(names: Iterable[str], family: Family, folder: Path) -> None:
     Loading finds the tensors that no layer can do without. The others would count as zeros or as ones.
     """
     layers: dict[str, set[int]] = defaultdict(set)
+    outer = family.needed_outer_tensors()
     for name in names:
+        outer -= {name}
         if name.startswith("blk."):
             _, il, rest = name.split(".", 2)
             layers[rest].add(int(il))
+    if outer:
+        raise FileFormatError(f"{folder}: {min(outer)} is missing; the checkpoint is incomplete")
     for rest in sorted(family.needed_tensors()):
         without = set(range(family.config.n_layer)) - layers.get(rest, set())
         if without:

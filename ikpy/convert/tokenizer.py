@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from tokenizers import Encoding, Tokenizer
 from ikpy.convert import tiktoken
 from ikpy.convert.checkpoint import Checkpoint, check_fetched
 from ikpy.convert.pre_tokenizer import find_pre_tokenizer
+from ikpy.convert.scored_tokens import read_scored_tokens
 from ikpy.convert.sentencepiece import read_model
 from ikpy.convert.token_check import check_tokens
 from ikpy.errors import FileFormatError, UnsupportedError
@@ -159,16 +159,10 @@ class _Reader:
         return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": _merge_lines(model)}
 
     def _scored_lines(self, path: Path) -> dict[str, Any]:
-        """A list of text, score and kind per line (PLaMo 2 and 3)."""
+        """Tokens with scores, of no tokenizer.json (PLaMo 2 and 3)."""
         check_fetched(path)
-        kinds = {"BYTE": TokenType.BYTE, "CONTROL": TokenType.CONTROL, "UNKNOWN": TokenType.UNKNOWN}
-        with path.open(encoding="utf-8") as lines:
-            for index, line in enumerate(lines):
-                try:
-                    text, score, kind = json.loads(line)[:3]
-                    self.table.set(index, str(text), kinds.get(str(kind), TokenType.NORMAL), float(score))
-                except (ValueError, TypeError, RecursionError) as error:
-                    raise FileFormatError(f"{path}: line {index + 1} is no token: {error}") from None
+        for index, token in enumerate(read_scored_tokens(path)):
+            self.table.set(index, *token)
         return {"tokenizer.ggml.model": "plamo2", "tokenizer.ggml.add_space_prefix": False}
 
     def _word_pieces(self, model: dict[str, Any]) -> dict[str, Any]:

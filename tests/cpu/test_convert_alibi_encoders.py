@@ -137,13 +137,17 @@ def test_reranker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("kind", "values", "message"),
     [
-        ({"position_embedding_type": "absolute"}, "position_embedding_type 'absolute'"),
-        ({"feed_forward_type": "reglu"}, "feed_forward_type 'reglu'"),
-        ({"hidden_act": "relu"}, "activation 'relu'"),
+        (made.JINA, {"position_embedding_type": "absolute"}, "position_embedding_type 'absolute'"),
+        (made.JINA, {"feed_forward_type": "reglu"}, "feed_forward_type 'reglu'"),
+        (made.JINA, {"hidden_act": "relu"}, "activation 'relu'"),
+        (made.JINA_RANKER, {"id2label": [1]}, r"'id2label' is \[1\], not an object"),
+        (made.NEO_BERT, {"rope": False}, "rope false"),
+        (made.NEO_BERT, {"rms_norm": False}, "rms_norm false"),
+        (made.NEO_BERT, {"ngpt": True}, "ngpt true"),
     ],
 )
-def test_refused(values: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_refused(kind: Tiny, values: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=message):
-        converted(made.JINA, tmp_path, **values)
+        converted(kind, tmp_path, **values)

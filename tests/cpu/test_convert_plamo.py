@@ -197,9 +197,15 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(FileFormatError, match=message):
             Conversion(folder)
     folder = write(model, tmp_path / "tokens", config)
-    (folder / "tokenizer.jsonl").write_text('["a", 0.0, "NORMAL"]\n{"b": 1}\n')
-    with pytest.raises(FileFormatError, match=r"tokenizer\.jsonl: line 2 is no token"):
-        Conversion(folder)
+    good = (folder / "tokenizer.jsonl").read_text().splitlines()
+    for lines, message in (
+        (['["a", 0.0, "NORMAL"]', '{"b": 1}'], "line 2 is no token"),
+        ([*good, good[-1]], f"line {len(good) + 1} is no token"),
+        ([line for line in good if "0x41" not in line], "<0x41> is missing"),
+    ):
+        (folder / "tokenizer.jsonl").write_text("\n".join(lines))
+        with pytest.raises(FileFormatError, match=rf"tokenizer\.jsonl: {message}"):
+            Conversion(folder)
 
 
 def test_layers_that_attend(tmp_path: Path) -> None:

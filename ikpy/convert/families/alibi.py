@@ -73,6 +73,9 @@ _MPT_NAMES = {
 }
 
 
+_MPT_KINDS = ("multihead_attention", "multiquery_attention", "grouped_query_attention")
+
+
 class Mpt(LayerNormFamily):
     """What attention does stands in `attn_config`; biases are there unless the configuration says otherwise."""
 
@@ -105,7 +108,7 @@ class Mpt(LayerNormFamily):
         if self.attention.get("attn_type") == "multiquery_attention":
             self.n_head_kv = 1
         elif self.attention.get("kv_n_heads"):
-            self.n_head_kv = config.bounded("kv_n_heads", int(self.attention["kv_n_heads"]))
+            self.n_head_kv = Config(self.attention, config.path).count("kv_n_heads")
 
     def has(self, name: str) -> bool:
         """A value of the attention that is true or false."""
@@ -116,15 +119,22 @@ class Mpt(LayerNormFamily):
         config, scale = self.config, self.attention.get("softmax_scale")
         for name in ("prefix_lm", "rope", "attn_uses_sequence_id", "qk_gn"):
             config.require(f"attn_config with {name} true", not self.has(name))
-        for name in ("sliding_window_size",):
-            window = self.attention.get(name, -1)
-            config.require(f"attn_config with {name} {window}", window in (None, -1))
+        window = self.attention.get("sliding_window_size", -1)
+        config.require(f"attn_config with sliding_window_size {window}", window in (None, -1))
+        kind = self.attention.get("attn_type", _MPT_KINDS[0])
+        config.require(f"attn_config with attn_type {kind}", kind in _MPT_KINDS)
+        for name in ("alibi_bias_max", "clip_qkv"):
+            bound = self.attention.get(name)
+            is_bound = isinstance(bound, int | float) and not isinstance(bound, bool) and bound > 0
+            config.require(f"attn_config with {name} {bound}", bound is None or is_bound)
         config.require(f"attn_config with softmax_scale {scale}", scale in (None, config.head_dim**-0.5))
         scale = config.get("logit_scale", default=None)
         config.require(f"logit_scale {scale}", scale is None)
         norm = str(config.get("norm_type", default="low_precision_layernorm"))
         config.require(f"norm_type '{norm}'", norm.endswith("layernorm"))
-        kind = config.get("ffn_config", default={}).get("ffn_type", "mptmlp")
+        network = config.get("ffn_config", default={})
+        config.require("ffn_config that is no object", isinstance(network, dict))
+        kind = network.get("ffn_type", "mptmlp")
         config.require(f"ffn_type '{kind}'", kind == "mptmlp")
 
     @property
@@ -135,13 +145,17 @@ class Mpt(LayerNormFamily):
     def keys(self) -> Keys:
         keys, bound = super().keys(), self.attention.get("clip_qkv")
         if self.has_biases_of_positions:
-            keys[KEY] = float(self.attention.get("alibi_bias_max", MAX_BIAS))
+            keys[KEY] = float(self.attention.get("alibi_bias_max") or MAX_BIAS)
         if bound:
             keys["attention.clamp_kqv"] = float(bound)
         return keys
 
     def needed_tensors(self) -> frozenset[str]:
         return frozenset(("attn_q_norm.weight", "attn_k_norm.weight") if self.has("qk_ln") else ())
+
+    def needed_outer_tensors(self) -> frozenset[str]:
+        is_embedded = not self.has_biases_of_positions and bool(self.config.get("learned_pos_emb", default=True))
+        return frozenset(("position_embd.weight",) if is_embedded else ())
 
 
 class Jais(Gpt2Names):

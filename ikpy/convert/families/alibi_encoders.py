@@ -11,6 +11,7 @@ from ikpy.convert.config import Config
 from ikpy.convert.families.base import Family, Keys, Modules, Targets, View
 from ikpy.convert.families.plain import interleaved_heads
 from ikpy.convert.sentence import dense_matrices, pooling_number
+from ikpy.errors import FileFormatError
 from ikpy.models.hparams import POOLINGS
 
 _NORMS = frozenset({"attn_q_norm", "attn_k_norm", "attn_output_norm", "attn_norm_2", "layer_output_norm"})
@@ -56,7 +57,9 @@ class Encoder(Family):
 
 def labels_of(config: Config) -> list[str]:
     """Names of the scores of a reranker."""
-    named = config.get("id2label", default={"0": "LABEL_0"})
+    named = config.get("id2label", default=None) or {"0": "LABEL_0"}
+    if not isinstance(named, dict):
+        raise FileFormatError(f"{config.path}: 'id2label' is {named!r}, not an object")
     return [str(label) for label in named.values()]
 
 
@@ -148,6 +151,12 @@ class NeoBert(Encoder):
         super().__init__(config)
         width = 2 * config.integer("intermediate_size") // 3
         config.values["intermediate_size"] = -(-width // _WIDTH_UNIT) * _WIDTH_UNIT
+
+    def check(self) -> None:
+        super().check()
+        for name, usual in (("rope", True), ("rms_norm", True), ("ngpt", False)):
+            config_says = bool(self.config.get(name, default=usual))
+            self.config.require(f"{name} {str(config_says).lower()}", config_says is usual)
 
     def keys(self) -> Keys:
         return {"pooling_type": POOLINGS.index("cls"), **super().keys()}

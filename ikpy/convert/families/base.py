@@ -244,6 +244,10 @@ class Family:
         """
         return frozenset()
 
+    def needed_outer_tensors(self) -> frozenset[str]:
+        """The same of tensors that belong to no layer."""
+        return frozenset()
+
     def is_empty(self, layer: int) -> bool:
         """Whether a layer has no tensors at all."""
         return False

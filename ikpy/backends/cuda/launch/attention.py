@@ -79,7 +79,7 @@ _FLASH = {
 }
 _FEW_ROWS = 16
 # Heads that kernels with linear biases are made for (kernels/flash_biased.cu).
-_LONGEST_BIASED = 128
+_BIASED = (64, 80, 96, 112, 128)
 # Parts of the cells: enough blocks for the largest devices (132 multiprocessors, two blocks each), none of fewer than
 # four tiles. One token of latent attention with up to 16 heads is a single row of tiles: 32768 cells are 256 parts,
 # whose results, 8 MiB, are written and read in the L2 cache.
@@ -160,7 +160,7 @@ def _flash(op: Node, target: Target) -> _Flash | None:
         return None
     column = _v_column(k, k1, v) if dk == 576 else -1
     biased = _is_biased(op)
-    if (dk == 576 and column < 0) or (biased and (dk != dv or dk > _LONGEST_BIASED)):
+    if (dk == 576 and column < 0) or (biased and (dk != dv or dk not in _BIASED)):
         return None
     many, cells, threads = _FLASH[dk, dv]
     n_rows = q.shape[1] // k.shape[1] * q.shape[2]

@@ -269,7 +269,7 @@ def merge(params: CommonParams) -> None:
         model.fit_margins |= dict(enumerate(model.fit_targets))
     if (model.devices or params.media.device) and not has_devices():
         model.devices = () if model.devices else model.devices
-        params.media.device = None
+        params.media.device = params.media.device and "none"
     if context.reranking:
         context.embeddings = True
         context.pooling = context.pooling or "rank"

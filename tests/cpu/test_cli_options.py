@@ -203,7 +203,7 @@ def test_errors(line, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("line", ["-gan 4", "--audio x.wav", "--spec-synth-len 3", "-ctkd q9"])
+@pytest.mark.parametrize("line", ["-gan 4", "--video x.mp4", "--spec-synth-len 3", "-ctkd q9"])
 def test_what_another_tool_refuses_is_not_used(line):
     """A server's command line runs with the name of another tool put in its place."""
     for tool in ("perplexity", "sweep-bench", "batched-bench", "imatrix"):

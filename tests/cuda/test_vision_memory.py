@@ -364,6 +364,6 @@ def test_a_projector_that_is_not_used_is_let_go_of(
         session = load(parse(["-m", str(tmp_path / "text.gguf"), "--mmproj-auto", "--log-disable"], "cli"))
         assert session.projector is not None
         monkeypatch.setattr(DeviceState, "upload_weights", upload)
-        assert session.pictures is None and "warning: no pictures: CUDA0: failed" in capfd.readouterr().err
+        assert session.media is None and "warning: no pictures and sounds: CUDA0: failed" in capfd.readouterr().err
         gc.collect()
         assert available()[0].memory().free == free

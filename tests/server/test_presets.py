@@ -130,7 +130,7 @@ def test_processes_do_not_repeat_warnings_of_variables(monkeypatch: pytest.Monke
         ("[a]\nc = 1", r"\[a\]: no model, hf-repo or model-url"),
         ("[a]\nmodel = x.gguf\nhf-repo = u/r", r"\[a\]: -m and -hf exclude each other"),
         ("[a]\nmodel = x.gguf\nmlock = perhaps", r"mlock = perhaps: expected true or false"),
-        ("[a]\nmodel = x.gguf\naudio = y", r"\[a\]: --audio: audio and video are not supported"),
+        ("[a]\nmodel = x.gguf\nvideo = y", r"\[a\]: --video: video is not supported"),
         ("[a]\nmodel = x.gguf\nstop-timeout = soon", r"stop-timeout = soon: expected 0 to 86400 seconds"),
         ("[a]\nmodel = x.gguf\nstop-timeout = inf", r"stop-timeout = inf: expected 0 to 86400 seconds"),
         ("[a]\nmodel = x.gguf\nstop-timeout = nan", r"stop-timeout = nan: expected 0 to 86400 seconds"),

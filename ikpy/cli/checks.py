@@ -97,7 +97,7 @@ def check_media(params: CommonParams) -> None:
         raise UsageError("--image and --audio need a projector: give its file with --mmproj")
     if media.files and params.prompt.prompt_cache:
         raise UsageError("--prompt-cache holds no pictures and sounds: leave it out with --image and --audio")
-    need_files("--image", media.files)
+    need_files("--image, --audio", media.files)
     for path in media.files:
         read_media(path)
     if media.projector is not None and media.use_projector is not False:

@@ -111,7 +111,7 @@ def test_a_picture_waits_for_the_first_message(cli, llm: LLM, files: Path) -> No
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--image none.png", "--image none.png: No such file"),
+        ("--image none.png", "--image, --audio none.png: No such file"),
         ("--image broken.png", "broken.png cannot be decoded"),
         ("--image text.gguf", "text.gguf is no picture or sound of a known format"),
         (

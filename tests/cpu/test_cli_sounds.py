@@ -89,7 +89,7 @@ def test_sounds_that_cannot_be_read_do_not_end_a_conversation(cli) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--audio none.wav", "--image none.wav: No such file"),
+        ("--audio none.wav", "--image, --audio none.wav: No such file"),
         ("--audio broken.wav", "broken.wav cannot be decoded"),
         ("--audio 1.png", "image input is not supported"),
         ("--audio 1.wav --prompt-cache x", "--prompt-cache holds no pictures and sounds"),

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint, StoredTensor
-from ikpy.convert.stored_matrix import WEIGHT
+from ikpy.convert.stored_matrix import WEIGHT, CodedMatrix
 from ikpy.convert.words import FLOAT_KINDS, to_float32
 from ikpy.errors import FileFormatError
 
@@ -30,18 +30,22 @@ _LARGEST = 127
 
 
 @dataclass(frozen=True)
-class RowScaledMatrix:
-    """A matrix of a name X.weight in integers of 8 bits."""
+class _NamedMatrix(CodedMatrix):
+    """A matrix in the tensor of its name, X.weight."""
 
     checkpoint: Checkpoint
     name: str
 
-    block_type: ClassVar[str] = "q4_0"
-    no_blocks: ClassVar[str] = "8 bits"
-
     @property
     def stored(self) -> StoredTensor:
         return self.checkpoint.tensors[self.name]
+
+
+@dataclass(frozen=True)
+class RowScaledMatrix(_NamedMatrix):
+    """A matrix in integers of 8 bits."""
+
+    no_blocks: ClassVar[str] = "8 bits"
 
     @property
     def rows(self) -> int:
@@ -50,12 +54,6 @@ class RowScaledMatrix:
     @property
     def columns(self) -> int:
         return self.stored.shape[1]
-
-    def factor(self) -> float:
-        return 1.0
-
-    def blocks(self) -> np.ndarray:
-        raise NotImplementedError
 
     def values(self) -> np.ndarray:
         scales = self.checkpoint.raw(self._scales.name).astype(np.float64) / _LARGEST
@@ -104,18 +102,10 @@ def _read_state(text: bytes, *, nested: bool) -> _State:
 
 
 @dataclass(frozen=True)
-class MappedMatrix:
-    """A matrix of a name X.weight in codes of four bits."""
+class MappedMatrix(_NamedMatrix):
+    """A matrix in codes of four bits."""
 
-    checkpoint: Checkpoint
-    name: str
-
-    block_type: ClassVar[str] = "q4_0"
     no_blocks: ClassVar[str] = "levels of bitsandbytes"
-
-    @property
-    def stored(self) -> StoredTensor:
-        return self.checkpoint.tensors[self.name]
 
     @property
     def rows(self) -> int:
@@ -124,12 +114,6 @@ class MappedMatrix:
     @property
     def columns(self) -> int:
         return self._state.columns
-
-    def factor(self) -> float:
-        return 1.0
-
-    def blocks(self) -> np.ndarray:
-        raise NotImplementedError
 
     def values(self) -> np.ndarray:
         codes = self.checkpoint.raw(self.name).reshape(-1)

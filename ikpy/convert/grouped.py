@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint, StoredTensor
 from ikpy.convert.group_config import GroupScheme
 from ikpy.convert.packed import CACHED, Q4_0_BLOCK, Q4_0_LAYOUT, fits_f16, paired_halves
-from ikpy.convert.stored_matrix import WEIGHT
+from ikpy.convert.stored_matrix import WEIGHT, CodedMatrix
 from ikpy.convert.words import FLOAT_KINDS, to_float32
 from ikpy.errors import FileFormatError
 
@@ -30,14 +29,12 @@ _LOWEST, _HIGHEST = -8, 7  # levels of Q4_0
 
 
 @dataclass(frozen=True)
-class GroupedMatrix:
+class GroupedMatrix(CodedMatrix):
     """A matrix of a scheme; check() says whether the checkpoint has all that it needs."""
 
     checkpoint: Checkpoint
     module: str
     scheme: GroupScheme
-
-    block_type: ClassVar[str] = "q4_0"
 
     @property
     def stored(self) -> StoredTensor:
@@ -82,9 +79,6 @@ class GroupedMatrix:
         name = self.module + SCALES
         is_exact = fits_f16(self.checkpoint.raw(name), FLOAT_KINDS[self.checkpoint.tensors[name].dtype])
         return "" if is_exact else "scales that f16 cannot hold"
-
-    def factor(self) -> float:
-        return 1.0
 
     def blocks(self) -> np.ndarray:
         n_blocks = self.columns // Q4_0_BLOCK

@@ -14,6 +14,7 @@ import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint, StoredTensor
 from ikpy.convert.packed import CACHED, one_per_byte
+from ikpy.convert.stored_matrix import CodedMatrix
 from ikpy.convert.words import FLOAT_KINDS, e4m3_values, to_float32
 from ikpy.errors import FileFormatError
 
@@ -26,7 +27,7 @@ _VALUES = np.concatenate([_LEVELS, -_LEVELS])
 
 
 @dataclass(frozen=True)
-class Nvfp4Matrix:
+class Nvfp4Matrix(CodedMatrix):
     """A matrix of a name X.weight; stored: its tensor of nibbles."""
 
     checkpoint: Checkpoint

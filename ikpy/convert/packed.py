@@ -10,12 +10,12 @@ import functools
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint, StoredTensor
 from ikpy.convert.compressed import METHOD, Scheme
+from ikpy.convert.stored_matrix import CodedMatrix
 from ikpy.convert.words import FLOAT_KINDS, to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
 
@@ -30,7 +30,7 @@ _BF16_LOWEST, _BF16_END = (127 - 17) << 7, (127 + 16) << 7
 
 
 @dataclass(frozen=True)
-class IntegerMatrix:
+class IntegerMatrix(CodedMatrix):
     """A matrix X.weight [rows, columns] of a scheme; check() says whether the checkpoint has all that it needs."""
 
     checkpoint: Checkpoint
@@ -38,8 +38,6 @@ class IntegerMatrix:
     rows: int
     columns: int
     scheme: Scheme
-
-    block_type: ClassVar[str] = "q4_0"
 
     @property
     def stored(self) -> StoredTensor:
@@ -86,10 +84,6 @@ class IntegerMatrix:
             nibbles = paired_halves(halves[first : first + step].reshape(-1, 2))
             blocks["nibbles"][first : first + step] = nibbles.reshape(-1, n_blocks)
         return out
-
-    def factor(self) -> float:
-        """Of blocks: none."""
-        return 1.0
 
     def values(self) -> np.ndarray:
         """Float32 [rows, columns]: (integer - zero point) * scale."""

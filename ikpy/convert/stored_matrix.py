@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -45,3 +45,15 @@ class StoredMatrix(Protocol):
 
     def release(self) -> None:
         """Give the pages of all its tensors back."""
+
+
+class CodedMatrix:
+    """What holds of matrices that do not say otherwise: no factor, and no blocks."""
+
+    block_type: ClassVar[str] = "q4_0"
+
+    def factor(self) -> float:
+        return 1.0
+
+    def blocks(self) -> np.ndarray:
+        raise NotImplementedError

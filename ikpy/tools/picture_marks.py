@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from ikpy.errors import UsageError
-from ikpy.tools.media import Media
-from ikpy.tools.pictures import from_base64, picture_from
+from ikpy.tools.media import Media, from_base64
+from ikpy.tools.pictures import picture_from
 from ikpy.tools.sounds import sound_from
 from ikpy.vocab.templates import flat_content
 

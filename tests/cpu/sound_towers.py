@@ -12,10 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ikpy.gguf.types import GGUFValueType
-from ikpy.gguf.writer import GGUFWriter
-from ikpy.graph.ir import F32
-from tests.cpu.vision_towers import VALUE_TYPES, Weights, in_type
+from tests.cpu.projector_files import Weights, sizes, write_in_type
 
 CHANNELS = 6
 """Of convolutions over pitches and time."""
@@ -52,12 +49,7 @@ class SoundTower:
     def keys(self) -> dict[str, Any]:
         """Metadata of the file."""
         own = {
-            "embedding_length": self.d,
-            "attention.head_count": self.heads,
-            "feed_forward_length": self.ff,
-            "block_count": self.layers,
-            "projection_dim": self.text,
-            "attention.layer_norm_epsilon": self.eps,
+            **sizes(self),
             "num_mel_bins": self.mel,
         }
         if self.stack > 1:
@@ -75,7 +67,7 @@ class SoundTower:
 
     def write(self, path: Path, weights: Weights, type_name: str = "f32") -> Path:
         """The projector file, matrices in a type; the weights become what that type holds."""
-        return write_projector(path, self.keys, weights, type_name)
+        return write_in_type(path, self.keys, weights, type_name)
 
 
 def merged_projector(path: Path, pictures: Path, tower: SoundTower) -> Path:
@@ -91,25 +83,7 @@ def merged_projector(path: Path, pictures: Path, tower: SoundTower) -> Path:
         name: np.frombuffer(gguf.data(info), np.float32).reshape(info.shape[::-1])
         for name, info in gguf.tensors.items()
     }
-    return write_projector(path, keys | own, weights | tower.weights())
-
-
-def write_projector(path: Path, keys: dict[str, Any], weights: Weights, type_name: str = "f32") -> Path:
-    """A projector file, matrices in a type; the weights become what that type holds."""
-    stored = {name: (F32, w) for name, w in weights.items()}
-    for name in [name for name, w in weights.items() if type_name != "f32" and w.ndim == 2]:
-        stored[name], weights[name] = in_type(weights[name], type_name)
-    with GGUFWriter(path) as out:
-        for key, value in keys.items():
-            if isinstance(value, list):
-                out.add_array(key, GGUFValueType.FLOAT32, value)
-            else:
-                out.add(key, VALUE_TYPES[type(value)], value)
-        for name, w in weights.items():
-            out.add_tensor(name, w.shape[::-1], stored[name][0])
-        for name, (_, data) in stored.items():
-            out.write(name, data)
-    return path
+    return write_in_type(path, keys | own, weights | tower.weights())
 
 
 class _Maker:

@@ -11,17 +11,14 @@ import numpy as np
 import pytest
 
 import ikpy
-from ikpy.cli.quantize import run as quantize
-from ikpy.engine.batch import Batch
-from ikpy.engine.context import Context
 from ikpy.engine.model import Model
-from ikpy.engine.params import ContextParams
 from ikpy.errors import IkpyError
 from ikpy.models.size_class import size_class
 from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
+from tests.cpu.encoder_checks import check_embeddings, check_states
 from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
-from tests.cpu.test_encoders import WORDS, assert_states, gelu, norm_with_bias, unit
+from tests.cpu.test_encoders import WORDS, gelu, norm_with_bias
 
 HEADS, HEAD, F, EPS, N_LAYER = 6, 16, 160, 2e-3, 3
 D = HEADS * HEAD
@@ -161,33 +158,14 @@ MODELS = [jina, jina_fused, jina_plain, jina_code, neo]
 @pytest.mark.parametrize("flash", [True, False])
 @pytest.mark.parametrize("make", MODELS, ids=lambda f: f.__name__)
 def test_states_are_those_of_the_definition(make: Callable[[], Made], flash: bool, tmp_path: Path) -> None:
-    """One text, and two texts in one batch that do not see each other."""
     model, wanted = make()
-    params = ContextParams(n_ctx=256, n_threads=2, flash_attn=flash, type_k="f32", type_v="f32", n_seq_max=2)
-    context = Context(Model.load(model.write(tmp_path / "model.gguf")), params)
-    n = len(TOKENS)
-    context.decode(Batch.single(TOKENS, logits="all"))
-    assert_states(context.embeddings, wanted, "one text")
-    context.kv.clear()
-    pos = np.concatenate([np.arange(n), np.arange(n)])
-    context.decode(Batch(np.tile(TOKENS, 2), pos, [(0,)] * n + [(1,)] * n, np.ones(2 * n, bool)))
-    assert context.embeddings is not None
-    assert_states(context.embeddings[:n], wanted, "first of two")
-    assert_states(context.embeddings[n:], wanted, "second of two")
+    check_states(model, TOKENS, wanted, tmp_path, flash=flash)
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda f: f.__name__)
 def test_embeddings(make: Callable[[], Made], tmp_path: Path) -> None:
-    """Of the model, and of what is left of it in Q8_0."""
     model = make()[0]
-    path = model.write(tmp_path / "model.gguf")
-    llm = ikpy.LLM(path, n_threads=1, type_k="f32", type_v="f32")
-    states = llm.token_embeddings("the old man")
-    wanted = states[0] if model.arch == "neo-bert" else states.mean(axis=0)
-    np.testing.assert_allclose(llm.embed("the old man")[0], unit(wanted), atol=1e-6)
-    assert quantize([str(path), str(tmp_path / "small.gguf"), "Q8_0"]) == 0
-    small = ikpy.LLM(tmp_path / "small.gguf", n_threads=1)
-    assert small.embed("the old man")[0] @ llm.embed("the old man")[0] > 0.995
+    check_embeddings(model, tmp_path, first=model.arch == "neo-bert")
 
 
 @pytest.mark.parametrize("n_rows", [D, 1])

@@ -11,18 +11,10 @@ from typing import Any
 import numpy as np
 
 from ikpy._native import core
-from ikpy.gguf.types import GGUFValueType
-from ikpy.gguf.writer import GGUFWriter
 from ikpy.graph.ir import F32
 from ikpy.quants import registry
+from tests.cpu.projector_files import Weights, sizes, write_tensors
 
-Weights = dict[str, np.ndarray]
-VALUE_TYPES = {
-    bool: GGUFValueType.BOOL,
-    int: GGUFValueType.UINT32,
-    float: GGUFValueType.FLOAT32,
-    str: GGUFValueType.STRING,
-}
 SIGNED = (
     "clip.minicpmv_version",
     "clip.vision.feature_layer",
@@ -64,12 +56,7 @@ class TileTower:
     def keys(self) -> dict[str, Any]:
         """Metadata of the file."""
         own = {
-            "embedding_length": self.d,
-            "attention.head_count": self.heads,
-            "feed_forward_length": self.ff,
-            "block_count": self.layers,
-            "projection_dim": self.text,
-            "attention.layer_norm_epsilon": self.eps,
+            **sizes(self),
             "image_size": self.side,
             "patch_size": self.patch,
             "image_mean": list(self.mean),
@@ -106,19 +93,7 @@ class TileTower:
         """The projector file; types: of some tensors."""
         weights = self.weights() if weights is None else weights
         data = {name: encoded(w, (types or {}).get(name, "f32")) for name, w in weights.items()}
-        with GGUFWriter(path) as out:
-            for key, value in self.keys.items():
-                kind = type(value[0] if isinstance(value, list) else value)
-                stored_as = GGUFValueType.INT32 if key in SIGNED and kind is int else VALUE_TYPES[kind]
-                if isinstance(value, list):
-                    out.add_array(key, stored_as, value)
-                else:
-                    out.add(key, stored_as, value)
-            for name, (type_id, _) in data.items():
-                out.add_tensor(name, weights[name].shape[::-1], type_id)
-            for name, (_, stored) in data.items():
-                out.write(name, stored)
-        return path
+        return write_tensors(path, self.keys, weights, data, SIGNED)
 
 
 def encoded(w: np.ndarray, type_name: str) -> tuple[int, np.ndarray]:

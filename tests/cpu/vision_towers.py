@@ -12,22 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ikpy._native import core
-from ikpy.gguf.types import GGUFValueType
-from ikpy.gguf.writer import GGUFWriter
-from ikpy.graph.ir import F16, F32
-from ikpy.quants import registry
+from tests.cpu.projector_files import Weights, sizes, write_in_type
 
-Weights = dict[str, np.ndarray]
 GOLDENS = Path(__file__).parents[1] / "data" / "vision"
 GOLDEN_ROWS = (0, 3, 11, -1)
 PEER_COLUMNS = 32
-VALUE_TYPES = {
-    bool: GGUFValueType.BOOL,
-    int: GGUFValueType.UINT32,
-    float: GGUFValueType.FLOAT32,
-    str: GGUFValueType.STRING,
-}
 
 
 @dataclass(frozen=True)
@@ -69,12 +58,7 @@ class Tower:
     def keys(self) -> dict[str, Any]:
         """Metadata of the file."""
         own = {
-            "embedding_length": self.d,
-            "attention.head_count": self.heads,
-            "feed_forward_length": self.ff,
-            "block_count": self.layers,
-            "projection_dim": self.text,
-            "attention.layer_norm_epsilon": self.eps,
+            **sizes(self),
             "image_size": 12 * self.patch,
             "patch_size": self.patch,
             "image_mean": list(self.mean),
@@ -106,30 +90,7 @@ class Tower:
 
     def write(self, path: Path, weights: Weights, type_name: str = "f32") -> Path:
         """The projector file, matrices in a type; the weights become what that type holds."""
-        stored = {name: (F16 if w.dtype == np.float16 else F32, w) for name, w in weights.items()}
-        for name in [name for name, w in weights.items() if type_name != "f32" and w.ndim == 2]:
-            stored[name], weights[name] = in_type(weights[name], type_name)
-        with GGUFWriter(path) as out:
-            for key, value in self.keys.items():
-                if isinstance(value, list):
-                    kind = GGUFValueType.INT32 if isinstance(value[0], int) else GGUFValueType.FLOAT32
-                    out.add_array(key, kind, value)
-                else:
-                    out.add(key, VALUE_TYPES[type(value)], value)
-            for name, w in weights.items():
-                out.add_tensor(name, w.shape[::-1], stored[name][0])
-            for name, (_, data) in stored.items():
-                out.write(name, data)
-        return path
-
-
-def in_type(w: np.ndarray, type_name: str) -> tuple[tuple[int, np.ndarray], np.ndarray]:
-    """A matrix stored in a type, (its id, data), and what that holds."""
-    kind = registry.by_name(type_name)
-    if w.shape[1] % kind.block_elements:
-        return (F32, w), w
-    data = core.quantize(w, kind.id, None, 1)
-    return (kind.id, data), core.dequantize(data.reshape(-1), kind.id, w.shape[1], len(w), True).reshape(w.shape)
+        return write_in_type(path, self.keys, weights, type_name)
 
 
 class _Maker:

@@ -12,15 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.backends.cuda.encoder_runtime import EncoderRuntime
-from ikpy.errors import FileFormatError, UnsupportedError, UsageError
+from ikpy.errors import UnsupportedError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.graph.ir import Value
 from ikpy.models.keys import Keys
-from ikpy.models.weights import page_dropper
 from ikpy.sound.params import SoundParams
 from ikpy.sound.samples import Samples
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.on_device import OnDevice
+from ikpy.vision.on_device import OnDevice, check_width, unknown_kind
 from ikpy.vision.plans import PicturePlans
 from ikpy.vision.projector import FAMILIES as PICTURE_FAMILIES
 from ikpy.vision.projector import encoder_kind
@@ -59,6 +58,7 @@ class SoundProjector(OnDevice):
     """
 
     kind: ClassVar[str] = "audio"
+    what: ClassVar[str] = "sound"
     begin: str = ""
     end: str = ""
     most_frames: ClassVar[int] = 3000
@@ -106,24 +106,9 @@ class SoundProjector(OnDevice):
         if self.begin:
             yield self.begin
         for frames in self.pieces(samples):
-            yield MediaRows(self.evaluated(frames))
+            yield MediaRows(self.evaluated(frames, 1, len(frames)))
         if self.end:
             yield self.end
-
-    def evaluated(self, frames: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Rows of a piece."""
-        values = self._plans.run(frames, 1, len(frames))
-        if not np.isfinite(values).all():
-            raise FileFormatError(f"{self.path}: the rows of a sound are no numbers: the file is damaged")
-        return values
-
-
-def unknown_kind(gguf: GGUFFile, part: str, kind: str | None) -> str:
-    """Why an encoder of a file cannot be used."""
-    what, families = ("pictures", PICTURE_FAMILIES) if part == "vision" else ("sound", FAMILIES)
-    if kind is None:
-        return f"{gguf.path} holds no encoder of {what}"
-    return f"{gguf.path}: unknown projector type '{kind}' of {what}; known are {', '.join(sorted(families))}"
 
 
 def known_encoders(gguf: GGUFFile, log: Callable[[str], None] = lambda line: None) -> set[str]:
@@ -132,10 +117,15 @@ def known_encoders(gguf: GGUFFile, log: Callable[[str], None] = lambda line: Non
     Raises UnsupportedError if there is none.
     """
     families = {"vision": PICTURE_FAMILIES, "audio": FAMILIES}
+    named = {"vision": "pictures", "audio": "sound"}
     kinds = {part: kind for part in families if (kind := encoder_kind(gguf, part)) is not None}
     if not kinds:
         raise UnsupportedError(f"{gguf.path} holds no encoder of pictures or sound")
-    unknown = [unknown_kind(gguf, part, kind) for part, kind in kinds.items() if kind not in families[part]]
+    unknown = [
+        unknown_kind(gguf, named[part], kind, families[part])
+        for part, kind in kinds.items()
+        if kind not in families[part]
+    ]
     if len(unknown) == len(kinds):
         raise UnsupportedError(unknown[0])
     for line in unknown:
@@ -160,17 +150,12 @@ def open_sound_projector(
     gguf = GGUFFile.open(path)
     kind = encoder_kind(gguf, "audio")
     if kind not in FAMILIES:
-        raise UnsupportedError(unknown_kind(gguf, "audio", kind))
+        raise UnsupportedError(unknown_kind(gguf, "sound", kind, FAMILIES))
     keys = Keys(gguf)
     source = SoundSource(keys, SoundParams.read(keys), ProjectorWeights(gguf, log), has_token, device)
     module, name = FAMILIES[kind].split(".")
     projector: SoundProjector = getattr(import_module(f"ikpy.sound.{module}"), name)(source, n_threads)
-    if projector.n_out != n_embd:
-        raise UsageError(
-            f"{path} makes rows of {projector.n_out} elements, the text model wants {n_embd}: it is another model's"
-        )
-    if device is not None:
-        device.setup.weights.uploaded = page_dropper(gguf)
-        projector.measure()
+    check_width(path, projector.n_out, n_embd)
+    projector.measure(gguf)
     log(f"audio: {path}: projector {kind}, {projector.params.n_layer} layers of {projector.params.n_embd}")
     return projector

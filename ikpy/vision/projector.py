@@ -16,11 +16,10 @@ from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.graph.ir import Value
 from ikpy.models.keys import Keys
-from ikpy.models.weights import page_dropper
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import Limits
 from ikpy.vision.images import Pixels
-from ikpy.vision.on_device import OnDevice
+from ikpy.vision.on_device import OnDevice, check_width, unknown_kind
 from ikpy.vision.params import VisionParams
 from ikpy.vision.patches import cut, normalized
 from ikpy.vision.plans import PicturePlans
@@ -144,13 +143,7 @@ class Projector(OnDevice):
     def rows(self, image: Pixels) -> MediaRows:
         """The rows of a picture in its final size."""
         patches, rows, columns = self.patches(image)
-        values = self._plans.run(patches, rows, columns)
-        if not np.isfinite(values).all():
-            wrong = (
-                f", or a kernel of {self._device.device.name} is wrong (--no-mmproj-offload)" if self._device else ""
-            )
-            raise FileFormatError(f"{self.path}: the rows of a picture are no numbers: the file is damaged{wrong}")
-        return MediaRows(values, self.grid(rows, columns), self.both_ways)
+        return MediaRows(self.evaluated(patches, rows, columns), self.grid(rows, columns), self.both_ways)
 
     def encode(self, image: Pixels) -> list[str | MediaRows]:
         """Rows of a picture uint8 [h, w, 3] and the text between them, in order.
@@ -187,25 +180,18 @@ def open_projector(
     source = Source(keys, VisionParams.read(keys), weights, min_tokens, max_tokens, has_token, device)
     module, name = FAMILIES[kind].split(".")
     projector: Projector = getattr(import_module(f"ikpy.vision.{module}"), name)(source, n_threads)
-    if projector.n_out != n_embd * (1 + projector.n_deep):
-        made = projector.n_out // (1 + projector.n_deep)
-        raise UsageError(f"{path} makes rows of {made} elements, the text model wants {n_embd}: it is another model's")
+    check_width(path, projector.n_out // (1 + projector.n_deep), n_embd)
     log(f"vision: {path}: projector {kind}, {projector.params.n_layer} layers of {projector.params.n_embd}")
     log(f"clip_ctx: CLIP using {device.device.name if device else 'CPU'} backend")
-    if device is not None:
-        device.setup.weights.uploaded = page_dropper(gguf)
-        projector.measure()
+    projector.measure(gguf)
     return projector
 
 
 def projector_type(gguf: GGUFFile) -> str:
     """The projector type of the encoder of pictures in a file, one that is known."""
     kind = encoder_kind(gguf, "vision")
-    if kind is None:
-        raise UnsupportedError(f"{gguf.path} holds no encoder of pictures")
-    if kind not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise UnsupportedError(f"{gguf.path}: unknown projector type '{kind}' of pictures; known are {known}")
+    if kind is None or kind not in FAMILIES:
+        raise UnsupportedError(unknown_kind(gguf, "pictures", kind, FAMILIES))
     return kind
 
 

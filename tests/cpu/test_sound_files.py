@@ -15,8 +15,8 @@ from ikpy.sound import samples as module
 from ikpy.sound.projector import known_encoders, open_sound_projector
 from ikpy.sound.samples import SAMPLE_RATE, decode_sound, is_sound
 from ikpy.tools.sounds import sound_from
+from tests.cpu.projector_files import write_in_type
 from tests.cpu.sound_kinds import GOLDENS, TOWERS
-from tests.cpu.sound_towers import write_projector
 from tests.picture_models import png
 from tests.sound_models import tone, wav
 
@@ -156,7 +156,7 @@ def refused(
         into = weights if isinstance(value, np.ndarray) or key.startswith(("a.", "mm.")) else keys
         into[key] = value
     keys, weights = ({k: v for k, v in each.items() if v is not None} for each in (keys, weights))
-    path = write_projector(folder / "mmproj.gguf", keys, weights)
+    path = write_in_type(folder / "mmproj.gguf", keys, weights)
     with pytest.raises(error, match=message) as caught:
         open_sound_projector(str(path), n_embd=tower.text, n_threads=1, log=print)
     assert "\n" not in str(caught.value)
@@ -234,7 +234,7 @@ def test_an_unknown_encoder_beside_a_known_one(tmp_path: Path) -> None:
     }
     lines: list[str] = []
     for kind, known in (("qwen2a", True), ("newer", False)):
-        path = write_projector(tmp_path / f"{kind}.gguf", keys | {"clip.audio.projector_type": kind}, {})
+        path = write_in_type(tmp_path / f"{kind}.gguf", keys | {"clip.audio.projector_type": kind}, {})
         with GGUFFile.open(str(path), header_only=True) as file:
             if known:
                 assert known_encoders(file, lines.append) == {"audio"}
@@ -257,7 +257,7 @@ def test_tensors_that_are_missing_or_of_another_shape(name: str, tmp_path: Path)
     for changed in [each for each in weights if ".blk." not in each or ".blk.0." in each]:
         for value in (None, np.zeros(tuple(n + 3 for n in weights[changed].shape), np.float32)):
             others = {k: v for k, v in weights.items() if k != changed} | ({} if value is None else {changed: value})
-            path = write_projector(tmp_path / "mmproj.gguf", tower.keys, others)
+            path = write_in_type(tmp_path / "mmproj.gguf", tower.keys, others)
             try:
                 open_sound_projector(str(path), n_embd=tower.text, n_threads=1, log=print)
             except FileFormatError as error:

@@ -32,8 +32,8 @@ from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import UsageError
 from ikpy.tools.generation import ContextFullError, GrowingSequence
 from ikpy.tools.media import Media
-from ikpy.tools.picture_marks import Marks, divided, with_markers, with_marks
-from ikpy.tools.picture_tokens import ProjectorOptions, new_reader, open_beside, picture_device
+from ikpy.tools.media_marks import Marks, divided, with_markers, with_marks
+from ikpy.tools.media_tokens import ProjectorOptions, new_reader, open_beside, picture_device
 from ikpy.tools.pictures import picture_from
 from ikpy.tools.sampler_setup import make_sampler
 from ikpy.tools.sounds import sound_from
@@ -42,7 +42,7 @@ from ikpy.tools.stop_strings import StopFilter
 from ikpy.vocab import Vocab
 
 if TYPE_CHECKING:
-    from ikpy.tools.picture_tokens import MediaReader
+    from ikpy.tools.media_tokens import MediaReader
     from ikpy.vocab.templates import ChatTemplate
 
 

@@ -9,7 +9,7 @@ from ikpy.cli.text_run import RESERVE
 from ikpy.errors import IkpyError, UsageError
 from ikpy.tools.media import Media
 from ikpy.tools.media_files import read_media
-from ikpy.tools.picture_marks import Marks, divided, with_markers
+from ikpy.tools.media_marks import Marks, divided, with_markers
 from ikpy.vocab.templates import ChatTemplate
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ikpy.engine.model import Model
     from ikpy.engine.params import ModelParams
     from ikpy.gguf.reader import GGUFFile
-    from ikpy.tools.picture_tokens import Encoders, MediaReader
+    from ikpy.tools.media_tokens import Encoders, MediaReader
     from ikpy.tools.run_logs import Timings
     from ikpy.vocab import Vocab
 
@@ -89,7 +89,7 @@ class Session:
     @cached_property
     def media(self) -> MediaReader | None:
         """What gives pictures and sounds their tokens, if there is a projector."""
-        from ikpy.tools.picture_tokens import STORE_BYTES, new_reader
+        from ikpy.tools.media_tokens import STORE_BYTES, new_reader
 
         if self.projector is None or self.params.model.dry_run:
             return None
@@ -224,7 +224,7 @@ def open_projector(
     params: CommonParams, path: str | None, file: GGUFFile, vocab: Vocab, model_params: ModelParams
 ) -> tuple[Encoders | None, ModelParams]:
     """The projector of a file, if there is one, for a model, and the parameters to load the model with."""
-    from ikpy.tools.picture_tokens import ProjectorOptions, open_beside, picture_device
+    from ikpy.tools.media_tokens import ProjectorOptions, open_beside, picture_device
 
     if path is None:
         return None, model_params

@@ -19,7 +19,7 @@ from ikpy.errors import UsageError
 from ikpy.tools.decoder import TimedContext
 from ikpy.tools.generation import ContextFullError, GrowingSequence
 from ikpy.tools.media_files import read_media
-from ikpy.tools.picture_marks import divided, with_markers
+from ikpy.tools.media_marks import divided, with_markers
 from ikpy.tools.stop_strings import ends_in
 
 if TYPE_CHECKING:

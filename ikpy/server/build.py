@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ikpy.engine.context import Context
     from ikpy.engine.model import Model
     from ikpy.engine.speculative import Speculation
-    from ikpy.tools.picture_tokens import MediaReader
+    from ikpy.tools.media_tokens import MediaReader
     from ikpy.vocab import Vocab
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ikpy.server.prompts import Prompt
     from ikpy.server.scheduler import Engine
     from ikpy.server.settings import ServerSettings
-    from ikpy.tools.picture_tokens import MediaReader
+    from ikpy.tools.media_tokens import MediaReader
     from ikpy.vocab import Vocab
     from ikpy.vocab.templates import ChatTemplate
 

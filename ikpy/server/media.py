@@ -13,8 +13,8 @@ from ikpy.server.errors import bad_request
 from ikpy.sound.samples import MAX_SECONDS, SAMPLE_RATE
 from ikpy.tools.media import Media, from_base64
 from ikpy.tools.media_files import media_of_file
-from ikpy.tools.picture_marks import MARKER, Marks
-from ikpy.tools.picture_tokens import NO_MEDIA
+from ikpy.tools.media_marks import MARKER, Marks
+from ikpy.tools.media_tokens import NO_MEDIA
 from ikpy.tools.pictures import Picture
 
 NO_PROJECTOR = "Multimodal data provided, but model does not support multimodal requests."

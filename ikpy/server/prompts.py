@@ -9,7 +9,7 @@ from ikpy.errors import UsageError
 from ikpy.server.errors import bad_request
 from ikpy.server.media import MOST_MEDIA, MediaSource
 from ikpy.tools.media import Media
-from ikpy.tools.picture_marks import divided
+from ikpy.tools.media_marks import divided
 
 if TYPE_CHECKING:
     from ikpy.vocab import Vocab

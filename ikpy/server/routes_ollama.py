@@ -43,7 +43,7 @@ from ikpy.server.routes_embeddings import (
 )
 from ikpy.server.routes_status import front_of, modalities
 from ikpy.server.tasks import Failed, Finished, Piece, TokenProbability
-from ikpy.tools.picture_marks import with_markers
+from ikpy.tools.media_marks import with_markers
 
 LINES = "application/x-ndjson"
 # answers

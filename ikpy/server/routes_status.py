@@ -11,7 +11,7 @@ from ikpy.server.errors import ApiError, bad_request, engine_ended
 from ikpy.server.front import Front
 from ikpy.server.http import json_response, made_response, parsed, read_bytes
 from ikpy.server.model_entries import model_list, shown_entry
-from ikpy.tools.picture_marks import MARKER
+from ikpy.tools.media_marks import MARKER
 
 VOCAB_TYPES = {"none": 0, "spm": 1, "bpe": 2, "wpm": 3, "ugm": 4, "plamo": 6}
 

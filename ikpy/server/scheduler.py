@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ikpy.engine.speculative import Speculation
     from ikpy.server.log import ServerLog
     from ikpy.server.settings import ServerSettings
-    from ikpy.tools.picture_tokens import MediaReader
+    from ikpy.tools.media_tokens import MediaReader
     from ikpy.vocab import Vocab
 
 T = TypeVar("T")

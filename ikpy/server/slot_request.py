@@ -21,7 +21,7 @@ from ikpy.server.tasks import CompletionTask, Event, Failed, Finished, Task
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
     from ikpy.engine.speculative import Speculator
-    from ikpy.tools.picture_tokens import MediaReader
+    from ikpy.tools.media_tokens import MediaReader
     from ikpy.vocab import Vocab
 
 

@@ -29,8 +29,8 @@ from ikpy.server import media
 from ikpy.server.build import Server
 from ikpy.server.log import ServerLog
 from ikpy.server.media import NO_MEDIA, NO_PROJECTOR
-from ikpy.tools import picture_tokens
-from ikpy.tools.picture_marks import MARKER
+from ikpy.tools import media_tokens
+from ikpy.tools.media_marks import MARKER
 from ikpy.tools.pictures import Picture
 from tests.picture_models import (
     IMAGE,
@@ -268,7 +268,7 @@ def test_answers_go_on_between_pictures(files: Path) -> None:
 def test_rows_that_went_are_made_again(files: Path, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = picture(1), text("or"), picture(2), text("x")
     want = said(chat(client, *parts)), said(chat(client, *QUESTION))
-    monkeypatch.setattr(picture_tokens, "STORE_BYTES", 1)  # the rows of one picture stay
+    monkeypatch.setattr(media_tokens, "STORE_BYTES", 1)  # the rows of one picture stay
     for line in (["-b", "24", "-ub", "24"], ["-np", "3", "-c", "1536"]):
         with client_of(start(files, *line, "--cache-ram", "0")) as other, ThreadPoolExecutor(3) as pool:
             assert (said(chat(other, *parts)), said(chat(other, *QUESTION))) == want

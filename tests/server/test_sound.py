@@ -18,8 +18,8 @@ from ikpy.server import media
 from ikpy.server.build import Server
 from ikpy.server.errors import ApiError
 from ikpy.server.form import read_form
-from ikpy.tools.picture_marks import MARKER
-from ikpy.tools.picture_tokens import NO_MEDIA
+from ikpy.tools.media_marks import MARKER
+from ikpy.tools.media_tokens import NO_MEDIA
 from ikpy.tools.sounds import Sound
 from tests.picture_models import data_uri, png, write_projector, write_text
 from tests.server.harness import read_events

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 from ikpy.errors import UsageError
-from ikpy.tools.picture_marks import MARKER
+from ikpy.tools.media_marks import MARKER
 
 if TYPE_CHECKING:
     from ikpy.backends.cuda.api import Device

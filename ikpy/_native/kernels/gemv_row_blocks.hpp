@@ -6,9 +6,9 @@
 // percent of what it can read from memory, and GB/s from the second-level cache:
 //   Q4_0_R8 75, 88; 57, 64      Q4_0_4x4 82, 97; 46, 55     IQ4_NL_R4 82, 96; 47, 56
 //   MXFP4_R8 82, 94; 50, 61     Q5_0_R4 75, 95; 51, 59      Q6_0_R4 68, 97; 53, 64
-// and from the cache Q4_0_4x8 28, 54 and Q4_0_8x8 17, 64, whose rows were unpacked one by one. (Q8_0_R8 74,
-// 81; 69, 71 and Q8_KV_R8 gained too little.) A sum, of the 32 columns of a block, has a row to every R-th
-// lane or pair of lanes; it begins with what takes the zero of the codes off.
+// and from the cache Q4_0_4x8 28, 54 and Q4_0_8x8 17, 64, whose rows were unpacked one by one. A sum, of the
+// 32 columns of a block, has a row to every R-th lane or pair of lanes; it begins with what takes the zero of
+// the codes off.
 //
 // A layout L has
 //   Plain                      the unpacker of the type

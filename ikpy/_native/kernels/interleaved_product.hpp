@@ -12,10 +12,13 @@
 //       to the codes, kStep or nothing; on AVX-512 a class Steps made from Quads<kRows> tells of(ib, g), the
 //       rows whose g-th scale group of the 32 columns takes the step
 //   optional kLow, kHigh: the smallest and the largest code, for types that do not use all bytes
+//   optional kCodesAt: codes are signed bytes that begin there in a block of eight rows
+//   (gemv_byte_groups.hpp)
 #pragma once
 #include <algorithm>
 
 #include "kernels/bf16_quads.hpp"
+#include "kernels/gemv_byte_groups.hpp"
 #include "kernels/gemv_interleaved.hpp"
 #include "kernels/interleaved_quads.hpp"
 #include "kernels/weight_prefetch.hpp"
@@ -152,6 +155,13 @@ void interleaved_gemv(const RowBlock& rows, const TokenSet& tokens, float* out,
     const int n_halves = rows.halves();
     for (int h = 0; h < n_halves; ++h) {
         float* sums = out + h * kHalfRows;
+#if defined(__AVX512VNNI__)
+        if constexpr (byte_groups::kHas<U>)
+            if (tokens.n == 1) {
+                byte_groups::dot_half<U>(rows, h, tokens.x[0], layout, sums);
+                continue;
+            }
+#endif
 #if defined(__AVX2__)
         interleaved_dots<U, interleaved_tokens<U>()>(rows, h, tokens.x, tokens.n, layout, sums);
 #else

@@ -124,9 +124,10 @@ inline void signed_bytes(const Quads<R>& q, int offset, Out& out) {
 
 struct UnpackQ8_0_R8 : RowHalves {
     static constexpr int kType = 208, kRows = 8, kGroup = 32, kBlock = 32, kBlockBytes = 272, kZero = 128;
+    static constexpr int kCodesAt = 16;
     template <class Out>
     static void codes(const Quads<8>& q, int, Out& out) {
-        signed_bytes(q, 16, out);
+        signed_bytes(q, kCodesAt, out);
     }
     static void scales(const uint8_t* p, int quad, float* d, float*) {
         interleaved::put(d, interleaved::halves(p + 8 * quad));
@@ -135,9 +136,10 @@ struct UnpackQ8_0_R8 : RowHalves {
 
 struct UnpackQ8_K_R8 {
     static constexpr int kType = 399, kRows = 8, kGroup = 32, kBlock = 256, kBlockBytes = 2064, kZero = 128;
+    static constexpr int kCodesAt = 16;
     template <class Out>
     static void codes(const Quads<8>& q, int ib, Out& out) {
-        signed_bytes(q, 16 + 256 * ib, out);
+        signed_bytes(q, kCodesAt + 256 * ib, out);
     }
     static void scales(const uint8_t* p, int quad, float* d, float*) {
         interleaved::constant_scales(interleaved::halves(p + 8 * quad), 8, d);
@@ -158,11 +160,12 @@ struct UnpackQ8_K_R16 {
 
 struct UnpackQ8_KV_R8 {
     static constexpr int kType = 398, kRows = 8, kGroup = 32, kBlock = 32, kBlockBytes = 256, kZero = 128;
+    static constexpr int kCodesAt = 0;
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }
     template <class Out>
     static void codes(const Quads<8>& q, int, Out& out) {
-        signed_bytes(q, 0, out);
+        signed_bytes(q, kCodesAt, out);
     }
     static void scales(const uint8_t*, int, float* d, float*) {
         interleaved::put(d, interleaved::Four{1, 1, 1, 1});

@@ -51,9 +51,15 @@ const PrefetchDistances& prefetch_distances() {
     return distances;
 }
 
-int64_t attention_step_bytes() {
-    static const int64_t bytes = is_for_zen5() ? 128 << 10 : 32 << 10;
-    return bytes;
+AttentionSteps attention_steps(int64_t n_rows) {
+    constexpr AttentionSteps kShort = {32 << 10, 16}, kShortest = {32 << 10, 8}, kLong = {128 << 10, 16};
+    if (!fetches_cells_into_l1()) return kShort;
+    return n_rows == 1 ? kShortest : kLong;
+}
+
+bool fetches_cells_into_l1() {
+    static const bool zen5 = is_for_zen5();
+    return zen5;
 }
 
 bool has_fast_gathers() { return !is_for_amd(); }

@@ -17,10 +17,20 @@ struct PrefetchDistances {
 // are needed (docs/performance-kernels.md).
 const PrefetchDistances& prefetch_distances();
 
-// Bytes of K that a token meets at a time while the next ones are fetched. Intel's CPUs read short steps
-// faster, 16 cells of 2 KiB at 15 GB/s where 64 are at 10 (17 can be read), Zen 5 long ones, 19 and 28 (of
-// 39).
-int64_t attention_step_bytes();
+// What a token meets at a time of K, and then of V, while the next cells are fetched: up to so many bytes,
+// but so many cells at least.
+struct AttentionSteps {
+    int64_t bytes, fewest_cells;
+};
+
+// With so many query rows per K head. Intel's CPUs read short steps faster, 16 cells of 2 KiB at 15 GB/s
+// where 64 are at 10 (17 can be read), Zen 5 long ones, 20 and 34 of 41 with four rows, but of single rows,
+// which take no longer than memory does, steps that fit into L1: 28 and 20.
+AttentionSteps attention_steps(int64_t n_rows);
+// Whether the next cells are fetched into L1, or what is left of it, instead of L2. On Zen 5 four rows of f16
+// read 34 instead of 30 GB/s, rows of 64 elements 30 instead of 24, single rows of q8_0 25 instead of 22; on
+// Intel's CPUs such prefetches would hold its few fill buffers.
+bool fetches_cells_into_l1();
 
 // Whether a gather of eight quadwords is faster than computing them. Zen 4 takes 10.7 cycles for it and 21
 // for a gather of 16 dwords, Intel's CPUs 8 for the latter.

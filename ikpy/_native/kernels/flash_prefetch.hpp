@@ -2,8 +2,20 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels/cpu_makers.hpp"
+
 namespace ikpy {
 namespace flash {
+
+inline const bool kCellsIntoL1 = fetches_cells_into_l1();
+
+// Of a line of the cache.
+[[gnu::always_inline]] inline void prefetch_cells(const uint8_t* p) {
+    if (kCellsIntoL1)
+        __builtin_prefetch(p, 0, 3);
+    else
+        __builtin_prefetch(p, 0, 2);
+}
 
 // Rows that a later step reads, fetched into L2 a few at a time.
 struct Prefetch {
@@ -13,7 +25,7 @@ struct Prefetch {
     void advance(int64_t n) {
         if (n > rows) n = rows;
         for (int64_t i = 0; i < n; ++i)
-            for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + i * stride + b, 0, 2);
+            for (int64_t b = 0; b < bytes; b += 64) prefetch_cells(at + i * stride + b);
         at += n * stride;
         rows -= n;
     }
@@ -27,7 +39,7 @@ struct PrefetchLines {
 
     int64_t lines() const { return (end - at + 63) / 64; }
     void one() {
-        __builtin_prefetch(at, 0, 2);
+        prefetch_cells(at);
         at = end - at > 64 ? at + 64 : end;
     }
     void advance(int64_t n) {
@@ -44,7 +56,7 @@ struct StraightLines {
     StraightLines(const PrefetchLines& from, const uint8_t* in_use)
         : at(from.at < from.end ? from.at : in_use), step(from.at < from.end ? 64 : 0) {}
     void fetch(int n) {
-        for (int i = 0; i < n; ++i, at += step) __builtin_prefetch(at, 0, 2);
+        for (int i = 0; i < n; ++i, at += step) prefetch_cells(at);
     }
     void leave(PrefetchLines& to) const {
         if (step) to.at = at < to.end ? at : to.end;

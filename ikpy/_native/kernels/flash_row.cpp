@@ -108,11 +108,11 @@ void pack_codes(const AttentionArgs& a, const flash::CodeProducts& codes, RowBuf
         flash::sum_blocks(b.q + i * b.ldk, a.dk / 32, b.q_sums + i * a.dk / 32);
 }
 
-// Cells per step with flash attention (attention_step_bytes). Products of codes need 64 cells to fill their
-// tiles.
+// Cells per step with flash attention. Products of codes need 64 cells to fill their tiles.
 int64_t step_cells(const AttentionArgs& a, const RowBuffers& b) {
+    const AttentionSteps steps = attention_steps(a.rows_per_kv_head());
     int64_t n = kRowCells;
-    while (!b.v_codes && n > 16 && n * a.k->nb[2] > attention_step_bytes()) n /= 2;
+    while (!b.v_codes && n > steps.fewest_cells && n * a.k->nb[2] > steps.bytes) n /= 2;
     return n;
 }
 

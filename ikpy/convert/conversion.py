@@ -40,6 +40,7 @@ _ALWAYS_F32 = (
     "ssm_a",
     "ssm_d",
     "shortconv.conv.weight",
+    *(f"time_mix_{name}.weight" for name in ("first", "lerp_fused", "w1", "w2", "decay_w1", "decay_w2")),
     "ple_conv1d.weight",
     # DeepSeek V4, Qwen4-Exp: what mixes the residual streams; and the positions within a group of compressed tokens.
     "hc_attn_fn.weight",

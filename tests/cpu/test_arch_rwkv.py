@@ -23,7 +23,7 @@ from tests.cpu.definition_checks import RMS, TOKENS
 from tests.cpu.reference_models import Evaluation, RandomModel
 from tests.cpu.reference_rwkv import Sizes, channel_mix
 
-N_LAYER, D, F = 3, 64, 96
+N_LAYER, D, F = 4, 64, 96
 LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}
 GOOSE, ODD_GOOSE = Sizes(D, 32, (8, 12, 4, 16)), Sizes(60, 20, (5, 7, 3, 9))
 ARWKV, UNGATED = Sizes(D, 32, (8, 12, 4, 16)), Sizes(D, 32, (8, 12, 4), gate=False)
@@ -69,8 +69,8 @@ def add_channel_mix(m: RandomModel, p: str, d: int, *, gated: bool) -> None:
         m.matrix(f"{p}.channel_mix_receptance", d, d)
 
 
-def layered_norm(w: ref.Weights, name: str, x: np.ndarray) -> np.ndarray:
-    return ref.layer_norm(x, w[name], 1e-5) + w[f"{name}.bias"]
+def layered_norm(w: ref.Weights, name: str, x: np.ndarray, eps: float) -> np.ndarray:
+    return ref.layer_norm(x, w[name], eps) + w[f"{name}.bias"]
 
 
 def new_rwkv7(seed: int, sizes: Sizes = GOOSE) -> RandomModel:
@@ -86,14 +86,14 @@ def new_rwkv7(seed: int, sizes: Sizes = GOOSE) -> RandomModel:
 def rwkv7_logits(m: RandomModel, sizes: Sizes = GOOSE) -> np.ndarray:
     """Logits [T, V] of TOKENS in float64."""
     e, first = Evaluation(m), None
-    x = layered_norm(e.w, "token_embd_norm", e.w["token_embd"][TOKENS])
+    x = layered_norm(e.w, "token_embd_norm", e.w["token_embd"][TOKENS], e.eps)
     for il in range(N_LAYER):
         w = checks.layer_weights(e, il)
-        branch, values = sizes.branch7(w, layered_norm(w, "attn_norm", x), first)
+        branch, values = sizes.branch7(w, layered_norm(w, "attn_norm", x, e.eps), first)
         first = values if first is None else first
         x = x + branch
-        x = x + channel_mix(w, layered_norm(w, "attn_norm_2", x))
-    return layered_norm(e.w, "output_norm", x) @ e.w["output"].T
+        x = x + channel_mix(w, layered_norm(w, "attn_norm_2", x, e.eps))
+    return layered_norm(e.w, "output_norm", x, e.eps) @ e.w["output"].T
 
 
 def new_rwkv6(seed: int, *, fused: bool = True, rescale: int = 2) -> RandomModel:
@@ -109,13 +109,13 @@ def new_rwkv6(seed: int, *, fused: bool = True, rescale: int = 2) -> RandomModel
 def rwkv6_logits(m: RandomModel) -> np.ndarray:
     """Logits [T, V] of TOKENS in float64."""
     e, every = Evaluation(m), m.keys["rescale_every_n_layers"]
-    x = layered_norm(e.w, "token_embd_norm", e.w["token_embd"][TOKENS])
+    x = layered_norm(e.w, "token_embd_norm", e.w["token_embd"][TOKENS], e.eps)
     for il in range(N_LAYER):
         w = checks.layer_weights(e, il)
-        x = x + FINCH.branch6(w, layered_norm(w, "attn_norm", x), qwen=False)
-        x = x + channel_mix(w, layered_norm(w, "attn_norm_2", x))
+        x = x + FINCH.branch6(w, layered_norm(w, "attn_norm", x, e.eps), qwen=False)
+        x = x + channel_mix(w, layered_norm(w, "attn_norm_2", x, e.eps))
         x = x / 2 if every and (il + 1) % every == 0 else x
-    return layered_norm(e.w, "output_norm", x) @ e.w["output"].T
+    return layered_norm(e.w, "output_norm", x, e.eps) @ e.w["output"].T
 
 
 def new_qwen2(arch: str, seed: int, sizes: Sizes, keys: dict[str, Any]) -> RandomModel:

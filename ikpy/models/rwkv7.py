@@ -44,10 +44,11 @@ class Rwkv7Layers(RwkvLayers):
             shapes |= {f"{name}0": (d,), f"{name}1": (d, self.ranks[name]), f"{name}2": (self.ranks[name], d)}
         if has_gate:
             shapes |= {"g1": (d, self.ranks["g"]), "g2": (self.ranks["g"], d)}
+        if not self.may_lack_gate or any(weights.has(f"{prefix}.time_mix_ln.{end}") for end in ("weight", "bias")):
+            shapes |= {"ln": (d,), "ln.bias": (d,)}
         ones = np.ones(self.head_size, np.float32)
         return {
             **self.take_named(weights, prefix, shapes),
-            **self.take_named(weights, prefix, {"ln": (d,), "ln.bias": (d,)}, required=not self.may_lack_gate),
             "ones": external(ones.ctypes.data, ones, F32, (len(ones), 1), f"{prefix}.time_mix_ones", "weight"),
         }
 

@@ -14,6 +14,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
+from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.models.size_class import size_class
 from ikpy.quants import registry
@@ -221,6 +222,15 @@ def test_definition(make: Callable[[], Made], tmp_path: Path) -> None:
 )
 def test_what_cannot_be(make: Callable[[], Made], key: str, value: int, message: str, tmp_path: Path) -> None:
     checks.refuses(make()[0], key, value, message, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["time_mix_ln", "time_mix_ln.bias", "time_mix_g2", "time_mix_lerp_fused"])
+def test_half_a_norm_or_gate(name: str, tmp_path: Path) -> None:
+    """What files may lack, they lack as a whole."""
+    model = arwkv7()[0]
+    del model.weights[f"blk.1.{name}"]
+    with pytest.raises(FileFormatError, match=f"tensor 'blk.1.{name}.*' not found"):
+        Model.load(model.write(tmp_path / "model.gguf"))
 
 
 @pytest.mark.parametrize("make", [rwkv7, arwkv7, rwkv6, rwkv6qwen2], ids=lambda f: f.__name__)

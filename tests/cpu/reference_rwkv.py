@@ -51,9 +51,9 @@ def before(x: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
 
 
-def states(heads: int, size: int) -> tuple[np.ndarray, int]:
-    """An empty state, and the number of its slots."""
-    return np.zeros((1, heads, size, size)), 1
+def empty(heads: int, size: int) -> np.ndarray:
+    """A state of one slot before the first token."""
+    return np.zeros((1, heads, size, size))
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,7 @@ class Sizes:
         removal = removal / np.maximum(np.linalg.norm(removal, axis=-1, keepdims=True), 1e-12)
         k = k * (1 + (rate - 1) * w["time_mix_k_a"])
         r, k, decay, values, rate = (a.reshape(shape) for a in (r, k, decay, own, rate))
-        state, _ = states(self.heads, self.size)
-        slots = np.zeros(n_tokens, int)
+        state, slots = empty(self.heads, self.size), np.zeros(n_tokens, int)
         y, _ = wkv(r, k, values, decay, state, slots, removal=removal, written=removal * rate)
         if "time_mix_ln" in w:
             y = ref.layer_norm(y, np.ones(self.size), GROUP_EPS).reshape(n_tokens, -1)
@@ -165,7 +164,7 @@ class Sizes:
         )
         low = np.tanh(xw @ w["time_mix_decay_w1"].T) @ w["time_mix_decay_w2"].T
         decay = np.exp(-np.exp(w["time_mix_decay"] + low)).reshape(n_tokens, self.heads, -1)
-        gate, (state, _), slots = xg @ w["time_mix_gate"].T, states(self.heads, self.size), np.zeros(n_tokens, int)
+        gate, state, slots = xg @ w["time_mix_gate"].T, empty(self.heads, self.size), np.zeros(n_tokens, int)
         if qwen:
             k, v = (np.repeat(a, self.heads // a.shape[1], axis=1) for a in (k, v))
             y, _ = wkv(r / np.sqrt(self.size), k * (1 - decay), v, decay, state, slots)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ikpy.convert import Conversion, ConvertOptions
+from ikpy.convert.config import Config
 from ikpy.convert.families.rwkv import Arwkv7, Rwkv6
 from ikpy.convert.world_tokens import WORLD
 from ikpy.engine.batch import Batch
@@ -29,6 +30,9 @@ MODELS: dict[str, Callable[[int], RandomModel]] = {
     "rwkv6": lambda seed: rwkv.new_rwkv6(seed, rescale=0),
     "rwkv6qwen2": rwkv.new_rwkv6qwen2,
 }
+
+
+PUBLISHED = Arwkv7.n_ranks, Rwkv6.ranks
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +131,17 @@ def test_what_files_cannot_say(name: str, config: dict[str, Any], message: str, 
     with pytest.raises(IkpyError, match=message) as error:
         Conversion(made.write(model_of(name), tmp_path / "checkpoint", **config))
     assert "\n" not in str(error.value)
+
+
+def test_ranks_of_published_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which configurations tell nothing: ARWKV 7B, RWKV-6 1.6B and 7B."""
+    assert PUBLISHED[0] == (64, 64, 32, 128)
+    monkeypatch.setattr(Rwkv6, "ranks", PUBLISHED[1])
+    for width, ranks, n_ff in ((2048, (32, 64), 7168), (4096, (64, 128), 14336)):
+        values = {"hidden_size": width, "num_hidden_layers": 2, "head_size": 64, "intermediate_size": None}
+        keys = Rwkv6(Config(values, Path("config.json"))).keys()
+        assert (keys["time_mix_extra_dim"], keys["time_decay_extra_dim"]) == ranks
+        assert keys["feed_forward_length"] == n_ff
 
 
 def test_share_that_is_missing(tmp_path: Path) -> None:

@@ -193,7 +193,6 @@ class Arwkv7(Rwkv7Family):
 
     arch = "arwkv7"
     n_ranks: ClassVar[tuple[int, int, int, int]] = (64, 64, 32, 128)
-    letters: ClassVar[str] = "wavg"
     shares: ClassVar[Mapping[str, str]] = {letter: f"self_attn.time_mixer.x_{letter}" for letter in RWKV7_LETTERS}
     modules: ClassVar[Modules] = {
         **QWEN2,

@@ -26,6 +26,7 @@ from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.quants import registry
+from ikpy.vocab import BUILTIN_TEMPLATES
 
 _BLOCK_FILE_TYPES = {"q4_0": "Q4_0", "nvfp4": "NVFP4", "mxfp4": "MXFP4"}  # of checkpoints with such blocks
 # Read by the loader as f32, or too small for anything else to matter.
@@ -40,6 +41,7 @@ _ALWAYS_F32 = (
     "ssm_a",
     "ssm_d",
     "shortconv.conv.weight",
+    *(f"time_mix_{name}.weight" for name in ("first", "lerp_fused", "w1", "w2", "decay_w1", "decay_w2")),
     "ple_conv1d.weight",
     # DeepSeek V4, Qwen4-Exp: what mixes the residual streams; and the positions within a group of compressed tokens.
     "hc_attn_fn.weight",
@@ -209,6 +211,8 @@ class Conversion(PlannedFile):
     def _templates(self) -> dict[str, Any]:
         path = self.options.chat_template_file
         keys = given_template(path) if path else checkpoint_templates(self.checkpoint)
+        if not keys and self.family.template:
+            return {"tokenizer.chat_template": BUILTIN_TEMPLATES[self.family.template]}
         if not keys and self.family.writes_texts:
             self.notes.append("the checkpoint has no chat template: conversations will be written as ChatML")
         return keys

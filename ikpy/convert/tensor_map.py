@@ -24,7 +24,7 @@ _OTHER_PARTS = re.compile(
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
 _LAYER = re.compile(
-    r"(?:(?:(?:model|backbone|gpt_neox|encoder|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:transformer\.)?(?:h|blocks|decoder_layer)"
+    r"(?:(?:(?:model|backbone|gpt_neox|encoder|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:(?:transformer|rwkv)\.)?(?:h|blocks|decoder_layer)"
     r"|(?:bert\.)?encoder\.layer|(?:model\.)?transformer_encoder)"
     r"\.(\d+)\.(.+)"
 )
@@ -111,7 +111,7 @@ class _Mapper:
         layer = _LAYER.fullmatch(path)
         if layer and int(layer[1]) >= self.family.config.n_layer:
             self.map.skipped_layers.append(name)
-        elif layer:
+        elif layer and _SUFFIX.sub("", path) not in self.family.outer:
             self._take_layer(name, int(layer[1]), layer[2])
         else:
             self._take_outer(name, path)
@@ -147,7 +147,7 @@ class _Mapper:
                 else f"{target}.{suffix[1] if suffix else 'weight'}"
             )
             view = self.family.view(target, module)
-            part = Part(name, view, int(expert[1]) if expert else None)
+            part = Part(name, view, int(expert[1]) if expert else self.family.place(module))
             is_bias = full == f"{target}.bias"
             change = self.family.bias_change(target) if is_bias else self.family.change(target)
             self._add(f"blk.{il}.{full}", change, part)

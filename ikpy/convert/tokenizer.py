@@ -18,6 +18,7 @@ from ikpy.convert.pre_tokenizer import find_pre_tokenizer
 from ikpy.convert.scored_tokens import read_scored_tokens
 from ikpy.convert.sentencepiece import read_model
 from ikpy.convert.token_check import check_tokens
+from ikpy.convert.world_tokens import WORLD, world_keys
 from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.vocab.pretokenizers import pre_tokenizer
 from ikpy.vocab.table import TokenType
@@ -77,6 +78,8 @@ def tokenizer_keys(
 
     Appends to notes what was left out or differs. UnsupportedError for tokenizers of other kinds.
     """
+    if (world := checkpoint.folder / WORLD).is_file():
+        return world_keys(world, n_vocab)
     return _Reader(checkpoint, n_vocab, notes, name, pre, usual_pre).keys()
 
 

@@ -39,6 +39,13 @@ class Distances(NamedTuple):
     pos: Value
 
 
+class Removal(NamedTuple):
+    """Of a matrix state: what is found with `keys` f32 [dk, H, T] is taken off under `written` f32 [dk, H, T]."""
+
+    keys: Value
+    written: Value
+
+
 class RopeSections(NamedTuple):
     """How many of the pairs of a head are turned by a token's time, height and width, and by none of them (M-RoPE,
     arXiv:2409.12191): one section behind the other, or interleaved, the rest being turned by time (arXiv:2511.21631).
@@ -321,6 +328,38 @@ class Graph(ChoiceOps, HyperConnectionOps, ProductOps):
         writes = _updated_states(src, state, slots, kept, 3)
         out = self._emit("ssm_scan", self.new(size, 1, n_tokens), src, ip=[1], writes=writes)
         return out.reshape(size, n_tokens)
+
+    def wkv(
+        self,
+        r: Value,
+        k: Value,
+        v: Value,
+        decay: Value,
+        state: Value,
+        slots: Value,
+        *,
+        first: Value | None = None,
+        removal: Removal | None = None,
+        kept: KeptStates | None = None,
+    ) -> Value:
+        """Matrix states of RWKV as f32 [dv, H, T]: S' = diag(decay) S + k v^T of every token, o = S'^T r.
+
+        first (RWKV-6, arXiv:2404.05892) f32 [dk, H]: o = S^T r + (r.(first k)) v, of the state before the token.
+        removal (RWKV-7, arXiv:2503.14456): S' loses written (keys^T S)^T. r, k and decay f32 [dk, H, T]; v f32
+        [dv, Hv, T], of which head h reads h // (H / Hv). Views must have a contiguous dimension 0. state f32
+        [dv, dk, H, n_slots], the columns of S contiguous, is brought up to date; slots and kept as in causal_conv.
+        """
+        (dk, heads, n_tokens), (dv, value_heads) = r.shape[:3], v.shape[:2]
+        alike = (k, decay, *(removal or ()))
+        if any(x.shape != r.shape for x in alike) or v.shape[2] != n_tokens or slots.shape[0] != n_tokens:
+            raise ValueError(f"states of r {r.shape}, {[x.shape for x in alike]}, v {v.shape}, slots {slots.shape}")
+        if state.shape[:3] != (dv, dk, heads) or heads % value_heads or (first and first.shape[:2] != (dk, heads)):
+            raise ValueError(f"states {state.shape} of r {r.shape}, v {v.shape}, first {first and first.shape}")
+        further = [first, None] if removal is None else list(removal)
+        src: list[Value | None] = [r, k, v, decay, *further, state, slots]
+        ip = [2 if removal is not None else int(first is not None)]
+        writes = _updated_states(src, state, slots, kept, 3)
+        return self._emit("wkv", self.new(dv, heads, n_tokens), src, ip=ip, writes=writes)
 
 
 def _updated_states(

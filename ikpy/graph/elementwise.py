@@ -19,8 +19,8 @@ UNARY_KINDS = {
     "gelu_erf": 7,
     "softplus": 8,
 }
-# Further kinds of the op, with parameters.
-XIELU, SIGNED_ROOT = 9, 10
+# Further kinds of the op, some with parameters.
+XIELU, SIGNED_ROOT, EXPONENTIAL = 9, 10, 11
 # Sources that kernels read as f32: norm weights, biases, sinks, frequency factors.
 FLOAT_SOURCES = {
     "rms_norm": (1,),
@@ -38,6 +38,7 @@ FLOAT_SOURCES = {
     "moe_route": (1,),
     "causal_conv": (1, 4),
     "ssm_scan": (2, 5),
+    "wkv": (4,),
     "hyper_weights": (1, 2),
     "compress_cells": (0, 1, 2),
 }
@@ -129,6 +130,10 @@ class ElementwiseOps:
     def signed_root(self, x: Value, least: float) -> Value:
         """The root of the magnitude of x, or of `least` where that is more, with the sign of x; 0 of 0."""
         return self._emit("unary", self.new(*x.shape), [x], ip=[SIGNED_ROOT], fp=[least])
+
+    def exponential(self, x: Value) -> Value:
+        """e^x."""
+        return self._emit("unary", self.new(*x.shape), [x], ip=[EXPONENTIAL])
 
     def gated(self, gate: Value, up: Value, kind: str, limit: float = 0.0) -> Value:
         """act(gate) * up; with a limit above 0 act(min(gate, limit)) * clamp(up, -limit, limit)."""

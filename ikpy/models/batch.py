@@ -108,7 +108,8 @@ class BatchGraph:
     token_states f32 [W, T], what prediction heads read of all tokens, are wanted. unreduced: the residual stream [D,
     T], or streams [D, n, T], behind the last layer where only the output rows go on. layer_inputs: f32 [P * n_layer,
     T], P elements of every token for each layer, where an architecture has them. chosen: of Graph.choose_cells, by the
-    last indexer. banks: residual streams of earlier layers that later ones read, by the number of tokens they have.
+    last indexer. first_values: f32 [D, T], values of the first layer, with which later ones mix theirs. banks: residual
+    streams of earlier layers that later ones read, by the number of tokens they have.
     media: rows of pictures among the tokens, if there may be some.
     """
 
@@ -129,6 +130,7 @@ class BatchGraph:
     steering: Value | None = None
     states: Value | None = None
     chosen: Value | None = None
+    first_values: Value | None = None
     stretches: dict[Window, tuple[Value, Value]] = field(default_factory=dict)
     banks: dict[int, Bank] = field(default_factory=dict)
     media: MediaInputs | None = None

@@ -241,6 +241,23 @@ def _plamo2(shape: _Shape) -> str:
     return "1B" if shape.layers == 16 else UNKNOWN
 
 
+def _rwkv6(shape: _Shape) -> str:
+    if shape.layers == 32:
+        return {2560: "3B", 4096: "7B"}.get(shape.embedding, UNKNOWN)
+    return {24: "1.6B", 61: "14B", 64: "32B"}.get(shape.layers, UNKNOWN)
+
+
+def _rwkv7(shape: _Shape) -> str:
+    sizes = {
+        12: {768: "190M"},
+        24: {1024: "450M", 2048: "1.5B"},
+        28: {1536: "1.5B", 3584: "7B"},
+        32: {2560: "2.9B", 4096: "7B"},
+        61: {4096: "14B"},
+    }
+    return sizes.get(shape.layers, {}).get(shape.embedding, UNKNOWN)
+
+
 BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "llama": _llama,
     "llama4": _llama4,
@@ -259,6 +276,8 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "gptneox": _gptneox,
     "bert": _bert,
     "plamo2": _plamo2,
+    **dict.fromkeys(("rwkv6", "rwkv6qwen2"), _rwkv6),
+    **dict.fromkeys(("rwkv7", "arwkv7"), _rwkv7),
 }
 
 

@@ -24,6 +24,9 @@ _NEVER_QUANTIZED = (
     "ssm_x.weight",
     "ssm_dt.weight",
     "attn_rel_b.weight",
+    # RWKV: small, and what they decide is multiplied through all tokens.
+    *(f"time_mix_{part}{i}.weight" for part in "wavg" for i in range(3)),
+    *(f"time_mix_{name}.weight" for name in ("first", "decay_w1", "decay_w2", "lerp_fused")),
     # Behind pooling, where no importance matrix sees them.
     "dense_2.weight",
     "dense_3.weight",

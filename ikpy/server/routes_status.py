@@ -13,7 +13,7 @@ from ikpy.server.http import json_response, made_response, parsed, read_bytes
 from ikpy.server.model_entries import model_list, shown_entry
 from ikpy.tools.media_marks import MARKER
 
-VOCAB_TYPES = {"none": 0, "spm": 1, "bpe": 2, "wpm": 3, "ugm": 4, "plamo": 6}
+VOCAB_TYPES = {"none": 0, "spm": 1, "bpe": 2, "wpm": 3, "ugm": 4, "rwkv": 5, "plamo": 6}
 
 
 def front_of(request: Request) -> Front:

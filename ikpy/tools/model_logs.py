@@ -27,7 +27,15 @@ GIB = 1 << 30
 VALUE_WIDTH = 40
 META = "llm_load_print_meta: "
 NOT_REPEATING = ("token_embd.weight", "output.weight")
-VOCAB_KINDS = {"spm": "SPM", "bpe": "BPE", "wpm": "WPM", "ugm": "UGM", "plamo": "PLaMo2", "none": "no vocab"}
+VOCAB_KINDS = {
+    "spm": "SPM",
+    "bpe": "BPE",
+    "wpm": "WPM",
+    "ugm": "UGM",
+    "plamo": "PLaMo2",
+    "rwkv": "RWKV",
+    "none": "no vocab",
+}
 SPECIAL_TOKENS = (
     ("bos", "BOS"),
     ("eos", "EOS"),

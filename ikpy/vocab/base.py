@@ -12,6 +12,7 @@ from ikpy.vocab import keys
 from ikpy.vocab.bpe import ByteLevelBpe, EscapedBpe
 from ikpy.vocab.plamo import PlamoModel
 from ikpy.vocab.pretokenizers import PreTokenizer, pre_tokenizer
+from ikpy.vocab.rwkv import RwkvModel, unescaped
 from ikpy.vocab.special import (
     SpecialSplitter,
     detect_roles,
@@ -35,6 +36,7 @@ _KINDS = {
     "bert": "wpm",
     "t5": "ugm",
     "plamo2": "plamo",
+    "rwkv": "rwkv",
     "no_vocab": "none",
     "none": "none",
 }
@@ -45,6 +47,7 @@ _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "wpm": {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103},
     "ugm": {"eos": 1, "unk": 2, "pad": 0},
     "plamo": {"bos": 1, "eos": 2, "unk": 0, "pad": 3},
+    "rwkv": {},
     "none": {},
 }
 
@@ -55,6 +58,7 @@ _DEFAULT_FLAGS: dict[str, tuple[bool, bool, bool, bool]] = {
     "wpm": (True, False, False, True),
     "ugm": (False, True, False, False),
     "plamo": (False, False, False, False),
+    "rwkv": (False, False, False, False),
     "none": (False, False, False, False),
 }
 
@@ -66,8 +70,8 @@ class _FragmentModel(Protocol):
 class Vocab:
     """Tokenizer of one model.
 
-    Attributes: ``n_tokens``; ``kind`` ("spm", "bpe", "wpm", "ugm", "plamo" or "none"); ids or None of ``bos``,
-    ``eos``, ``eot``, ``eom``, ``unk``, ``sep``, ``pad``, ``mask``, ``nl``, ``fim_pre``, ``fim_suf``,
+    Attributes: ``n_tokens``; ``kind`` ("spm", "bpe", "wpm", "ugm", "plamo", "rwkv" or "none"); ids or None of
+    ``bos``, ``eos``, ``eot``, ``eom``, ``unk``, ``sep``, ``pad``, ``mask``, ``nl``, ``fim_pre``, ``fim_suf``,
     ``fim_mid``, ``fim_pad``, ``fim_rep``, ``fim_sep``; flags ``add_bos``, ``add_eos``, ``add_sep``,
     ``add_space_prefix``, ``clean_spaces``; ``eog``, the ids that end a generation.
     """
@@ -133,6 +137,8 @@ class Vocab:
 
         self.add_bos = True if pre is not None and pre.escape_spaces else flag("add_bos_token", add_bos)
         self.add_eos = flag("add_eos_token", add_eos)
+        if self.kind == "rwkv":  # texts have no mark at either end, whatever converters wrote
+            self.add_bos = self.add_eos = False
         self.add_sep = flag("add_sep_token", add_sep)
         self.add_space_prefix = flag("add_space_prefix", add_space_prefix)
         self.clean_spaces = clean_spaces
@@ -148,6 +154,8 @@ class Vocab:
             return UgmModel(self._table, metadata, self.unk, self.add_space_prefix)
         if self.kind == "plamo":
             return PlamoModel(self._table)
+        if self.kind == "rwkv":
+            return RwkvModel(self._table)
         if pre is None:
             return None
         merges = keys.texts(metadata, "tokenizer.ggml.merges")
@@ -248,6 +256,8 @@ class Vocab:
             return b""
         if self.kind == "plamo":
             return to_bytes(text)
+        if self.kind == "rwkv":
+            return unescaped(text)
         if self._escaped:
             return to_bytes(text.replace(SPACE_SYMBOL, " "))
         return _unmap(text)
@@ -282,8 +292,6 @@ def _family(metadata: Mapping[str, Any]) -> tuple[str, PreTokenizer | None]:
     model = keys.text(metadata, "tokenizer.ggml.model")
     if not model:
         raise FileFormatError("cannot find tokenizer model: key tokenizer.ggml.model is missing")
-    if model == "rwkv":
-        raise UnsupportedError(f"tokenizer '{model}' (key tokenizer.ggml.model) is not supported")
     if model not in _KINDS:
         raise UnsupportedError(
             f"unknown tokenizer: '{model}' (key tokenizer.ggml.model); known: {', '.join(sorted(_KINDS))}"

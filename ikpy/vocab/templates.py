@@ -109,8 +109,10 @@ class ChatTemplate:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], vocab: Vocab) -> ChatTemplate:
-        """Template a model brings along (key ``tokenizer.chat_template``); ChatML if it brings none."""
-        source = keys.text(metadata, "tokenizer.chat_template") or BUILTIN_TEMPLATES["chatml"]
+        """Template a model brings along (key ``tokenizer.chat_template``), or names as files of RWKV do; ChatML if it
+        brings none."""
+        source = keys.text(metadata, "tokenizer.chat_template") or "chatml"
+        source = BUILTIN_TEMPLATES.get(source, source)
         return cls(source, vocab.special_text(vocab.bos), vocab.special_text(vocab.eos))
 
     @classmethod

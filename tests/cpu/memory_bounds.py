@@ -21,7 +21,7 @@ from benchmarks import reference_attention as ref
 from benchmarks.matmul_plans import Program
 from benchmarks.random_weights import random_tensor
 from ikpy._native import core
-from ikpy.graph.elementwise import SIGNED_ROOT, UNARY_KINDS, XIELU
+from ikpy.graph.elementwise import EXPONENTIAL, SIGNED_ROOT, UNARY_KINDS, XIELU
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name
 
@@ -189,6 +189,7 @@ def other_ops(place: Place) -> None:
         _op("softcap", place, x, [x], fp=[2.0])
         _op("unary", place, x, [x], [XIELU], [0.8, 0.6, 0.5, -0.1])
         _op("unary", place, x, [x], [SIGNED_ROOT], [1e-6])
+        _op("unary", place, x, [x], [EXPONENTIAL])
         for number in UNARY_KINDS.values():
             _op("unary", place, x, [x], [number])
             _op("gated_unary", place, x, [x, y], [number], [0.5])
@@ -237,6 +238,12 @@ def recurrent_ops(n: int, place: Place) -> None:
         many = np.zeros(40, np.int32)
         v, q, steps = (np.zeros((40, *a.shape[1:]), np.float32) for a in (v, q, steps))
         _op("ssm_scan", place, v, [v, steps, per_head, q, q, per_head, state, many])
+    for rows, columns in ((n, 40), (40, n)):
+        shapes = ((3, 2, rows), (3, 1, columns), (2, rows), (2, 2, rows, columns))
+        keys, v, first, state = (np.zeros(shape, np.float32) for shape in shapes)
+        out = np.zeros((3, 2, columns), np.float32)
+        for rule, further in enumerate(([None, None], [first, None], [keys, keys])):
+            _op("wkv", place, out, [keys, keys, v, keys, *further, state, slots], [rule])
     for rows in (1, 16):
         x, b = np.zeros((3, 1, n), np.float32), np.zeros((3, 1, rows), np.float32)
         steps, rates, skips = (np.zeros(shape, np.float32) for shape in ((3, n), (rows, n), (n,)))

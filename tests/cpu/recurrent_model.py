@@ -23,6 +23,7 @@ from tests.cpu import (
     test_arch_mamba2,
     test_arch_nemotron_h,
     test_arch_plamo,
+    test_arch_rwkv,
 )
 from tests.cpu.reference_models import N_VOCAB, RandomModel
 from tests.cpu.test_arch_qwen3next import add_separate, new_model
@@ -102,6 +103,16 @@ def qwen4exp(seed: int) -> RandomModel:
     return qwen4exp_model.random_model(qwen4exp_model.Sizes(), seed)
 
 
+def rwkv7(seed: int) -> RandomModel:
+    """Matrix states, the token before in both networks, values of the first layer."""
+    return test_arch_rwkv.new_rwkv7(seed)
+
+
+def rwkv6qwen2(seed: int) -> RandomModel:
+    """Matrix states whose keys are weighed by what is forgotten."""
+    return test_arch_rwkv.new_rwkv6qwen2(seed)
+
+
 MODELS = {
     "qwen35": qwen35,
     "kimi-linear": kimi_linear,
@@ -117,6 +128,8 @@ MODELS = {
     "plamo2": plamo2,
     "glm5-next": glm5_next,
     "qwen4exp": qwen4exp,
+    "rwkv7": rwkv7,
+    "rwkv6qwen2": rwkv6qwen2,
 }
 
 

@@ -378,8 +378,8 @@ def test_incomplete_and_foreign_models(tmp_path: Path) -> None:
     _rewrite(LLAMA, path, rename=("rope_freqs.weight", "extra.weight"))
     with pytest.raises(FileFormatError, match=r"wrong number of tensors; expected \d+, got \d+ \(not used: extra"):
         Model.load(path)
-    _rewrite(LLAMA, path, arch="rwkv6")
-    with pytest.raises(UnsupportedError, match="unknown model architecture: 'rwkv6'"):
+    _rewrite(LLAMA, path, arch="rwkv5")
+    with pytest.raises(UnsupportedError, match="unknown model architecture: 'rwkv5'"):
         Model.load(path)
 
 

@@ -92,6 +92,7 @@ def test_rounded_sums_of_shorter_vectors(file: str) -> None:
         "recurrent_ops",
         "ssm_scan",
         "channel_scan",
+        "wkv",
         "hyper_connections",
         "compress_cells",
         "chosen_stretches",

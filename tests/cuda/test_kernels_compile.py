@@ -201,5 +201,5 @@ def test_every_kernel_is_in_the_file_that_lowering_names() -> None:
         assert (
             by_macro
             or f"{kernel}(" in text
-            or re.search(rf"IKPY_(FLASH(?:_BIASED)?|DELTA_RULE|SSM_SCAN|CHANNEL_SCAN)\({kernel},", text)
+            or re.search(rf"IKPY_(FLASH(?:_BIASED)?|DELTA_RULE|SSM_SCAN|CHANNEL_SCAN|WKV)\({kernel},", text)
         ), kernel

@@ -9,6 +9,7 @@ from ikpy.backends.cuda import launch
 from ikpy.graph.builder import MAX_CONV_TAPS, KeptStates
 from ikpy.graph.ir import F32, I32, Value, external
 from tests.cpu.test_recurrent_ops import mixed_slots, some_kept
+from tests.cpu.test_wkv import RULES, make_wkv
 from tests.cuda.programs import Program
 
 
@@ -162,6 +163,18 @@ def test_scan_of_channels(rng: np.random.Generator, size: int, rows: int, n_toke
     p.compare(y, state, *([copies] if keep else []), bound=3e-6)
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("n_tokens", "keep"), [(1, False), (8, True), (9, False), (30, True)])
+@pytest.mark.parametrize(("dk", "dv"), [(16, 16), (32, 33), (64, 64), (50, 20), (128, 40), (256, 80)])
+def test_wkv(rng: np.random.Generator, dk: int, dv: int, n_tokens: int, keep: bool, rule: str) -> None:
+    """Two heads share values."""
+    p, operands = Program(), make_wkv(rng, n_tokens, (dk, dv, 4, 2), rule, n_slots=3)
+    state = p.array(operands.state)
+    copies, behind = p.array(normal(rng, n_tokens, 4, dk, dv)), p.array(some_kept(rng, n_tokens))
+    out = operands.call(p.graph, p.array, state, KeptStates(copies, behind) if keep else None)
+    p.compare(out, state, *([copies] if keep else []), bound=3e-6)
+
+
 def test_states_that_no_kernel_takes() -> None:
     def known(type_id: int, *shape: int) -> Value:
         return external(64, None, type_id, shape)
@@ -176,6 +189,8 @@ def test_states_that_no_kernel_takes() -> None:
     assert "300 rows" in (launch.supports(graph.nodes[-1]) or "")
     per_head = known(F32, 1, heads)
     graph.ssm_scan(values, known(F32, heads, 3), per_head, keys, keys, per_head, state, slots)
+    assert "300 rows" in (launch.supports(graph.nodes[-1]) or "")
+    graph.wkv(keys, keys, values, keys, state, slots)
     assert "300 rows" in (launch.supports(graph.nodes[-1]) or "")
     x, rows = known(F32, 8, 3), known(F32, 65, 3)
     graph.channel_scan(x, x, known(F32, 8, 65), rows, rows, known(F32, 8), known(F32, 8, 65, 1, 4), slots)

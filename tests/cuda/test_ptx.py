@@ -87,6 +87,7 @@ CASES: dict[str, Callable[[], None]] = {
     "convolution": lambda: recurrent.test_convolution(rng(), 4, 9),
     "delta rule": lambda: recurrent.test_delta_rule(rng(), 128, 40, 9, True),
     "selective scan": lambda: recurrent.scan(rng(), 9, 40, 128, keep=True),
+    "states of RWKV": lambda: recurrent.test_wkv(rng(), 64, 40, 9, True, "removing"),
     "choice of cells": lambda: indexer.test_choice(3, 16),
     "cells of chosen stretches": lambda: indexer.test_cells_of_chosen_stretches(9, 300, 4, 7),
     "attention to chosen cells": lambda: indexer.test_attention_to_chosen_latents("q8_0", 1),

@@ -31,6 +31,7 @@ from tests.cpu.test_arch_nemotron_h import nemotron_h, nemotron_h_latent, nemotr
 from tests.cpu.test_arch_plamo import plamo2
 from tests.cpu.test_arch_qwen3next import qwen3next, qwen3next_grouped, qwen35moe
 from tests.cpu.test_arch_qwen4exp import qwen4exp
+from tests.cpu.test_arch_rwkv import arwkv7, arwkv7_plain, rwkv6, rwkv6qwen2, rwkv7
 from tests.cuda.test_placement_matrix import worst
 
 TOLERANCE = 3e-3  # other formats of activations and other orders of sums than the CPU's
@@ -60,6 +61,11 @@ MODELS = [
     plamo2,
     glm5_next,
     qwen4exp,
+    rwkv7,
+    arwkv7,
+    arwkv7_plain,
+    rwkv6,
+    rwkv6qwen2,
 ]
 PLACES = {
     "whole": PlacementParams(split_mode="none"),
@@ -87,7 +93,7 @@ def states_of(context: Context) -> dict[str, int]:
 
 @pytest.fixture(
     scope="module",
-    params=[qwen35moe, kimi_linear, kimi_k3, lfm2moe, nemotron_h_moe, jamba, glm5_next, qwen4exp],
+    params=[qwen35moe, kimi_linear, kimi_k3, lfm2moe, nemotron_h_moe, jamba, glm5_next, qwen4exp, rwkv7],
     ids=lambda f: f.__name__,
 )
 def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
@@ -199,7 +205,7 @@ def test_every_node_gives_what_the_cpu_gives(path: Path, cuda_devices: int) -> N
     context = new_context(path, PLACES["whole"])
     errors = list(context.compare_devices())
     assert context.kv.recurrent is not None
-    kinds = {"conv": "causal_conv", "delta": "gated_delta_rule", "ssm": "ssm_scan"}
+    kinds = {"conv": "causal_conv", "delta": "gated_delta_rule", "ssm": "ssm_scan", "wkv": "wkv"}
     expected = {kinds[name.partition("_")[0]] for _, name in context.kv.recurrent.tensors if name != "tokens"}
     assert expected <= {each.kind for each in errors}
     assert [each for each in errors if each.error > TOLERANCE] == []

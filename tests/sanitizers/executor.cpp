@@ -78,6 +78,8 @@ size_t gated_delta_rule_scratch_bytes(const Op&, const Tensor*) { return 0; }
 
 size_t ssm_scan_scratch_bytes(const Op&, const Tensor*) { return 0; }
 
+size_t wkv_scratch_bytes(const Op&, const Tensor*) { return 0; }
+
 size_t choose_cells_scratch_bytes(const Op&, const Tensor*) { return 0; }
 
 size_t choose_cells_shared_bytes(const Op&, const Tensor*, int) { return 0; }

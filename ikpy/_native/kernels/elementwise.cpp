@@ -100,9 +100,9 @@ void op_softcap(const ThreadContext& ctx, const Op& op, const Tensor* ts, const 
 
 namespace {
 
-// Kinds of op_unary that products do not apply, with parameters: fp = positive, negative, beta, eps; and the
-// least magnitude whose root is taken.
-constexpr int32_t kXielu = 9, kSignedRoot = 10;
+// Kinds of op_unary that products do not apply, some with parameters: fp = positive, negative, beta, eps; and
+// the least magnitude whose root is taken.
+constexpr int32_t kXielu = 9, kSignedRoot = 10, kExponential = 11;
 
 // xIELU (arXiv:2411.13010)
 void xielu(const ThreadContext& ctx, const Op& op, const Tensor* ts) {
@@ -143,6 +143,8 @@ void op_unary(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Ru
             return xielu(ctx, op, ts);
         case kSignedRoot:
             return unary(ctx, op, ts, [least = op.fp[0]](float x) { return signed_root(x, least); });
+        case kExponential:
+            return unary(ctx, op, ts, [](float x) { return exp_fast(x); });
     }
 }
 

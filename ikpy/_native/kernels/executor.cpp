@@ -42,6 +42,7 @@ size_t thread_bytes(const Op& op, const Tensor* tensors) {
     if (op.kind == kOpCausalConv) return causal_conv_scratch_bytes(op, tensors);
     if (op.kind == kOpGatedDeltaRule) return gated_delta_rule_scratch_bytes(op, tensors);
     if (op.kind == kOpSsmScan) return ssm_scan_scratch_bytes(op, tensors);
+    if (op.kind == kOpWkv) return wkv_scratch_bytes(op, tensors);
     if (op.kind == kOpChooseCells) return choose_cells_scratch_bytes(op, tensors);
     if (op.kind == kOpStretchCells) return stretch_cells_scratch_bytes(op, tensors);
     if (op.kind == kOpChooseBlocks) return choose_blocks_scratch_bytes(op, tensors);

@@ -30,7 +30,7 @@ from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import Arena
 
 # Ops whose states are compared too; caches would be large.
-ON_STATES = ("causal_conv", "gated_delta_rule", "ssm_scan")
+ON_STATES = ("causal_conv", "gated_delta_rule", "ssm_scan", "wkv")
 
 
 @dataclass

@@ -109,6 +109,7 @@ class Family:
     needs_output: ClassVar[bool] = False  # output.weight is written even if it is the token embedding
     has_output: ClassVar[bool] = True
     writes_texts: ClassVar[bool] = True
+    template: ClassVar[str] = ""  # built-in chat template of the published models, for checkpoints without one
     rope_scalings: ClassVar[tuple[str, ...]] = ()  # that can be expressed, beside linear and yarn
     has_windows: ClassVar[bool] = False  # in the layers that `layer_types` says
     own_yarn_magnitude: ClassVar[bool] = False
@@ -143,6 +144,10 @@ class Family:
     def n_parts(self, target: str) -> int:
         """Checkpoint tensors, told apart by {e} in the names of their modules, that become one tensor."""
         return self.n_expert
+
+    def place(self, module: str) -> int | None:
+        """Place of a module of a layer among those, of names without numbers, that become one tensor."""
+        return None
 
     def padded_rows(self, target: str) -> int:
         """Rows that a tensor outside layers has at least: its first row is repeated behind the last."""

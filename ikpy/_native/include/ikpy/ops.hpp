@@ -42,6 +42,7 @@ namespace ikpy {
     X(NgramRows, ngram_rows, op_ngram_rows)                                  \
     X(GatedDeltaRule, gated_delta_rule, op_gated_delta_rule)                 \
     X(SsmScan, ssm_scan, op_ssm_scan)                                        \
+    X(Wkv, wkv, op_wkv)                                                      \
     X(ChooseCells, choose_cells, op_choose_cells)                            \
     X(ChosenMask, chosen_mask, op_chosen_mask)                               \
     X(ChosenList, chosen_list, op_chosen_list)                               \
@@ -86,10 +87,11 @@ size_t attention_scratch_bytes(const Op&, const Tensor*);
 size_t attention_shared_bytes(const Op&, const Tensor*, int n_threads);
 // KvShift
 size_t kv_shift_scratch_bytes(const Op&, const Tensor*);
-// CausalConv, GatedDeltaRule, SsmScan
+// CausalConv, GatedDeltaRule, SsmScan, Wkv
 size_t causal_conv_scratch_bytes(const Op&, const Tensor*);
 size_t gated_delta_rule_scratch_bytes(const Op&, const Tensor*);
 size_t ssm_scan_scratch_bytes(const Op&, const Tensor*);
+size_t wkv_scratch_bytes(const Op&, const Tensor*);
 // ChooseCells
 size_t choose_cells_scratch_bytes(const Op&, const Tensor*);
 size_t choose_cells_shared_bytes(const Op&, const Tensor*, int n_threads);

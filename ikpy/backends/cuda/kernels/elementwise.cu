@@ -5,7 +5,7 @@ using namespace ikpy::cuda;
 
 namespace {
 
-enum UnaryOp { kXielu = 9, kSignedRoot = 10, kScale = 16, kSoftCap = 17 };
+enum UnaryOp { kXielu = 9, kSignedRoot = 10, kExponential = 11, kScale = 16, kSoftCap = 17 };
 enum BinaryOp { kAdd = 16, kMul = 17 };
 
 __device__ __forceinline__ float unary_op(int kind, float x, const float4& p) {
@@ -13,6 +13,7 @@ __device__ __forceinline__ float unary_op(int kind, float x, const float4& p) {
     if (kind == kSoftCap) return p.x * tanhf(x / p.x);
     if (kind == kXielu) return p.z * x + (x > 0 ? p.x * x * x : p.y * (expm1f(x < p.w ? x : p.w) - x));
     if (kind == kSignedRoot) return x == 0 ? 0.0f : copysignf(sqrtf(fabsf(x) < p.x ? p.x : fabsf(x)), x);
+    if (kind == kExponential) return expf(x);
     return unary_value(kind, x);
 }
 

@@ -40,6 +40,7 @@ _KERNEL_FILES = {
     **dict.fromkeys((f"gated_delta_rule_{n}" for n in (32, 64, 128, 256)), "recurrent"),
     **dict.fromkeys((f"ssm_scan_{n}" for n in (32, 64, 128, 256)), "ssm_scan"),
     **dict.fromkeys((f"channel_scan_{n}" for n in (16, 64)), "ssm_scan"),
+    **dict.fromkeys((f"wkv_{n}" for n in (32, 64, 128, 256)), "wkv"),
     **dict.fromkeys(("index_scores", "choose_cells", "chosen_mask", "chosen_list"), "indexer"),
     **dict.fromkeys(("stretch_cells", "gather_cells"), "indexer"),
     **dict.fromkeys(("clear_blocks", "block_scores", "choose_blocks"), "block_choice"),

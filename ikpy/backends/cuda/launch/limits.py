@@ -58,6 +58,7 @@ _BLOCK_THREADS = {
     "stretch_cells": 1024,
     "unary_f32": 256,
     "wgmma_": 256,
+    "wkv": 128,
 }
 
 

@@ -8,13 +8,13 @@ from ikpy.graph.ir import Node
 # Tokens that a thread takes one after the other; more are a launch of their own for each, and one for the past.
 _FEW_TOKENS = 8
 _CHANNELS = 128
-# Columns of a head's state per block, by the most rows that a kernel takes (kernels/recurrent.cu, ssm_scan.cu).
+# Columns of a head's state per block, by the most rows that a kernel takes (kernels/recurrent.cu, ssm_scan.cu, wkv.cu).
 _COLUMNS = {32: 32, 64: 32, 128: 16, 256: 16}
 _MAX_ROWS = max(_COLUMNS)
 # Most rows that the kernels of the scan with rates of every channel take.
 _CHANNEL_ROWS = (16, 64)
 # Where the states stand among the sources; the slots of the tokens follow.
-_STATES = {"causal_conv": 2, "gated_delta_rule": 5, "ssm_scan": 6}
+_STATES = {"causal_conv": 2, "gated_delta_rule": 5, "ssm_scan": 6, "wkv": 6}
 
 
 def unsupported(op: Node) -> str | None:
@@ -70,6 +70,14 @@ def _ssm_scan(c: OpContext) -> list[Launch]:
         return [Launch(f"channel_scan_{most}", (ceil_div(size, _CHANNELS), n_slots, 1), (_CHANNELS, 1, 1), 0, args)]
     most, columns = _kernel_for(rows)
     return [Launch(f"ssm_scan_{most}", (ceil_div(size, columns), heads, n_slots), (128, 1, 1), 0, args)]
+
+
+@lowers("wkv")
+def _wkv(c: OpContext) -> list[Launch]:
+    dv, dk, heads, n_slots = c.source(6).shape
+    args = [c.dst, *(c.view(i) for i in range(7)), c.at(7), i32(c.op.ip[0]), c.view(8), c.at(9)]
+    size, columns = _kernel_for(dk)
+    return [Launch(f"wkv_{size}", (ceil_div(dv, columns), heads, n_slots), (128, 1, 1), 0, args)]
 
 
 def _kernel_for(rows: int) -> tuple[int, int]:

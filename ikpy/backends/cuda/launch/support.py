@@ -97,7 +97,7 @@ def supports(op: Node) -> str | None:
         return indexer.unsupported(op)
     if op.kind == "stretch_cells":
         return indexer.too_many_stretches(op)
-    if op.kind in ("causal_conv", "gated_delta_rule", "ssm_scan"):
+    if op.kind in ("causal_conv", "gated_delta_rule", "ssm_scan", "wkv"):
         return recurrent.unsupported(op)
     if op.kind == "compress_cells":
         return hyper_connections.unsupported(op)

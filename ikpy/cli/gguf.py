@@ -123,6 +123,7 @@ def set_command(
     output: Output = None,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
+    _force: Annotated[bool, typer.Option("--force", hidden=True)] = True,
 ) -> None:
     """Change or add one metadata key (a number, bool or string)."""
     from ikpy.tools import gguf_dump, gguf_edit

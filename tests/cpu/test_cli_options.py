@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import subprocess
 import sys
 
@@ -201,6 +204,18 @@ def test_errors(line, message):
     with pytest.raises(UsageError) as caught:
         run(line, "perplexity" if all("P" in row.used for row in rows) else "cli")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("compressed", "program"),
+    [(gzip.compress(b"a text"), "gunzip"), (bz2.compress(b"a text"), "bunzip2"), (lzma.compress(b"a text"), "unxz")],
+)
+def test_a_compressed_text_is_no_text(compressed: bytes, program: str, tmp_path) -> None:
+    """wiki.test.raw.gz as it was downloaded: its perplexity would be a number, too."""
+    path = tmp_path / "wiki.test.raw.gz"
+    path.write_bytes(compressed)
+    with pytest.raises(UsageError, match=f"is compressed: unpack it first \\({program} {path}\\)"):
+        run(f"-f {path}", "perplexity")
 
 
 @pytest.mark.parametrize("line", ["-gan 4", "--video x.mp4", "--spec-synth-len 3", "-ctkd q9"])

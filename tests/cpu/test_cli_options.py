@@ -67,6 +67,8 @@ def test_all_golden_spellings_are_known(tool):
         ("-fa off -fa", "context.flash_attn", True),
         ("-no-fa", "context.flash_attn", False),
         ("-mla 2", "context.mla", 2),
+        ("--mla-attn 2", "context.mla", 2),  # as llama-bench calls it, and guides do
+        ("--attn-max-batch 512", "context.attn_max_batch", 512),
         ("-amb 64", "context.attn_max_batch", 128),
         ("-amb 1024", "context.attn_max_batch", 1024),
         ("-ser 6,1", "context.smart_expert_reduction", (6, 1.0)),

@@ -32,6 +32,9 @@ class Shape:
     key_heads: int = 0  # of recurrent layers, which are all but every fourth; of Mamba-2: groups
     value_heads: int = 0  # of Mamba-2 heads of value_size elements
     state_size: int = 0
+    q_lora_rank: int = 0
+    moe_step: int = 1  # of so many layers the last one has experts
+    experts_scale: float = 0.0  # of the large mixtures in `benchmarks.synthetic_large`
 
 
 SHAPES = {
@@ -148,5 +151,64 @@ SHAPES = {
         n_rope=64,
         n_nope=128,
         value_size=128,
+    ),
+    "qwen3-235b-a22b": Shape(
+        "qwen3moe", 94, 4096, 64, 4, 12288, 151936, 1e6, head_size=128, experts=128, experts_used=8, ff_exp=1536
+    ),
+    "glm-4.6": Shape(
+        "glm4moe",
+        92,
+        5120,
+        96,
+        8,
+        12288,
+        151552,
+        1e6,
+        head_size=128,
+        n_rope=64,
+        experts=160,
+        experts_used=8,
+        ff_exp=1536,
+        shared=1,
+        dense_layers=3,
+        experts_scale=2.5,
+    ),
+    "kimi-k2": Shape(
+        "deepseek2",
+        61,
+        7168,
+        64,
+        64,
+        18432,
+        163840,
+        50000.0,
+        experts=384,
+        experts_used=8,
+        ff_exp=2048,
+        shared=1,
+        dense_layers=1,
+        q_lora_rank=1536,
+        kv_lora_rank=512,
+        n_rope=64,
+        n_nope=128,
+        value_size=128,
+        experts_scale=2.827,
+    ),
+    "llama4-maverick": Shape(
+        "llama4",
+        48,
+        5120,
+        40,
+        8,
+        16384,
+        202048,
+        500000.0,
+        head_size=128,
+        experts=128,
+        experts_used=1,
+        ff_exp=8192,
+        shared=1,
+        moe_step=2,
+        experts_scale=1.0,
     ),
 }

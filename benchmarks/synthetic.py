@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks import synthetic_deepseek4, synthetic_mamba2
+from benchmarks import synthetic_deepseek4, synthetic_large, synthetic_mamba2
 from benchmarks.shapes import SHAPES, Shape
 from ikpy._native import core
 from ikpy.gguf.types import GGUFValueType as VT
@@ -68,7 +68,7 @@ class ModelWriter:
             "attention.head_count_kv": s.heads_kv,
             "vocab_size": s.vocab,
         }
-        if s.kv_lora_rank:
+        if s.kv_lora_rank and not s.q_lora_rank:
             integers |= {
                 "attention.key_length": s.n_nope + s.n_rope,
                 "attention.value_length": s.value_size,
@@ -101,6 +101,8 @@ class ModelWriter:
         if s.experts:
             integers |= {"expert_count": s.experts, "expert_used_count": s.experts_used}
             integers["expert_feed_forward_length"] = s.ff_exp
+        if s.experts_scale:
+            synthetic_large.metadata(w, s, integers)
         if s.window:
             integers["attention.sliding_window"] = s.window
         if a == "deepseek4":
@@ -152,7 +154,8 @@ class ModelWriter:
             if s.arch == "nemotron_h":
                 self._nemotron_h(prefix, synthetic_mamba2.kind(s, il))
                 continue
-            self.norm(prefix + ("post_attention" if self.has_delta_net else "ffn") + "_norm.weight", s.embd)
+            second = "post_attention" if self.has_delta_net or s.arch == "glm4moe" else "ffn"
+            self.norm(f"{prefix}{second}_norm.weight", s.embd)
             if s.arch == "gemma2":
                 self.norm(prefix + "post_attention_norm.weight", s.embd)
                 self.norm(prefix + "post_ffw_norm.weight", s.embd)
@@ -164,7 +167,10 @@ class ModelWriter:
                 self._delta_net(prefix)
             else:
                 self._latent_attention(prefix) if s.kv_lora_rank else self._attention(prefix)
-            self._experts(prefix) if s.experts and il >= s.dense_layers else self._dense(prefix)
+            is_moe = synthetic_large.is_moe(s, il)
+            if s.experts_scale:
+                self.pending += [(*row, "f32") for row in synthetic_large.vectors(prefix, s, is_moe)]
+            self._experts(prefix) if is_moe else self._dense(prefix)
 
     @property
     def has_delta_net(self) -> bool:
@@ -211,6 +217,10 @@ class ModelWriter:
 
     def _latent_attention(self, p: str) -> None:
         s = self.shape
+        if s.q_lora_rank:
+            for name, shape in synthetic_large.latent_attention(p, s):
+                self.norm(name, shape[0]) if len(shape) == 1 else self.matrix(name, shape, "attn")
+            return
         self.matrix(p + "attn_q.weight", (s.embd, s.heads * (s.n_nope + s.n_rope)), "attn")
         self.matrix(p + "attn_kv_a_mqa.weight", (s.embd, s.kv_lora_rank + s.n_rope), "attn")
         self.norm(p + "attn_kv_a_norm.weight", s.kv_lora_rank)

@@ -41,6 +41,19 @@ COMMANDS = {
 }
 """Subcommand -> module with a function run(arguments) -> exit status, help line."""
 
+PROGRAMS = {
+    "llama-completion": "cli",
+    "llama-mtmd-cli": "cli",
+    "llama-gguf-split": "gguf split",
+    "llama-gguf-hash": "gguf hash",
+    "gguf_dump.py": "gguf dump",
+    "gguf-dump": "gguf dump",
+    "gguf_set_metadata.py": "gguf set",
+    "gguf-set-metadata": "gguf set",
+    "convert_hf_to_gguf.py": "convert",
+}
+"""Names of programs that are not `llama-` and a subcommand -> command line they stand for; see `named_command`."""
+
 INTERRUPTED = 130
 READER_GONE = 141
 """Nobody reads the output any more: the status that shells give to programs that SIGPIPE ends."""
@@ -165,14 +178,13 @@ def accept_all_text() -> None:
 
 def named_command(program: str, arguments: Sequence[str]) -> list[str]:
     """The subcommand that a program name such as `llama-quantize`, a link to ikpy, stands for; none for others."""
-    prefix, _, name = Path(program).name.partition("-")
-    if prefix != "llama":
-        return []
-    if name == "gguf-split":
-        return ["gguf", "merge" if "--merge" in arguments else "split"]
-    if name in ("completion", "mtmd-cli"):
-        return ["cli"]
-    return ["gguf", "hash"] if name == "gguf-hash" else [name] if name in COMMANDS else []
+    name = Path(program).name
+    if name == "llama-gguf-split" and "--merge" in arguments:
+        return ["gguf", "merge"]
+    if name in PROGRAMS:
+        return PROGRAMS[name].split()
+    prefix, _, command = name.partition("-")
+    return [command] if prefix == "llama" and command in COMMANDS else []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

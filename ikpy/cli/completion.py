@@ -6,11 +6,9 @@ from collections.abc import Iterable
 
 import typer
 
-from ikpy.cli import COMMANDS, bench_options, convert, gguf, quantize_arguments, tokenize
+from ikpy.cli import COMMANDS, PROGRAMS, bench_options, convert, gguf, quantize_arguments, tokenize
 from ikpy.cli.options import TOOLS, Effect, by_name
 
-PROGRAMS = {"cli": "cli", "completion": "cli", "mtmd-cli": "cli", "gguf-split": "gguf split", "gguf-hash": "gguf hash"}
-"""Names behind `llama-` that are no commands, or not under this name; see `named_command`."""
 SCRIPT = """# Completion for bash of ikpy and of links to it: source <(ikpy --completion-bash)
 _ikpy() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} name=${{COMP_WORDS[0]##*/}} line=${{COMP_WORDS[*]:1:COMP_CWORD-1}}
@@ -30,7 +28,7 @@ complete -o default -F _ikpy ikpy {names}
 
 def bash_script() -> str:
     """The script; with nothing to offer, bash completes file names."""
-    programs = {f"llama-{name}": name for name in COMMANDS} | {f"llama-{name}": to for name, to in PROGRAMS.items()}
+    programs = {f"llama-{name}": name for name in COMMANDS} | PROGRAMS
     options = options_of_commands()
     commands = [f'"{line} "*) options="{" ".join(names)}" ;;' for line, names in options.items() if " " in line]
     parents = {line.partition(" ")[0] for line in options if " " in line}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -72,12 +73,17 @@ def convert(
         typer.Option("--chat-template-file", help="File with the chat template, instead of the checkpoint's."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written; write nothing.")] = False,
+    no_lazy: Annotated[bool, typer.Option("--no-lazy", hidden=True)] = False,
+    use_temp_file: Annotated[bool, typer.Option("--use-temp-file", hidden=True)] = False,
     _verbose: Annotated[bool, typer.Option("--verbose", help="A traceback with errors.")] = False,
 ) -> None:
     """Make a GGUF file from a Hugging Face checkpoint (safetensors)."""
     from ikpy.convert import Conversion, ConvertOptions, ProjectorConversion
     from ikpy.tools.sizes import parse_size
 
+    for option, given in (("--no-lazy", no_lazy), ("--use-temp-file", use_temp_file)):
+        if given:
+            print(f"warning: no effect: {option} (a tensor is read when it is written)", file=sys.stderr)
     options = ConvertOptions(
         outtype=outtype.lower(),
         outfile=outfile or "",

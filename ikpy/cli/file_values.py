@@ -7,6 +7,14 @@ from ikpy.errors import UsageError
 from ikpy.gguf.types import MAGIC
 
 BYTE_ORDER_MARK = "\ufeff"
+COMPRESSED = {
+    b"\x1f\x8b": "gunzip",
+    b"PK\x03\x04": "unzip",
+    b"BZh": "bunzip2",
+    b"\xfd7zXZ\0": "unxz",
+    b"\x28\xb5\x2f\xfd": "unzstd",
+}
+"""First bytes of compressed files, which texts are downloaded as -> the program that unpacks them."""
 
 
 def read_bytes(path: str) -> bytes:
@@ -27,8 +35,16 @@ def read_bytes(path: str) -> bytes:
 
 
 def to_file_text(text: str, warn: Warn) -> str:
-    """Text of the named file; bytes that are not UTF-8 become surrogate escapes, as in command-line arguments."""
-    return read_bytes(text).decode("utf-8", "surrogateescape")
+    """Text of the named file; bytes that are not UTF-8 become surrogate escapes, as in command-line arguments.
+
+    Raises:
+        UsageError: the file cannot be read, or is compressed: its text would be noise.
+    """
+    content = read_bytes(text)
+    program = next((name for start, name in COMPRESSED.items() if content.startswith(start)), None)
+    if program is not None:
+        raise UsageError(f"file '{text}' is compressed: unpack it first ({program} {text})")
+    return content.decode("utf-8", "surrogateescape")
 
 
 def to_code_file(text: str, warn: Warn) -> str:

@@ -39,15 +39,25 @@ def dump(
     model: ModelArgument,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     no_tensors: Annotated[bool, typer.Option("--no-tensors", help="Leave out the tensor table.")] = False,
+    by_kind: Annotated[
+        bool, typer.Option("--by-kind", help="A line per kind of tensor with its blocks and sizes, and no metadata.")
+    ] = False,
     full: Annotated[bool, typer.Option("--full", help="Print whole arrays and strings.")] = False,
     this_file: Annotated[
         bool, typer.Option("--this-file", help="Show this file alone, even if it is one of a split model.")
     ] = False,
 ) -> None:
     """Print metadata and the tensor table. Works on files without their data, too."""
-    from ikpy.tools import gguf_dump
+    from ikpy.tools import gguf_dump, gguf_kinds
 
     with gguf_dump.open_model(model, this_file=this_file) as file:
+        if by_kind and as_json:
+            print(json.dumps([kind.described() for kind in gguf_kinds.kinds(file.tensors.values())], indent=1))
+            return
+        if by_kind:
+            for line in gguf_kinds.kind_lines(file.tensors.values()):
+                print_line(line)
+            return
         if as_json:
             print(json.dumps(gguf_dump.describe(file, tensors=not no_tensors, full=full), indent=1))
             return
@@ -123,6 +133,7 @@ def set_command(
     output: Output = None,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
+    _force: Annotated[bool, typer.Option("--force", hidden=True)] = True,
 ) -> None:
     """Change or add one metadata key (a number, bool or string)."""
     from ikpy.tools import gguf_dump, gguf_edit

@@ -96,7 +96,7 @@ def context_log(context: Context) -> list[str]:
     hparams = context.model.hparams
     mla = context.graph_params.mla
     has_latent = context.model.gguf.get(f"{hparams.arch}.attention.kv_lora_rank") is not None
-    reduction = params.smart_expert_reduction
+    reduction, rope = params.smart_expert_reduction, context.graph_params.rope
     lines = run_logs.context_lines(
         {
             "n_ctx": context.n_ctx,
@@ -114,8 +114,8 @@ def context_log(context: Context) -> list[str]:
             "k_cache_hadam": int(context.graph_params.k_hadamard),
             "v_cache_hadam": int(context.graph_params.v_hadamard),
             "ser": f"{reduction[0]}, {reduction[1]:g}",
-            "freq_base": f"{params.rope_freq_base or hparams.rope_freq_base:.1f}",
-            "freq_scale": f"{params.rope_freq_scale or hparams.rope_freq_scale:g}",
+            "freq_base": f"{rope.freq_base:.1f}",
+            "freq_scale": f"{rope.freq_scale:g}",
         }
     )
     shared = context.model.arch.values_are_keys

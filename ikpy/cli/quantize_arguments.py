@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from ikpy.cli.quantize_types import type_lists
 from ikpy.cli.values import MAX_THREADS
 from ikpy.errors import UsageError
 from ikpy.quants import registry
@@ -374,13 +374,4 @@ def idle_options(arguments: Arguments) -> Iterator[str]:
 
 def usage() -> str:
     """The help text with all file types and tensor types."""
-    from ikpy._native import core
-
-    lines = []
-    for row in registry.all_ftypes():
-        if row.selectable:
-            lines.append(f"    {row.id:4d}  or  {row.name:<10} {row.display}")
-    lines.append("          COPY       only copy tensors, no quantizing")
-    names = ", ".join(row.name for row in registry.all_types() if row.name == "f32" or core.can_quantize(row.id))
-    lines += ["", "Tensor types:", textwrap.fill(names, 110, initial_indent="    ", subsequent_indent="    ")]
-    return USAGE + "\n".join(lines)
+    return USAGE + type_lists()

@@ -68,13 +68,11 @@ class Session:
             )
         context_params = self.params.context_params(**changes)
         n_ctx_train = self.model.hparams.n_ctx_train
-        if context_params.n_ctx > n_ctx_train:
-            self.log(
-                [
-                    f"main: warning: model was trained on only {n_ctx_train} context tokens "
-                    f"({context_params.n_ctx} specified)"
-                ]
-            )
+        n_ctx = context_params.n_ctx // context_params.n_seq_max
+        if n_ctx > n_ctx_train:
+            each = " for each sequence" if context_params.n_seq_max > 1 else ""
+            warning = f"main: warning: model was trained on only {n_ctx_train} context tokens ({n_ctx} specified{each})"
+            self.log([warning])
         context_params.adapters = self.adapters
         context_params.media = self.media.store if self.media is not None else None
         context = Context(self.model, context_params, log=lambda line: self.log([line]))

@@ -15,7 +15,7 @@ import numpy as np
 from ikpy import numa
 from ikpy._native import core
 from ikpy.backends.cuda import setup
-from ikpy.backends.cuda.devices import wanted_devices
+from ikpy.backends.cuda.devices import device_lines, wanted_devices
 from ikpy.engine.locking import lock_memory
 from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError
@@ -225,7 +225,7 @@ class Model:
         heads = [self.arch.divisible_heads(il) for il in range(self.hparams.n_layer)]
         matrices = _matrices(self.gguf, self.arch, self.weights)
         self.placement = place(sizes, self.hparams.n_layer, self.params.placement, seen, matrices, heads)
-        for line in placement_lines(self.placement, sizes, seen, self.replaced):
+        for line in (*device_lines(devices), *placement_lines(self.placement, sizes, seen, self.replaced)):
             log(line)
         taken = dict(self.params.placement.taken)
         self.devices = setup.device_setup(devices, self.placement, self.params.devices, taken)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import subprocess
 import sys
 
@@ -64,6 +67,8 @@ def test_all_golden_spellings_are_known(tool):
         ("-fa off -fa", "context.flash_attn", True),
         ("-no-fa", "context.flash_attn", False),
         ("-mla 2", "context.mla", 2),
+        ("--mla-attn 2", "context.mla", 2),  # as llama-bench calls it, and guides do
+        ("--attn-max-batch 512", "context.attn_max_batch", 512),
         ("-amb 64", "context.attn_max_batch", 128),
         ("-amb 1024", "context.attn_max_batch", 1024),
         ("-ser 6,1", "context.smart_expert_reduction", (6, 1.0)),
@@ -201,6 +206,18 @@ def test_errors(line, message):
     with pytest.raises(UsageError) as caught:
         run(line, "perplexity" if all("P" in row.used for row in rows) else "cli")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("compressed", "program"),
+    [(gzip.compress(b"a text"), "gunzip"), (bz2.compress(b"a text"), "bunzip2"), (lzma.compress(b"a text"), "unxz")],
+)
+def test_a_compressed_text_is_no_text(compressed: bytes, program: str, tmp_path) -> None:
+    """wiki.test.raw.gz as it was downloaded: its perplexity would be a number, too."""
+    path = tmp_path / "wiki.test.raw.gz"
+    path.write_bytes(compressed)
+    with pytest.raises(UsageError, match=f"is compressed: unpack it first \\({program} {path}\\)"):
+        run(f"-f {path}", "perplexity")
 
 
 @pytest.mark.parametrize("line", ["-gan 4", "--video x.mp4", "--spec-synth-len 3", "-ctkd q9"])

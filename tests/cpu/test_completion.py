@@ -33,6 +33,8 @@ def offered(*words: str) -> list[str]:
         (["llama-quantize", "--pru"], ["--prune-layers"]),
         (["bin/llama-gguf-split", "--split-max-s"], ["--split-max-size"]),
         (["llama-completion", "--single-t"], ["--single-turn"]),
+        (["gguf-py/scripts/gguf_dump.py", "--no-t"], ["--no-tensors"]),
+        (["convert_hf_to_gguf.py", "--outt"], ["--outtype"]),
         (["ikpy", "bench", "--n-gen"], ["--n-gen"]),
         (["ikpy", "convert", "--outt"], ["--outtype"]),
         (["ikpy", "tokenize", "--show"], ["--show-count"]),

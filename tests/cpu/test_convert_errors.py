@@ -377,3 +377,10 @@ def test_errors_are_one_line(arguments, message, capsys):
     assert main(["convert", *arguments]) == 1
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1 and error.startswith("error: ")
+
+
+def test_options_without_an_effect_are_named(capsys):
+    """Scripts of convert_hf_to_gguf.py give them."""
+    assert main(["convert", "--no-lazy", "--use-temp-file", "/no/such/folder"]) == 1
+    warned = "warning: no effect: --{} (a tensor is read when it is written)"
+    assert capsys.readouterr().err.splitlines()[:2] == [warned.format("no-lazy"), warned.format("use-temp-file")]

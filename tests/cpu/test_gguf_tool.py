@@ -63,6 +63,13 @@ def test_names_of_other_programs_without_their_beginning(model, tmp_path, capfd)
     assert capfd.readouterr().err.startswith("error: no such command: gguf-slit")
 
 
+def test_a_question_that_is_not_asked_needs_no_answer(model):
+    """gguf_set_metadata.py asks before it writes, unless --force is given."""
+    assert run("set", model, "general.architecture", "falcon", "--force")[0].startswith(str(model))
+    with GGUFFile.open(str(model), header_only=True) as file:
+        assert file.get("general.architecture") == "falcon"
+
+
 def test_the_two_modes_of_gguf_split_exclude_each_other(model, capfd, monkeypatch):
     from ikpy.cli import main
 

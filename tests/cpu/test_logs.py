@@ -8,6 +8,7 @@ import re
 import pytest
 
 import ikpy
+from ikpy.cli import main
 from ikpy.cli.banner import banner_lines
 from ikpy.cli.parser import parse
 from ikpy.engine.context import Context
@@ -193,3 +194,32 @@ def test_the_seed_that_was_asked_for_is_shown(tool: str) -> None:
     """Scripts compare logs, though nothing is random there."""
     params = parse(["-m", "m.gguf", "--seed", "1337"], tool, {})
     assert banner_lines(params)[-1] == "main: seed  = 1337" and not params.warnings
+
+
+def logged(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Log of a dry run of perplexity with the bundled model, which was trained on 2048 tokens."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["perplexity", "--dry-run", *arguments])
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        (("-c", "1536", "-b", "3072"), ""),
+        (("-c", "4096"), "(4096 specified)"),
+        (("-c", "4096", "-b", "8192"), "(4096 specified for each sequence)"),
+    ],
+)
+def test_the_context_of_a_sequence_is_compared_with_the_training(arguments, warned, capsys) -> None:
+    """Slots of a server and chunks side by side have a share of the context each."""
+    text = "main: warning: model was trained on only 2048 context tokens"
+    lines = [line for line in logged(capsys, *arguments).splitlines() if line.startswith(text)]
+    assert lines == ([f"{text} {warned}"] if warned else [])
+
+
+@pytest.mark.parametrize(("arguments", "scale"), [((), "0.25"), (("--rope-scaling", "none"), "1")])
+def test_the_scale_of_positions_is_the_one_in_effect(arguments, scale, capsys) -> None:
+    """Files with YaRN for long contexts are run without it."""
+    yarn = "deepseek2.rope.scaling.type=str:yarn,deepseek2.rope.scaling.factor=float:4"
+    assert f"freq_scale    = {scale}\n" in logged(capsys, "--override-kv", yarn, *arguments)

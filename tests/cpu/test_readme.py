@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ikpy.cli import COMMANDS, gguf
+from ikpy.cli import COMMANDS, gguf, named_command
 from tests.shared import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -31,6 +31,15 @@ def test_named_gguf_commands_exist() -> None:
     (here,) = (here for _, here, _ in table_rows(README, "## Commands") if "ikpy gguf" in here)
     names = set(re.findall(r"`(?:ikpy gguf )?(\w+)`", here))
     assert names <= {command.name or command.callback.__name__ for command in gguf.app.registered_commands}
+
+
+def test_the_links_it_makes_are_commands() -> None:
+    loop = README.partition("for name in ")[2].partition("; do")[0].replace("\\\n", " ")
+    programs, *scripts = loop.split()
+    prefix, _, rest = programs.partition("{")
+    names = [*(prefix + name for name in rest.rstrip("}").split(",")), *scripts]
+    assert len(names) == 13
+    assert all(named_command(f"/home/user/bin/{name}", []) for name in names)
 
 
 def ratios(heading: str, test: str) -> tuple[float, float]:

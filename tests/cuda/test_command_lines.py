@@ -222,6 +222,7 @@ def test_perplexity_is_the_same_and_the_log_says_where(capsys: pytest.CaptureFix
     assert ours == pytest.approx(truth, abs=1e-4)
     for expected in (
         "XXXXXXXXXXXXXXXXXXXXX Setting offload policy for op MUL_MAT_ID to OFF",
+        "ggml_cuda_init: found 1 CUDA devices:\n  Device 0: emulated, compute capability 8.0\n",
         "Tensor blk.1.ffn_up_exps.weight (size = 1.00 MiB) buffer type overridden to CPU",
         "llm_load_tensors: offloading 4 repeating layers to GPU",
         "llm_load_tensors: offloading non-repeating layers to GPU",

@@ -176,6 +176,22 @@ def test_devices_of_this_machine(driver: Any, monkeypatch: pytest.MonkeyPatch) -
     cuda_devices._open.cache_clear()
 
 
+def test_an_older_gpu_beside_others_is_named(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an Ampere and a Pascal, the first one is used."""
+    monkeypatch.delenv(cuda_devices.EMULATE, raising=False)
+    monkeypatch.setattr(
+        fake_pycuda.Device, "compute_capability", lambda device: (8, 6) if device.index == 0 else (6, 1)
+    )
+    monkeypatch.setattr(cuda_devices, "find_spec", lambda _: True)
+    cuda_devices._open.cache_clear()
+    assert cuda_devices.device_lines(cuda_devices.available()) == [
+        "ggml_cuda_init: found 1 CUDA devices:",
+        "  Device 0: Fake GPU 0, compute capability 8.6",
+        "ggml_cuda_init: not used: compute capability 7.5 or later is needed: CUDA1 (Fake GPU 1)",
+    ]
+    cuda_devices._open.cache_clear()
+
+
 def test_a_model_through_the_driver(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Load, prompt and generation with CUDA graphs, on two devices and the CPU."""
     monkeypatch.setattr(cuda_devices, "_open", lambda *_: (driver.devices, ""))

@@ -20,6 +20,7 @@ ENCODER_DEVICE = "MTMD_BACKEND_DEVICE"
 NO_DEVICE = ("none", "cpu")
 # A wheel that was built here before is in the cache of pip; a release of numpy is none of this.
 REINSTALL = "build PyCUDA again: pip install --force-reinstall --no-deps --no-cache-dir --no-binary pycuda pycuda"
+TOO_OLD = "compute capability 7.5 or later is needed"
 NO_PYCUDA = "PyCUDA is not installed (pip install pycuda)"
 
 
@@ -31,6 +32,18 @@ def available() -> Sequence[Device]:
 def why_none() -> str:
     """Why there are no devices, in a few words."""
     return _open(os.environ.get(EMULATE, ""), os.environ.get(EMULATED_MIB, ""))[1]
+
+
+def device_lines(devices: Sequence[Device]) -> list[str]:
+    """What devices are, and which GPUs of the machine are left out for their age."""
+    if not devices:
+        return []
+    lines = [f"ggml_cuda_init: found {len(devices)} CUDA devices:"]
+    for device in devices:
+        major, minor = device.compute_capability
+        lines.append(f"  Device {device.index}: {device.description}, compute capability {major}.{minor}")
+    reason = why_none()
+    return [*lines, f"ggml_cuda_init: not used: {reason}"] if reason.startswith(TOO_OLD) else lines
 
 
 @cache
@@ -54,7 +67,7 @@ def _open(emulated: str, mib: str) -> tuple[Sequence[Device], str]:
         return [], str(error)
     usable = [device for device in found if device.compute_capability >= OLDEST]
     too_old = ", ".join(str(device) for device in found if device not in usable)
-    reason = f"compute capability 7.5 or later is needed: {too_old}" if too_old else "there is no CUDA GPU"
+    reason = f"{TOO_OLD}: {too_old}" if too_old else "there is no CUDA GPU"
     return usable, reason
 
 

@@ -95,13 +95,13 @@ ATTENTION_ROWS = (
     option("-fa --flash-attn", SWITCH, "context.flash_attn", "flash attention", env="LLAMA_ARG_FLASH_ATTN"),
     option("-no-fa --no-flash-attn", OFF, "context.flash_attn", "no flash attention"),
     option(
-        "-mla --mla-use",
+        "-mla --mla-use --mla-attn",
         Kind("0..3", values.bounded(0, 3)),
         "context.mla",
         "how multi-head latent attention is computed and cached; no meaning for other models",
     ),
     option(
-        "-amb --attention-max-batch",
+        "-amb --attention-max-batch --attn-max-batch",
         Kind("MiB", values.to_attention_batch),
         "context.attn_max_batch",
         "bound on the scratch of the attention scores; 0 = none",

@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ikpy import __version__
 from ikpy.engine.prefix import PROMPT_TAIL
 from ikpy.engine.sampling import SamplingParams
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
+
+BUILD = f"ikpy-{__version__}"
+"""What answers call the program."""
 
 
 @dataclass

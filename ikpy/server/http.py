@@ -28,6 +28,8 @@ LONE = re.compile("[\ud800-\udfff]")
 """Surrogates: those of a pair are one character in texts of Python."""
 ANY_HEADER = zlib.MAX_WBITS | 32
 """For zlib: the data begin with the header of gzip or of zlib."""
+ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
+"""Routes of Anthropic's API."""
 SHORT_BODY = 2048
 """Bytes of a request that is read in the event loop: tokenizing so much takes up to 0.4 ms, another
 thread's turn 0.2."""
@@ -89,10 +91,22 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 
 def error_response(scope: Scope, body: dict[str, Any], status: int, headers: dict[str, str] | None = None) -> Response:
-    """The answer to a request with an error; clients of Ollama's routes expect a text where others do an object."""
+    """The answer to a request with an error; clients of Ollama's routes expect a text where others do an object, those
+    of Anthropic's its form."""
     path = scope["path"].removeprefix(scope.get("root_path", ""))
-    shown = {"error": body["error"]["message"]} if path.startswith("/api/") else body
-    return json_response(shown, status, headers)
+    if path.startswith("/api/"):
+        body = {"error": body["error"]["message"]}
+    elif path in ANTHROPIC:
+        body = {"type": "error", "error": with_anthropic_words(body["error"])}
+    return json_response(body, status, headers)
+
+
+def with_anthropic_words(error: dict[str, Any]) -> dict[str, Any]:
+    """An error of Anthropic's routes: Claude Code finds by its words that a conversation has to be shortened."""
+    if "n_prompt_tokens" not in error:
+        return error
+    message = f"prompt is too long: {error['n_prompt_tokens']} tokens > {error['n_ctx']} maximum"
+    return error | {"type": "invalid_request_error", "message": f"{message}: {error['message']}"}
 
 
 def data_event(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 SETTINGS = {
@@ -44,7 +45,7 @@ def without_additions(path: str, want: Any, got: Any) -> Any:
     got = without_added(want, got)
     if path in RESPONSES or (path == "/v1/messages" and isinstance(want, list)):
         return like(want, recorded_order(want, got) if isinstance(want, list) and isinstance(got, list) else got)
-    return without_lengths(got)
+    return recorded_error(got)
 
 
 def without_added(want: Any, got: Any, place: str = "") -> Any:
@@ -61,12 +62,17 @@ def without_added(want: Any, got: Any, place: str = "") -> Any:
     return got
 
 
-def without_lengths(got: Any) -> Any:
-    """An error of a prompt that is too long without what says so in numbers."""
+def recorded_error(got: Any) -> Any:
+    """An answer with an error in its recorded form: without Anthropic's name of it, and of a prompt that is too long
+    without what says so in numbers, with its recorded type."""
     error = got.get("error") if isinstance(got, dict) else None
     if not isinstance(error, dict):
         return got
-    return got | {"error": {name: value for name, value in error.items() if name not in ("n_prompt_tokens", "n_ctx")}}
+    got = {name: value for name, value in got.items() if (name, value) != ("type", "error")}
+    if "n_prompt_tokens" not in error:
+        return got
+    message = re.sub(r"^prompt is too long: \d+ tokens > \d+ maximum: ", "", error["message"])
+    return got | {"error": {"code": 400, "message": message, "type": "invalid_request_error"}}
 
 
 def like(want: Any, got: Any) -> Any:

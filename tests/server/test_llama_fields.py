@@ -161,3 +161,21 @@ def test_metrics_of_drafts() -> None:
     assert 0 < found["spec_decode_num_drafts_total"] <= found["spec_decode_num_draft_tokens_total"]
     assert found["spec_decode_num_draft_tokens_total"] == got["timings"]["draft_n"]
     assert found["spec_decode_num_accepted_tokens_total"] == got["timings"]["draft_n_accepted"] > 0
+
+
+def test_errors_of_messages_have_anthropics_form(tiny: TestClient) -> None:
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        got = tiny.post(path, json={"messages": 5}).json()
+        assert (got["type"], got["error"]["type"]) == ("error", "invalid_request_error")
+    assert "type" not in tiny.post("/v1/chat/completions", json={"messages": 5}).json()
+
+
+def test_claude_code_finds_that_a_conversation_is_too_long() -> None:
+    with running(f"{COMMAND} --context-shift off") as client:
+        body = {"messages": [{"role": "user", "content": "sea " * 3000}], "max_tokens": 2}
+        error = client.post("/v1/messages", json=body).json()["error"]
+        n_prompt = client.post("/v1/messages/count_tokens", json=body).json()["input_tokens"]
+        assert f"prompt is too long: {n_prompt} tokens > 1024 maximum" in error["message"]
+        assert error["type"] == "invalid_request_error"
+        chat = client.post("/v1/chat/completions", json=body).json()["error"]
+        assert chat["type"] == "exceed_context_size_error" and "prompt is too long" not in chat["message"]

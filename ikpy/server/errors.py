@@ -52,7 +52,7 @@ def bad_request(message: str) -> ApiError:
 
 
 def prompt_too_long(message: str, n_prompt: int, n_ctx: int) -> ApiError:
-    """A prompt that does not fit a context, with llama-server's type and fields, which say how much must be left out."""
+    """A prompt that does not fit a context, with type and fields of llama-server: how much must be left out."""
     fields = {"type": "exceed_context_size_error", "n_prompt_tokens": n_prompt, "n_ctx": n_ctx}
     return ApiError(400, message, fields=fields)
 

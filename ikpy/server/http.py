@@ -7,6 +7,7 @@ import json
 import json.encoder
 import re
 import secrets
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -136,6 +137,8 @@ def named_event(name: str, value: Any) -> str:
 
 
 DONE = "data: [DONE]\n\n"
+PING = b":\n\n"
+"""A comment in a stream of events."""
 
 
 async def read_body(request: Request, settings: ServerSettings) -> dict[str, Any]:
@@ -235,32 +238,58 @@ async def disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """Sends text pieces as they come; stops at once when the client goes away.
 
-    ``close`` is called in any case, so that what produces the pieces can be given up.
+    ``close`` is called in any case, so that what produces the pieces can be given up. When no piece has come for
+    ``ping`` seconds (0: never), a comment is sent: clients and proxies give up connections that are silent while a
+    long prompt is evaluated.
     """
 
     def __init__(
-        self, pieces: AsyncIterator[str], close: Callable[[], None], *, media_type: str = "text/event-stream"
+        self,
+        pieces: AsyncIterator[str],
+        close: Callable[[], None],
+        *,
+        ping: float = 0.0,
+        media_type: str = "text/event-stream",
     ) -> None:
         super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._pieces = pieces
         self._close = close
+        self._ping = ping
+        self._is_sending = True
+        self._last_sent = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream."""
         gone = asyncio.ensure_future(disconnected(receive))
         sending = asyncio.ensure_future(self._send_all(send))
+        pinging = asyncio.ensure_future(self._send_pings(send))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
-            gone.cancel()
-            sending.cancel()
+            for task in (gone, sending, pinging):
+                task.cancel()
             self._close()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        self._is_sending = False
         async for piece in self._pieces:
-            await send({"type": "http.response.body", "body": piece.encode("utf-8"), "more_body": True})
+            await self._send_part(send, piece.encode("utf-8"))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_part(self, send: Send, body: bytes) -> None:
+        self._is_sending = True
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._is_sending, self._last_sent = False, time.monotonic()
+
+    async def _send_pings(self, send: Send) -> None:
+        """Comments, but in the middle of a piece that a slow client takes in parts."""
+        while self._ping > 0:
+            await asyncio.sleep(max(0.0, self._last_sent + self._ping - time.monotonic()))
+            if self._is_sending:
+                self._last_sent = time.monotonic()
+            elif time.monotonic() - self._last_sent >= self._ping:
+                await self._send_part(send, PING)

@@ -211,6 +211,6 @@ async def completions(request: Request) -> Response:
     generation = await front.start(prompts, params, request)
     if params.stream:
         await generation.first(request)
-        return EventStream(answers.stream(generation), generation.cancel)
+        return EventStream(answers.stream(generation), generation.cancel, ping=front.settings.ping_interval)
     results = await generation.results(request)
     return await made_response(sum(map(answers.n_values, results)), lambda: answers.answer(results))

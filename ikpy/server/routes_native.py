@@ -61,7 +61,7 @@ async def answer_prompts(
     generation = await front.start(prompts, params, request)
     if params.stream:
         await generation.first(request)
-        return EventStream(stream(front, generation, params), generation.cancel)
+        return EventStream(stream(front, generation, params), generation.cancel, ping=front.settings.ping_interval)
     results = await generation.results(request)
 
     def answer() -> Any:

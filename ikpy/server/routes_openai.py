@@ -208,7 +208,7 @@ async def chat_completions(request: Request) -> Response:
     answer = ChatAnswer(front, chat)
     if chat.params.stream:
         await generation.first(request)
-        return EventStream(answer.stream(generation), generation.cancel)
+        return EventStream(answer.stream(generation), generation.cancel, ping=front.settings.ping_interval)
     results = await generation.results(request)
     return await made_response(sum(map(answer.n_values, results)), lambda: answer.answer(results))
 

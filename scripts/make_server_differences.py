@@ -56,6 +56,8 @@ names and types of fields, events and their order agree but for these. Names of 
 | limit reached: `/v1/responses` | `completed` | `incomplete`, `response.incomplete` |
 | `stop_sequences` of `/v1/messages` | `end_turn` | `stop_sequence` and the string |
 | an assistant message to be continued | the answer repeats it | the answer is what follows |
+| errors of `/v1/messages` | OpenAI's form | with Anthropic's `"type": "error"`; `prompt is too long: ...` |
+| connections without a request | closed after 5 seconds | closed after 75 seconds |
 | events of `/v1/responses` | without places and numbers | with all fields of OpenAI's |
 | `model` of chats and completions | the alias | what the request names |
 | `usage` with `n` above 1 | tokens of one answer | of all answers |

@@ -1,13 +1,13 @@
 """Tokens per second of a server with one slot and with several, beside xllamacpp's server.
 
-python -m benchmarks.server_throughput [--model model.gguf] [--slots 8] [--threads 1] [--seconds 8] [--rounds 3]
+python -m benchmarks.server_throughput [--model model.gguf] [--slots 4,16] [--threads 1] [--seconds 8] [--rounds 3]
     [--modes streamed,whole] [--peer]
 
 As many clients as slots send greedy completions over loopback, one after another, whose answers are streamed or come
 whole. Servers run in alternation, a round being one run of each. The clients share one thread that only looks for the
 end of answers, so that they take little of the processor. Reported are tokens per second of wall time and per second of
-the server's processor time, the processor time a token takes in the HTTP thread (of ikpy, where it is the main one),
-and the time between two parts of a streamed answer.
+the server's processor time, the processor time a token takes in the HTTP thread (of ikpy: in all threads but the
+engine's, the busiest), and the time to the first part of a streamed answer and between two parts.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ COUNT = re.compile(rb'"tokens_predicted":\s*(\d+)')
 
 @dataclass
 class Speed:
-    """Tokens per second of wall time, and per second of the server's processor time; processor time of its main thread
-    in microseconds per token; milliseconds between parts of answers, 50th and 99th percentile."""
+    """Tokens per second of wall time, and per second of the server's processor time; processor time of all threads but
+    the busiest in microseconds per token; milliseconds to the first part of answers and between parts, 50th and 99th
+    percentile."""
 
     wall: float
     processor: float
-    main_thread: float = 0.0
+    others: float = 0.0
+    first: tuple[float, float] = (0.0, 0.0)
     gaps: tuple[float, float] = (0.0, 0.0)
 
 
@@ -52,6 +54,8 @@ class Client:
 
     def __init__(self, address: str, n_predict: int, prompts: Iterator[str], *, stream: bool = True) -> None:
         self.n_tokens = 0
+        self.first: list[float] = []
+        """Seconds from requests to the first parts of their answers."""
         self.gaps: list[float] = []
         """Seconds between parts of answers."""
         self._stream = stream
@@ -69,6 +73,7 @@ class Client:
         head = f"POST /completion HTTP/1.1\r\nHost: {self._host}\r\nConnection: close\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
         host, port = self._host.split(":")
+        self._last = time.perf_counter()
         connection = socket.create_connection((host, int(port)), TIMEOUT)
         connection.sendall(head.encode() + data)
         return connection
@@ -77,8 +82,8 @@ class Client:
         """Takes what has come; whether the answer has ended. Raises SystemExit for anything but a whole answer."""
         data = connection.recv(65536)
         now = time.perf_counter()
-        if self._answer and data:
-            self.gaps.append(now - self._last)
+        if data:
+            (self.gaps if self._answer else self.first).append(now - self._last)
         self._last = now
         self._answer += data
         if data:
@@ -91,9 +96,9 @@ class Client:
         return True
 
 
-def main_thread_seconds(running: psutil.Process) -> float:
-    """Processor time of a process's main thread."""
-    return sum(thread.user_time + thread.system_time for thread in running.threads() if thread.id == running.pid)
+def thread_seconds(running: psutil.Process) -> dict[int, float]:
+    """Processor time of a process's threads."""
+    return {thread.id: thread.user_time + thread.system_time for thread in running.threads()}
 
 
 def measure(
@@ -102,7 +107,7 @@ def measure(
     """Loads a server with so many clients. Requests that are running at the end are waited for and count."""
     prompts = itertools.cycle(PROMPTS)
     everyone = [Client(address, n_predict, prompts, stream=stream) for _ in range(clients)]
-    began, cpu, main = time.perf_counter(), sum(running.cpu_times()[:2]), main_thread_seconds(running)
+    began, cpu, before = time.perf_counter(), sum(running.cpu_times()[:2]), thread_seconds(running)
     with selectors.DefaultSelector() as selector:
         for client in everyone:
             selector.register(client.ask(), selectors.EVENT_READ, client)
@@ -120,11 +125,16 @@ def measure(
                         selector.register(client.ask(), selectors.EVENT_READ, client)
     n_tokens = sum(client.n_tokens for client in everyone)
     wall, cpu = time.perf_counter() - began, sum(running.cpu_times()[:2]) - cpu
-    main = main_thread_seconds(running) - main
-    middle, high = (
-        np.quantile([gap for client in everyone for gap in client.gaps if stream] or [0.0], (0.5, 0.99)) * 1e3
-    )
-    return Speed(n_tokens / wall, n_tokens / cpu, 1e6 * main / n_tokens, (float(middle), float(high)))
+    spent = sorted(seconds - before.get(thread, 0.0) for thread, seconds in thread_seconds(running).items())
+    first = percentiles([seconds for client in everyone for seconds in client.first if stream])
+    gaps = percentiles([seconds for client in everyone for seconds in client.gaps if stream])
+    return Speed(n_tokens / wall, n_tokens / cpu, 1e6 * sum(spent[:-1]) / n_tokens, first, gaps)
+
+
+def percentiles(seconds: list[float]) -> tuple[float, float]:
+    """50th and 99th percentile in milliseconds, zeros of nothing."""
+    middle, high = np.quantile(seconds or [0.0], (0.5, 0.99)) * 1e3
+    return float(middle), float(high)
 
 
 def peer(model: str, slots: int, threads: int) -> AbstractContextManager[tuple[str, psutil.Process]]:
@@ -165,10 +175,10 @@ def line(name: str, speeds: list[Speed], single: list[Speed]) -> str:
             f"{np.median(ratios):.2f} times one slot"
         )
     if name.startswith("ikpy"):
-        parts.append(f"HTTP thread {np.median([speed.main_thread for speed in speeds]):.0f} us per token")
-    if any(speed.gaps[0] for speed in speeds):
-        middle, high = np.median([speed.gaps for speed in speeds], axis=0)
-        parts.append(f"between parts {middle:.2f} ms, 99 % below {high:.2f} ms")
+        parts.append(f"HTTP thread {np.median([speed.others for speed in speeds]):.0f} us per token")
+    for what, pairs in (("first part", [s.first for s in speeds]), ("between parts", [s.gaps for s in speeds])):
+        middle, high = np.median(pairs, axis=0)
+        parts += [f"{what} {middle:.2f} ms, 99 % below {high:.2f} ms"] if high else []
     return f"{name}: {'; '.join(parts)}"
 
 
@@ -177,7 +187,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description="throughput of `ikpy server` with one slot and with several")
     parser.add_argument("--model", default=str(ikpy.default_model_path()))
-    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--slots", default="8", help="beside one; several with commas between")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--n-predict", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=8, help="of each run")
@@ -198,7 +208,7 @@ def main() -> None:
     found: dict[tuple[str, str, int], list[Speed]] = {}
     for _ in range(args.rounds):
         for name, maker in makers.items():
-            for slots in (1, args.slots):
+            for slots in (1, *map(int, args.slots.split(","))):
                 with maker(args.model, slots, args.threads) as (address, running):
                     measure(address, running, slots, 0, args.n_predict)
                     for mode in modes:

@@ -37,8 +37,38 @@ and five recorded connections byte by byte (`tests/server/test_raw_streams.py`).
 differ on purpose; this page lists each of them. It is made by `scripts/make_server_differences.py`.
 
 Not compared anywhere: identifiers, times, and fields that depend on requests which are not recorded (slot numbers, the
-number of cached tokens). `n_params` and `size` describe the test's own copy of the model.
+number of cached tokens). `n_params` and `size` describe the test's own copy of the model. Fields of llama.cpp's server
+that the recorded one does not have (`ADDED` in `tests/server/additions.py`) stand beside those of ik_llama.cpp's in
+answers and are left out before the comparison; [below](#differences-from-llamacpps-server) is what else differs from
+that server.
 
+"""
+LLAMA = """## Differences from llama.cpp's server
+
+Requests of some 200 kinds were sent to ikpy and to llama.cpp's server of October 2026 with the same model. Status,
+names and types of fields, events and their order agree but for these. Names of ik_llama.cpp (`generated_text`,
+`stopped_eos`, `tok_str`, the flat settings of `/slots`) stand beside those of llama.cpp's.
+
+| topic | llama.cpp | ikpy |
+|---|---|---|
+| prompt longer than the context | 400 | its middle is left out; 400 with `--context-shift off` |
+| fields of a wrong type | 400 | the default, and a warning in the log |
+| limit reached: `/v1/responses` | `completed` | `incomplete`, `response.incomplete` |
+| `stop_sequences` of `/v1/messages` | `end_turn` | `stop_sequence` and the string |
+| an assistant message to be continued | the answer repeats it | the answer is what follows |
+| errors of `/v1/messages` | OpenAI's form | with Anthropic's `"type": "error"`; `prompt is too long: ...` |
+| connections without a request | closed after 5 seconds | closed after 75 seconds |
+| events of `/v1/responses` | without places and numbers | with all fields of OpenAI's |
+| `model` of chats and completions | the alias | what the request names |
+| `usage` with `n` above 1 | tokens of one answer | of all answers |
+| `n_predict` or `max_tokens` 0 | one token | none |
+| unknown `id_slot` | any slot | 400 |
+| `prompt` of `/completion` answers | the text with its BOS token | what was sent |
+| `id_slot` of native chunks | -1 | the slot |
+| `next_token` of `/slots` | a list | an object |
+| `tools`, pictures, roles that cannot be used; token ids out of range | 500 | 400 with the same or a plainer message |
+| wrong method on a route | 404 | 405 |
+| `n_predict` of `generation_settings` | the request's limit, as `max_tokens` | the server's |
 """
 
 
@@ -111,7 +141,7 @@ def page() -> str:
     lines = section("Everything is compared, with these expected differences", values)
     lines += section("Names, order and types of fields are compared, values are not", shape)
     lines += section("Only the status is compared; the behaviour has tests of its own", status)
-    return HEAD.format(total=len(captures), full=full) + "\n".join(lines)
+    return HEAD.format(total=len(captures), full=full) + "\n".join([*lines, LLAMA])
 
 
 def main() -> None:

@@ -243,6 +243,7 @@ class ServerOptions:
     queue_limit: int = 512
     cache_prompt: bool = True
     max_token_delay: float = 500.0
+    sse_ping_interval: int = 30
     cache_reuse: int = 0
     cache_ram: int = 8192
     cache_ram_similarity: float = 0.5

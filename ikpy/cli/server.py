@@ -273,6 +273,7 @@ def server_settings(params: CommonParams, path: str, model_pooling: str | None =
         cache_prompt=server.cache_prompt,
         queue_limit=server.queue_limit,
         max_token_delay=server.max_token_delay / 1e3,
+        ping_interval=max(0, server.sse_ping_interval),
         cache_reuse=server.cache_reuse,
         cache_ram=-1 if server.cache_ram < 0 else server.cache_ram << 20,
         cache_ram_similarity=server.cache_ram_similarity,

@@ -62,9 +62,7 @@ class Answer:
         return unsent
 
     def take_tokens(self) -> tuple[int, ...]:
-        """Ids of the tokens since the last call, if the request wants them."""
-        if not self.task.params.return_tokens:
-            return ()
+        """Ids of the tokens since the last call."""
         first, self._n_sent = self._n_sent, len(self.tokens)
         return tuple(self.tokens[first:])
 

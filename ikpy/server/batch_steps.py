@@ -140,6 +140,13 @@ class BatchSteps:
         totals.prompt_n += n_prompt
         totals.prompt_s += seconds * n_prompt / n_tokens
         totals.predicted_s += seconds * n_predicted / n_tokens
+        batches, slots = self._metrics.batches, [slot for slot, _, _ in plan.parts]
+        batches.n += 1
+        batches.n_busy += len(slots)
+        batches.n_longest = max(batches.n_longest, *[len(slot.tokens) for slot in slots])
+        for slot in slots:
+            batches.n_drafts += bool(slot.draft)
+            batches.n_drafted += len(slot.draft)
 
     def _distribute(self, plan: BatchPlan, rows: Any) -> None:
         start = 0
@@ -148,6 +155,8 @@ class BatchSteps:
             task = slot.task
             if task is None or task.cancelled:
                 continue
+            if slot.state is PROMPT and not slot.n_waiting:
+                self._metrics.batches.n_cached += slot.n_cached
             if isinstance(task, EmbeddingTask):
                 self._add_states(slot, first, start)
             else:
@@ -181,10 +190,11 @@ class BatchSteps:
                     log_released(self._log, slot)
 
     def _sample(self, slot: Slot, draw: Callable[[], None]) -> None:
-        before = slot.n_decoded
+        before, n_accepted = slot.n_decoded, slot.n_accepted
         try:
             draw()
             self._metrics.totals.predicted_n += slot.n_decoded - before
+            self._metrics.batches.n_accepted += slot.n_accepted - n_accepted
             if slot.held is not None:
                 slot.when_ready(self._tell)
             elif slot.token_delay is not None:

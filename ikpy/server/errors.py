@@ -52,8 +52,9 @@ def bad_request(message: str) -> ApiError:
 
 
 def prompt_too_long(message: str, n_prompt: int, n_ctx: int) -> ApiError:
-    """A prompt that does not fit a context, with the fields of llama-server that say how much must be left out."""
-    return ApiError(400, message, fields={"n_prompt_tokens": n_prompt, "n_ctx": n_ctx})
+    """A prompt that does not fit a context, with type and fields of llama-server: how much must be left out."""
+    fields = {"type": "exceed_context_size_error", "n_prompt_tokens": n_prompt, "n_ctx": n_ctx}
+    return ApiError(400, message, fields=fields)
 
 
 def queue_full(n_waiting: int) -> ApiError:

@@ -237,7 +237,7 @@ class Front:
         for slot in self.engine.slots:
             task = slot.last_task
             shown = self.describe(task.params) if isinstance(task, CompletionTask) else fresh
-            out.append(shown | status(slot))
+            out.append(shown | status(slot) | {"params": shown})
         return out
 
     def sampler(self, params: GenerationParams) -> Sampler:

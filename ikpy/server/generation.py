@@ -125,19 +125,20 @@ class Generation:
                 running -= 1
             yield event
 
-    async def first(self, request: Request) -> Event:
-        """The first event, which stays in the queue.
+    async def first(self, request: Request) -> None:
+        """Waits for the first event, which stays in the queue, but not longer than streams may be silent.
 
         Raises ApiError if it is an error, ClientGoneError when the client went away; both end all tasks.
         """
+        patience = self._engine.settings.ping_interval or None
         try:
-            event = await unless_gone(request, self._events.first())
-            if isinstance(event, Failed):
-                raise ApiError(event.code, event.message)
+            with contextlib.suppress(asyncio.TimeoutError):
+                event = await unless_gone(request, asyncio.wait_for(self._events.first(), patience))
+                if isinstance(event, Failed):
+                    raise ApiError(event.code, event.message)
         except BaseException:
             self.cancel()
             raise
-        return event
 
     async def results(self, request: Request) -> list[Any]:
         """Finished or Embedded event of every task, by index.

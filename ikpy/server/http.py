@@ -7,6 +7,7 @@ import json
 import json.encoder
 import re
 import secrets
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +29,8 @@ LONE = re.compile("[\ud800-\udfff]")
 """Surrogates: those of a pair are one character in texts of Python."""
 ANY_HEADER = zlib.MAX_WBITS | 32
 """For zlib: the data begin with the header of gzip or of zlib."""
+ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
+"""Routes of Anthropic's API."""
 SHORT_BODY = 2048
 """Bytes of a request that is read in the event loop: tokenizing so much takes up to 0.4 ms, another
 thread's turn 0.2."""
@@ -89,10 +92,22 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 
 def error_response(scope: Scope, body: dict[str, Any], status: int, headers: dict[str, str] | None = None) -> Response:
-    """The answer to a request with an error; clients of Ollama's routes expect a text where others do an object."""
+    """The answer to a request with an error; clients of Ollama's routes expect a text where others do an object, those
+    of Anthropic's its form."""
     path = scope["path"].removeprefix(scope.get("root_path", ""))
-    shown = {"error": body["error"]["message"]} if path.startswith("/api/") else body
-    return json_response(shown, status, headers)
+    if path.startswith("/api/"):
+        body = {"error": body["error"]["message"]}
+    elif path in ANTHROPIC:
+        body = {"type": "error", "error": with_anthropic_words(body["error"])}
+    return json_response(body, status, headers)
+
+
+def with_anthropic_words(error: dict[str, Any]) -> dict[str, Any]:
+    """An error of Anthropic's routes: Claude Code finds by its words that a conversation has to be shortened."""
+    if "n_prompt_tokens" not in error:
+        return error
+    message = f"prompt is too long: {error['n_prompt_tokens']} tokens > {error['n_ctx']} maximum"
+    return error | {"type": "invalid_request_error", "message": f"{message}: {error['message']}"}
 
 
 def data_event(value: Any) -> str:
@@ -122,6 +137,8 @@ def named_event(name: str, value: Any) -> str:
 
 
 DONE = "data: [DONE]\n\n"
+PING = b":\n\n"
+"""A comment in a stream of events."""
 
 
 async def read_body(request: Request, settings: ServerSettings) -> dict[str, Any]:
@@ -221,32 +238,58 @@ async def disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """Sends text pieces as they come; stops at once when the client goes away.
 
-    ``close`` is called in any case, so that what produces the pieces can be given up.
+    ``close`` is called in any case, so that what produces the pieces can be given up. When no piece has come for
+    ``ping`` seconds (0: never), a comment is sent: clients and proxies give up connections that are silent while a
+    long prompt is evaluated.
     """
 
     def __init__(
-        self, pieces: AsyncIterator[str], close: Callable[[], None], *, media_type: str = "text/event-stream"
+        self,
+        pieces: AsyncIterator[str],
+        close: Callable[[], None],
+        *,
+        ping: float = 0.0,
+        media_type: str = "text/event-stream",
     ) -> None:
         super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._pieces = pieces
         self._close = close
+        self._ping = ping
+        self._is_sending = True
+        self._last_sent = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream."""
         gone = asyncio.ensure_future(disconnected(receive))
         sending = asyncio.ensure_future(self._send_all(send))
+        pinging = asyncio.ensure_future(self._send_pings(send))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
-            gone.cancel()
-            sending.cancel()
+            for task in (gone, sending, pinging):
+                task.cancel()
             self._close()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        self._is_sending = False
         async for piece in self._pieces:
-            await send({"type": "http.response.body", "body": piece.encode("utf-8"), "more_body": True})
+            await self._send_part(send, piece.encode("utf-8"))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_part(self, send: Send, body: bytes) -> None:
+        self._is_sending = True
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._is_sending, self._last_sent = False, time.monotonic()
+
+    async def _send_pings(self, send: Send) -> None:
+        """Comments, but in the middle of a piece that a slow client takes in parts."""
+        while self._ping > 0:
+            await asyncio.sleep(max(0.0, self._last_sent + self._ping - time.monotonic()))
+            if self._is_sending:
+                self._last_sent = time.monotonic()
+            elif time.monotonic() - self._last_sent >= self._ping:
+                await self._send_part(send, PING)

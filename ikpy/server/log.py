@@ -11,6 +11,7 @@ import traceback
 from typing import IO, TYPE_CHECKING, Any
 
 from ikpy.errors import IkpyError
+from ikpy.server.log_writer import LogWriter
 
 if TYPE_CHECKING:
     from ikpy.server.tasks import Timings
@@ -22,16 +23,27 @@ class ServerLog:
     A stream that cannot be written is no error: requests are answered without their lines.
     """
 
-    def __init__(self, style: str = "text", out: IO[str] | None = None, err: IO[str] | None = None) -> None:
+    def __init__(
+        self,
+        style: str = "text",
+        out: IO[str] | None = None,
+        err: IO[str] | None = None,
+        writer: LogWriter | None = None,
+    ) -> None:
         self.style = style
         self._out = out
         self._err = err
+        self._writer = writer
+        """Takes the lines, so that nobody waits for who reads them."""
         self._lock = threading.Lock()
 
     @classmethod
     def standard(cls, style: str = "text") -> ServerLog:
         """Log on standard output and standard error."""
-        return cls(style, sys.stdout, sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        return cls(style, sys.stdout, sys.stderr, LogWriter())
 
     def event(self, function: str, message: str, **fields: Any) -> None:
         """An ordinary event."""
@@ -69,6 +81,8 @@ class ServerLog:
     def _write(self, level: str, function: str, message: str, fields: dict[str, Any]) -> None:
         if self._out is None:
             return
+        if self._writer is not None and (n_lines := self._writer.take_lost()):
+            self.caution("log", "lines left out that nobody took in time", n_lines=n_lines)
         tid, now = str(threading.get_ident()), int(time.time())
         if self.style == "json":
             head = {"tid": tid, "timestamp": now, "level": level, "function": function, "line": 0, "msg": message}
@@ -80,6 +94,9 @@ class ServerLog:
 
     def _print(self, stream: IO[str] | None, text: str) -> None:
         if stream is None:
+            return
+        if self._writer is not None:
+            self._writer.put(stream, text)
             return
         # Nobody reads the log any more, or the disk is full: the server goes on.
         with self._lock, contextlib.suppress(OSError, ValueError):

@@ -18,6 +18,13 @@ HELP = {
     "kv_cache_tokens": ("gauge", "KV-cache tokens."),
     "requests_processing": ("gauge", "Number of request processing."),
     "requests_deferred": ("gauge", "Number of request deferred."),
+    "prompt_tokens_cached_total": ("counter", "Prompt tokens that were not evaluated again."),
+    "n_decode_total": ("counter", "Batches evaluated."),
+    "n_tokens_max": ("counter", "Tokens of the longest text of a slot so far."),
+    "n_busy_slots_per_decode": ("gauge", "Slots in a batch, on average."),
+    "spec_decode_num_drafts_total": ("counter", "Drafts judged."),
+    "spec_decode_num_draft_tokens_total": ("counter", "Drafted tokens."),
+    "spec_decode_num_accepted_tokens_total": ("counter", "Drafted tokens that held."),
 }
 
 
@@ -45,10 +52,37 @@ class Totals:
 
 
 @dataclass
+class Batches:
+    """What batches had since the start: ``n_busy`` slots in ``n`` batches, the longest text of a slot in tokens, tokens
+    of prompts that were there already, drafts and their tokens."""
+
+    n: int = 0
+    n_busy: int = 0
+    n_longest: int = 0
+    n_cached: int = 0
+    n_drafts: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+
+    def values(self) -> dict[str, float]:
+        """By name in the Prometheus text."""
+        return {
+            "prompt_tokens_cached_total": self.n_cached,
+            "n_decode_total": self.n,
+            "n_tokens_max": self.n_longest,
+            "n_busy_slots_per_decode": self.n_busy / self.n if self.n else 0,
+            "spec_decode_num_drafts_total": self.n_drafts,
+            "spec_decode_num_draft_tokens_total": self.n_drafted,
+            "spec_decode_num_accepted_tokens_total": self.n_accepted,
+        }
+
+
+@dataclass
 class Metrics:
     """Totals since the start and at the last scrape; seconds between the last tokens of all answers."""
 
     totals: Totals = field(default_factory=Totals)
+    batches: Batches = field(default_factory=Batches)
     delays: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_DELAYS))
     _scraped: Totals = field(default_factory=Totals)
 
@@ -77,6 +111,7 @@ class Metrics:
             "kv_cache_tokens": used_cells,
             "requests_processing": processing,
             "requests_deferred": deferred,
+            **self.batches.values(),
         }
         lines = []
         for name, (kind, text) in HELP.items():

@@ -7,6 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ikpy.errors import FileFormatError
+from ikpy.gguf.metadata import scalar_or
+from ikpy.quants.registry import ftype_by_id
+
 FOREVER = "2500-01-01T00:00:00Z"
 """When a model is unloaded that stays loaded."""
 TOOL_OUTPUT = 10_000
@@ -23,13 +27,22 @@ def digest(*facts: object) -> str:
     return hashlib.sha256("\n".join(map(str, facts)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
+def file_type(metadata: Mapping[str, Any]) -> str:
+    """Name of the file type (`Q4_K_M`), "unknown" if the file says none."""
+    try:
+        return ftype_by_id(scalar_or(metadata, "general.file_type", -1)).name
+    except FileFormatError:
+        return "unknown"
+
+
 def model_list(entries: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> dict[str, Any]:
-    """Answer of GET /v1/models: OpenAI's list with what Codex reads; what Anthropic's clients read if one asks."""
+    """Answer of GET /v1/models: OpenAI's list with what llama.cpp's page and Codex read; if a client of
+    Anthropic's asks, what that reads too."""
     found: dict[str, Any] = {"object": "list", "data": [shown_entry(entry, headers) for entry in entries]}
     if "anthropic-version" in headers:
         ids = [entry["id"] for entry in entries] or [None]
         found |= {"has_more": False, "first_id": ids[0], "last_id": ids[-1]}
-    return found | {"models": [codex_entry(entry) for entry in entries]}
+    return found | {"models": [llama_entry(entry) | codex_entry(entry) for entry in entries]}
 
 
 def shown_entry(entry: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
@@ -37,6 +50,30 @@ def shown_entry(entry: Mapping[str, Any], headers: Mapping[str, str]) -> dict[st
     if "anthropic-version" not in headers:
         return dict(entry)
     return {**entry, "type": "model", "display_name": entry["id"], "created_at": stamp(entry["created"])}
+
+
+def llama_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A model in the list of llama.cpp's server, which leaves most fields of Ollama's API empty."""
+    takes_media = len(modalities_of(entry)) > 1
+    details = {"parent_model": "", "format": "gguf", "family": "", "families": [""], "parameter_size": ""}
+    return {
+        "name": entry["id"],
+        "model": entry["id"],
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "tags": [""],
+        "capabilities": ["completion", *(["multimodal"] if takes_media else [])],
+        "parameters": "",
+        "details": details | {"quantization_level": ""},
+    }
+
+
+def modalities_of(entry: Mapping[str, Any]) -> list[str]:
+    """What a model understands, as far as it is known."""
+    found: list[str] = entry.get("architecture", {}).get("input_modalities", ["text"])
+    return found
 
 
 def codex_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +110,7 @@ def codex_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
         "auto_compact_token_limit": n_ctx and n_ctx * 9 // 10,
         "effective_context_window_percent": 95,
         "experimental_supported_tools": [],
-        "input_modalities": entry.get("architecture", {}).get("input_modalities", ["text"]),
+        "input_modalities": modalities_of(entry),
         "supports_search_tool": False,
         "use_responses_lite": False,
         "auto_review_model_override": None,

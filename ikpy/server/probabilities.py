@@ -58,14 +58,15 @@ def token_text(vocab: Vocab, token: int) -> str:
     return piece.decode("utf-8", "replace")
 
 
-def native(vocab: Vocab, found: Sequence[TokenProbability]) -> list[dict[str, Any]]:
-    """Array ``completion_probabilities``."""
+def native(vocab: Vocab, found: Sequence[TokenProbability], *, post_sampling: bool) -> list[dict[str, Any]]:
+    """Array ``completion_probabilities``: the names of ik_llama.cpp and those of llama.cpp."""
     return [
         {
             "content": token_text(vocab, item.token),
             "probs": [{"tok_str": token_text(vocab, token), "prob": p} for token, p in item.top],
+            **shown,
         }
-        for item in found
+        for item, shown in zip(found, openai(vocab, found, post_sampling=post_sampling)["content"], strict=True)
     ]
 
 

@@ -307,7 +307,9 @@ async def messages(request: Request) -> Response:
     generation = await front.start([chat.prompt], chat.params, request)
     if chat.params.stream:
         await generation.first(request)
-        return EventStream(MessageStream(front, chat).events(generation), generation.cancel)
+        return EventStream(
+            MessageStream(front, chat).events(generation), generation.cancel, ping=front.settings.ping_interval
+        )
     event = (await generation.results(request))[0]
     reader, message = chat.output.reader(), ChatMessage()
     for delta in [*reader.feed(event.text), *reader.end(event)]:

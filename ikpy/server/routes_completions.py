@@ -32,6 +32,7 @@ from ikpy.server.prompts import Prompt, is_batch, is_token, read_prompts
 from ikpy.server.read_params import flag, integer
 from ikpy.server.routes_openai import stop_reason, usage
 from ikpy.server.routes_status import front_of
+from ikpy.server.settings import BUILD
 from ikpy.server.tasks import Failed, Finished, Piece, Progress
 from ikpy.server.token_lists import TokenLists, prompt_pieces
 
@@ -127,7 +128,8 @@ class Completions:
 
     def head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """The fields every object begins with."""
-        return {"choices": choices, "created": self.created, "model": self.model, "object": "text_completion"}
+        head = {"choices": choices, "created": self.created, "model": self.model, "system_fingerprint": BUILD}
+        return head | {"object": "text_completion"}
 
     def answer(self, events: Sequence[Finished]) -> dict[str, Any]:
         """The whole answer: a choice for every answer to every prompt, in order."""
@@ -209,6 +211,6 @@ async def completions(request: Request) -> Response:
     generation = await front.start(prompts, params, request)
     if params.stream:
         await generation.first(request)
-        return EventStream(answers.stream(generation), generation.cancel)
+        return EventStream(answers.stream(generation), generation.cancel, ping=front.settings.ping_interval)
     results = await generation.results(request)
     return await made_response(sum(map(answers.n_values, results)), lambda: answers.answer(results))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from ikpy.server.http import (
     EventStream,
     aside,
     data_event,
-    data_events,
     encoded_size,
     json_response,
     made_event,
@@ -62,7 +61,7 @@ async def answer_prompts(
     generation = await front.start(prompts, params, request)
     if params.stream:
         await generation.first(request)
-        return EventStream(stream(front, generation, params), generation.cancel)
+        return EventStream(stream(front, generation, params), generation.cancel, ping=front.settings.ping_interval)
     results = await generation.results(request)
 
     def answer() -> Any:
@@ -96,45 +95,55 @@ def n_final_values(generation: Generation, event: Finished) -> int:
     n = len(params.penalty_prompt or ()) + len(params.sampling.logit_bias) + len(params.stop)
     shown = len(prompt) if isinstance(prompt, list) else 0
     n += len(event.tokens) if params.return_tokens else 0
-    return N_FIELDS + n + shown + len(event.probabilities) * (1 + max(0, params.n_probs))
+    return N_FIELDS + n + shown + n_probability_values(event, params)
+
+
+def n_probability_values(event: Piece | Finished, params: GenerationParams) -> int:
+    """About how many values the probabilities of an event have."""
+    return len(event.probabilities) * (1 + max(0, params.n_probs)) * (2 + probabilities.N_ENTRY)
 
 
 async def stream(front: Front, generation: Generation, params: GenerationParams) -> AsyncIterator[str]:
     """Events of a native stream."""
-    plain: dict[int, Callable[[str], str]] = {}
-    """Events of slots with nothing but text."""
     async for event in generation.events():
         if isinstance(event, Failed):
             yield data_event(error_body(event.code, event.message))
-        elif isinstance(event, Piece) and not event.tokens and params.n_probs <= 0 and event.timings is None:
-            if event.id_slot not in plain:
-                plain[event.id_slot] = data_events(partial(text_object, event.id_slot))
-            yield plain[event.id_slot](event.text)
         elif isinstance(event, Piece):
-            n_values = len(event.probabilities) * (1 + params.n_probs)
-            yield await made_event(n_values, partial(piece_object, front, params, event))
+            yield await made_event(n_probability_values(event, params), partial(piece_object, front, params, event))
         elif isinstance(event, Progress):
-            yield data_event(text_object(event.id_slot, "") | {"prompt_progress": event.json()})
+            yield data_event(chunk_object(event, "", 0) | {"prompt_progress": event.json()})
         elif isinstance(event, Finished):
             last = partial(last_object, front, generation, params, event)
             yield await made_event(n_final_values(generation, event), last)
 
 
-def text_object(id_slot: int, text: str) -> dict[str, Any]:
-    """A streamed chunk of nothing but text."""
-    return {"content": text, "stop": False, "id_slot": id_slot, "multimodal": False}
+def chunk_object(event: Piece | Progress, text: str, n_decoded: int, tokens: Sequence[int] = ()) -> dict[str, Any]:
+    """What every streamed chunk has. ``n_decoded``: tokens of the answer so far."""
+    return {
+        "index": event.index,
+        "content": text,
+        "tokens": list(tokens),
+        "stop": False,
+        "id_slot": event.id_slot,
+        "multimodal": False,
+        "tokens_predicted": n_decoded,
+        "tokens_evaluated": event.n_prompt,
+    }
 
 
 def piece_object(front: Front, params: GenerationParams, event: Piece) -> dict[str, Any]:
     """One streamed chunk."""
-    out = text_object(event.id_slot, event.text)
+    out = chunk_object(event, event.text, event.n_decoded, event.tokens)
     if params.n_probs > 0:
-        out["completion_probabilities"] = probabilities.native(front.vocab, event.probabilities)
+        out["completion_probabilities"] = shown_probabilities(front, params, event)
     if event.timings is not None:
         out["timings"] = event.timings.json()
-    if params.return_tokens:
-        out["tokens"] = list(event.tokens)
     return out
+
+
+def shown_probabilities(front: Front, params: GenerationParams, event: Piece | Finished) -> list[dict[str, Any]]:
+    """Array ``completion_probabilities`` of an event."""
+    return probabilities.native(front.vocab, event.probabilities, post_sampling=params.post_sampling_probs)
 
 
 def final_object(front: Front, generation: Generation, params: GenerationParams, event: Finished) -> dict[str, Any]:
@@ -142,8 +151,10 @@ def final_object(front: Front, generation: Generation, params: GenerationParams,
     task = generation.tasks[event.index]
     assert isinstance(task, CompletionTask)
     out = {
+        "index": event.index,
         "content": event.text,
         "generated_text": event.text,
+        "tokens": list(event.tokens) if params.return_tokens else [],
         "id_slot": event.id_slot,
         "stop": True,
         "model": front.settings.alias,
@@ -151,7 +162,9 @@ def final_object(front: Front, generation: Generation, params: GenerationParams,
         "tokens_evaluated": event.n_prompt,
         "generation_settings": front.describe(task.params),
         "prompt": task.prompt,
+        "has_new_line": "\n" in event.text,
         "truncated": event.truncated,
+        "stop_type": event.stop_type,
         "stopped_eos": event.stopped_eos,
         "stopped_word": event.stopped_word,
         "stopped_limit": event.stopped_limit,
@@ -160,16 +173,14 @@ def final_object(front: Front, generation: Generation, params: GenerationParams,
         "timings": event.timings.json(),
     }
     if params.n_probs > 0:
-        out["completion_probabilities"] = probabilities.native(front.vocab, event.probabilities)
-    if params.return_tokens:
-        out["tokens"] = list(event.tokens)
+        out["completion_probabilities"] = shown_probabilities(front, params, event)
     return selected(out, params.response_fields) if params.response_fields else out
 
 
 def last_object(front: Front, generation: Generation, params: GenerationParams, event: Finished) -> dict[str, Any]:
     """The last chunk: the whole answer without its text and tokens, which have been streamed."""
-    sent: dict[str, Any] = {"content": ""} | ({"tokens": []} if params.return_tokens else {})
-    return final_object(front, generation, params, event) | sent
+    answer = final_object(front, generation, params, event)
+    return answer | {"content": ""} | ({"tokens": []} if "tokens" in answer else {})
 
 
 def selected(answer: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:

@@ -14,9 +14,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ikpy.errors import FileFormatError
-from ikpy.gguf.metadata import scalar_or
-from ikpy.quants.registry import ftype_by_id
 from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.output import ChatMessage, OutputFormat
 from ikpy.server.chat.request import chat_request, model_of
@@ -26,7 +23,7 @@ from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front
 from ikpy.server.generation import Generation
 from ikpy.server.http import EventStream, aside, json_response, made_json, made_response, read_body, to_json
-from ikpy.server.model_entries import FOREVER, digest, stamp
+from ikpy.server.model_entries import FOREVER, digest, file_type, stamp
 from ikpy.server.ollama_requests import chat_messages, common_fields, read_images, read_logprobs, with_images
 from ikpy.server.params import GenerationParams
 from ikpy.server.probabilities import N_ENTRY, openai
@@ -270,14 +267,6 @@ def details(front: Front) -> dict[str, Any]:
     size = f"{front.model.n_params / 1e9:.1f}B" if front.model.n_params >= 1e8 else f"{front.model.n_params / 1e6:.1f}M"
     found = {"parent_model": "", "format": "gguf", "family": arch, "families": [arch], "parameter_size": size}
     return found | {"quantization_level": file_type(front.model.metadata)}
-
-
-def file_type(metadata: Mapping[str, Any]) -> str:
-    """Name of the file type (`Q4_K_M`), "unknown" if the file says none."""
-    try:
-        return ftype_by_id(scalar_or(metadata, "general.file_type", -1)).name
-    except FileFormatError:
-        return "unknown"
 
 
 def model_entry(front: Front) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from ikpy.server.http import (
     read_body,
 )
 from ikpy.server.routes_status import front_of
+from ikpy.server.settings import BUILD
 from ikpy.server.tasks import Failed, Finished, Piece, Progress, TokenProbability
 
 
@@ -103,6 +104,7 @@ class ChatAnswer:
             "choices": [self.choice(event) for event in events],
             "created": self.created,
             "model": self.chat.model,
+            "system_fingerprint": BUILD,
             "object": "chat.completion",
             "usage": usage(events, len(events)),
             "id": self.id,
@@ -112,7 +114,7 @@ class ChatAnswer:
     def chunk_object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """What is in every event of a stream."""
         head = {"choices": choices, "created": self.created, "id": self.id, "model": self.chat.model}
-        return head | {"object": "chat.completion.chunk"}
+        return head | {"system_fingerprint": BUILD, "object": "chat.completion.chunk"}
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
         """One event of a stream."""
@@ -206,7 +208,7 @@ async def chat_completions(request: Request) -> Response:
     answer = ChatAnswer(front, chat)
     if chat.params.stream:
         await generation.first(request)
-        return EventStream(answer.stream(generation), generation.cancel)
+        return EventStream(answer.stream(generation), generation.cancel, ping=front.settings.ping_interval)
     results = await generation.results(request)
     return await made_response(sum(map(answer.n_values, results)), lambda: answer.answer(results))
 

@@ -163,7 +163,7 @@ async def responses(request: Request) -> Response:
     writer = ResponseWriter(front, chat, body)
     if chat.params.stream:
         await generation.first(request)
-        return EventStream(writer.stream(generation), generation.cancel)
+        return EventStream(writer.stream(generation), generation.cancel, ping=front.settings.ping_interval)
     result = (await generation.results(request))[0]
     return await made_response(writer.n_values(result), lambda: writer.answer(result))
 

@@ -7,10 +7,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ikpy.server.chat.tool_formats import tool_format
 from ikpy.server.errors import ApiError, bad_request, engine_ended
 from ikpy.server.front import Front
 from ikpy.server.http import json_response, made_response, parsed, read_bytes
-from ikpy.server.model_entries import model_list, shown_entry
+from ikpy.server.model_entries import file_type, model_list, shown_entry
+from ikpy.server.settings import BUILD
 from ikpy.tools.media_marks import MARKER
 
 VOCAB_TYPES = {"none": 0, "spm": 1, "bpe": 2, "wpm": 3, "ugm": 4, "rwkv": 5, "plamo": 6}
@@ -64,20 +66,28 @@ async def props(request: Request) -> Response:
     front = front_of(request)
     vocab, settings = front.vocab, front.settings
     shown = front.default_settings() | {"seed": -1}
+    shown |= {"params": dict(shown)}  # where llama.cpp's server has them
     body = {
         "system_prompt": "",
         "model_alias": settings.alias,
+        "model_ftype": file_type(front.model.metadata),
         "model_path": settings.model_path,
         "default_generation_settings": shown,
         "total_slots": settings.n_slots,
         "model_name": front.model_name,
         "chat_template": front.template.source,
-        "chat_template_caps": {},
+        "chat_template_caps": capabilities(front),
         "bos_token": vocab.special_text(vocab.bos),
         "eos_token": vocab.special_text(vocab.eos),
         "modalities": modalities(front),
         "n_ctx": front.n_ctx,
         "cors_proxy_enabled": False,
+        "endpoint_slots": settings.slots,
+        "endpoint_props": settings.change_props,
+        "endpoint_metrics": settings.metrics,
+        "ui": settings.webui,
+        "build_info": BUILD,
+        "is_sleeping": False,
     }
     if front.media is not None:
         body["media_marker"] = MARKER
@@ -89,6 +99,19 @@ async def props(request: Request) -> Response:
 def modalities(front: Front) -> dict[str, bool]:
     """What the model understands beside text."""
     return {"vision": front.takes["image"], "audio": front.takes["audio"]}
+
+
+def capabilities(front: Front) -> dict[str, bool]:
+    """What conversations may have that the template writes, in the words of llama.cpp's server."""
+    template, tools = front.template, tool_format(front.tool_template.source) is not None
+    return {
+        "supports_object_arguments": template.wants_object_arguments,
+        "supports_string_content": True,  # which becomes a list of parts where the template wants one
+        "supports_system_role": template.shows_system,
+        "supports_tool_calls": tools,
+        "supports_tools": tools,
+        "supports_typed_content": template.wants_content_parts,
+    }
 
 
 async def change_props(request: Request) -> Response:
@@ -136,17 +159,21 @@ def model_entry(front: Front) -> dict[str, Any]:
     meta = {
         "vocab_type": VOCAB_TYPES[front.vocab.kind],
         "n_vocab": hparams.n_vocab,
+        "n_ctx": front.n_ctx_slot,
         "n_ctx_train": hparams.n_ctx_train,
         "n_embd": hparams.n_embd,
         "n_params": front.model.n_params,
         "size": front.model.size_bytes,
+        "ftype": file_type(front.model.metadata),
     }
     return {
         "id": front.settings.alias,
+        "aliases": [front.settings.alias],
+        "tags": [],
         "object": "model",
         "created": front.started,
         "owned_by": "llamacpp",
-        **({} if front.media is None else {"architecture": architecture(front)}),
+        "architecture": architecture(front),
         "meta": meta,
         "max_model_len": front.n_ctx_slot,
     }

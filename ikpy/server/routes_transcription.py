@@ -105,7 +105,7 @@ async def transcriptions(request: Request) -> Response:
     generation = await front.start([chat.prompt], chat.params, request)
     if chat.params.stream:
         await generation.first(request)
-        return EventStream(stream(chat, generation), generation.cancel)
+        return EventStream(stream(chat, generation), generation.cancel, ping=front.settings.ping_interval)
     (event,) = await generation.results(request)
     found = answer(chat, event)
     return PlainTextResponse(found["text"] + "\n") if fields.get("response_format") == b"text" else json_response(found)

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from ikpy.server.build import Server
 
 INTERRUPTED = 130
-KEEP_ALIVE_SECONDS = 5
+KEEP_ALIVE_SECONDS = 75
+"""How long a connection without a request stays open: longer than clients and proxies keep theirs (httpx 5 seconds,
+aiohttp 15, nginx 60), or one may send a request while it is being closed."""
 GIVE_UP_SECONDS = 30.0
 """Seconds that requests which are given up may take to end: one may be in the middle of a large batch."""
 JOIN_SECONDS = 1.0

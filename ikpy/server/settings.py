@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ikpy import __version__
 from ikpy.engine.prefix import PROMPT_TAIL
 from ikpy.engine.sampling import SamplingParams
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
+
+BUILD = f"ikpy-{__version__}"
+"""What answers call the program."""
 
 
 @dataclass
@@ -36,6 +40,7 @@ class ServerSettings:
     ``media_path`` is the folder of pictures that requests name as ``file://`` addresses (None: they are refused),
     ``downloads`` allows pictures from other hosts.
     ``max_token_delay`` is the time in seconds that a batch of prompt tokens may keep running answers waiting.
+    ``ping_interval`` is the time in seconds without an event after which streams get a line for nobody (0: never).
     """
 
     alias: str = "default"
@@ -54,6 +59,7 @@ class ServerSettings:
     context_shift: bool = True
     queue_limit: int = 512
     max_token_delay: float = 0.5
+    ping_interval: float = 30.0
     cache_reuse: int = 0
     cache_ram: int = 8192 << 20
     cache_ram_similarity: float = 0.5

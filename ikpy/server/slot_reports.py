@@ -66,6 +66,7 @@ def timings_of(slot: Slot) -> Timings:
         1e3 * (now - first),
         slot.n_ctx,
         len(slot.tokens),
+        slot.n_cached,
         slot.n_drafted if slot.speculator else None,
         slot.n_accepted if slot.speculator else None,
     )
@@ -79,6 +80,11 @@ def status(slot: Slot) -> dict[str, Any]:
         "id": slot.id,
         "id_task": -1 if task is None else task.id,
         "state": int(slot.state is not SlotState.IDLE),
+        "is_processing": slot.state is not SlotState.IDLE,
+        "speculative": slot.speculator is not None,
+        "n_prompt_tokens": len(slot.tokens),
+        "n_prompt_tokens_processed": max(0, min(len(slot.prompt), len(slot.tokens)) - slot.n_cached),
+        "n_prompt_tokens_cache": slot.n_cached,
         "prompt": None if task is None else shown_prompt(task, slot.n_ctx),
         "next_token": {
             "has_next_token": last is None,

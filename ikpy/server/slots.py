@@ -259,7 +259,8 @@ class Slot(SlotRequest):
             return
         unsent, tokens = answer.take_unsent(), answer.take_tokens()
         timings = timings_of(self) if task.params.timings_per_token else None
-        self.emit(Piece(task.index, self.id, text, unsent, timings, len(self.prompt), self.n_cached, tokens))
+        place, lengths = (task.index, self.id), (len(self.prompt), self.n_cached, answer.n_decoded)
+        self.emit(Piece(*place, text, unsent, timings, *lengths, tokens))
 
     def _finish(self, answer: Answer, text: str) -> None:
         """Last piece and end of the request."""

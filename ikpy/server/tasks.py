@@ -41,12 +41,14 @@ class Timings(NamedTuple):
     predicted_ms: float
     n_ctx: int
     n_past: int
+    cache_n: int = 0
     draft_n: int | None = None
     draft_n_accepted: int | None = None
 
     def json(self) -> dict[str, Any]:
         """Object ``timings`` of answers."""
         return {
+            "cache_n": self.cache_n,
             "prompt_n": self.prompt_n,
             "prompt_ms": self.prompt_ms,
             "prompt_per_token_ms": _ratio(self.prompt_ms, self.prompt_n),
@@ -67,8 +69,8 @@ def _ratio(a: float, b: float) -> float:
 
 @dataclass(slots=True)
 class Piece:
-    """New text of a generation, with the probabilities of the tokens since the last piece; ``timings`` and the
-    ``tokens`` themselves only if the request wants them."""
+    """New text of a generation, with the tokens since the last piece and their probabilities; ``timings`` only
+    if the request wants them. ``n_decoded``: tokens of the answer so far."""
 
     index: int
     id_slot: int
@@ -77,7 +79,8 @@ class Piece:
     timings: Timings | None
     n_prompt: int
     n_cached: int
-    tokens: tuple[int, ...] = ()
+    n_decoded: int
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,11 @@ class Finished:
     probabilities: tuple[TokenProbability, ...]
     timings: Timings
     prompt_probabilities: tuple[TokenProbability, ...] = ()
+
+    @property
+    def stop_type(self) -> str:
+        """Why the text ends, in llama.cpp's words."""
+        return "eos" if self.stopped_eos else "word" if self.stopped_word else "limit"
 
 
 @dataclass(frozen=True)

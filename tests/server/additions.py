@@ -3,8 +3,38 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
+SETTINGS = {
+    "top_n_sigma", "xtc_probability", "xtc_threshold", "post_sampling_probs", "timings_per_token",
+}  # fmt: skip
+PROBABILITY = {"id", "token", "bytes", "logprob", "top_logprobs", "prob", "top_probs"}
+SLOT = {
+    "params", "is_processing", "speculative", "n_prompt_tokens", "n_prompt_tokens_processed", "n_prompt_tokens_cache",
+}  # fmt: skip
+ADDED: dict[str, set[str]] = {
+    "": {
+        "index", "tokens", "tokens_predicted", "tokens_evaluated", "has_new_line", "stop_type", "system_fingerprint",
+        "model_ftype", "endpoint_slots", "endpoint_props", "endpoint_metrics", "ui", "build_info", "is_sleeping",
+        *SLOT, *SETTINGS,
+    },
+    "slots": SLOT | SETTINGS,
+    "timings": {"cache_n"},
+    "generation_settings": SETTINGS,
+    "default_generation_settings": SETTINGS | {"params"},
+    "completion_probabilities": PROBABILITY,
+    "data": {"aliases", "tags", "architecture"},
+    "meta": {"n_ctx", "ftype"},
+    "models": {
+        "name", "model", "modified_at", "size", "digest", "type", "tags", "capabilities", "parameters", "details",
+    },
+    "chat_template_caps": {
+        "supports_object_arguments", "supports_string_content", "supports_system_role", "supports_tool_calls",
+        "supports_tools", "supports_typed_content",
+    },
+}  # fmt: skip
+"""Fields of llama.cpp's server that the recorded program does not have, by the field whose value has them."""
 RESPONSES = ("/v1/responses", "/responses")
 ENDINGS = ("response.output_text.done", "response.content_part.done", "response.output_item.done", "content_block_stop")
 
@@ -12,17 +42,37 @@ ENDINGS = ("response.output_text.done", "response.content_part.done", "response.
 def without_additions(path: str, want: Any, got: Any) -> Any:
     """``got`` (response or events) in the form of ``want``: responses have more fields and events here, and items and
     blocks end before the next one begins instead of all at the end; errors of long prompts say how long they are."""
+    got = without_added(want, got)
     if path in RESPONSES or (path == "/v1/messages" and isinstance(want, list)):
         return like(want, recorded_order(want, got) if isinstance(want, list) and isinstance(got, list) else got)
-    return without_lengths(got)
+    return recorded_error(got)
 
 
-def without_lengths(got: Any) -> Any:
-    """An error of a prompt that is too long without what says so in numbers."""
+def without_added(want: Any, got: Any, place: str = "") -> Any:
+    """``got``, the value of the field ``place``, without the fields of ``ADDED`` that were not recorded."""
+    if isinstance(want, dict) and isinstance(got, dict):
+        added = ADDED.get("" if place == "data" and ("content" in got or "choices" in got) else place, set())
+        return {
+            name: without_added(want.get(name), value, name)
+            for name, value in got.items()
+            if name in want or name not in added
+        }
+    if isinstance(want, list) and isinstance(got, list) and len(want) == len(got):
+        return [without_added(a, b, place) for a, b in zip(want, got, strict=True)]
+    return got
+
+
+def recorded_error(got: Any) -> Any:
+    """An answer with an error in its recorded form: without Anthropic's name of it, and of a prompt that is too long
+    without what says so in numbers, with its recorded type."""
     error = got.get("error") if isinstance(got, dict) else None
     if not isinstance(error, dict):
         return got
-    return got | {"error": {name: value for name, value in error.items() if name not in ("n_prompt_tokens", "n_ctx")}}
+    got = {name: value for name, value in got.items() if (name, value) != ("type", "error")}
+    if "n_prompt_tokens" not in error:
+        return got
+    message = re.sub(r"^prompt is too long: \d+ tokens > \d+ maximum: ", "", error["message"])
+    return got | {"error": {"code": 400, "message": message, "type": "invalid_request_error"}}
 
 
 def like(want: Any, got: Any) -> Any:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import os
+import select
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import IO
 
+import httpx
+import pytest
 from starlette.testclient import TestClient
 
 from ikpy.cli.server import make_server
 from ikpy.errors import UsageError
 from ikpy.server.log import ServerLog
+from ikpy.server.log_writer import LogWriter
 from tests.server.harness import MODELS, Session, loaded, parse
+from tests.server.live import PATIENCE, address_of
 
 
 def logged(out: io.StringIO, options: str = "") -> TestClient:
@@ -102,3 +112,74 @@ def test_fields_of_the_wrong_type_are_named() -> None:
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     found = [(line["level"], line["fields"]) for line in lines if "wrong type" in line["msg"]]
     assert found == [("WARN", ["temperature", "n_predict", "cache_prompt"])]
+
+
+def small_pipe() -> tuple[int, IO[str]]:
+    """A pipe that holds one page: the end that is read, and the other one."""
+    end, start = os.pipe()
+    fcntl.fcntl(start, fcntl.F_SETPIPE_SZ, 4096)
+    return end, os.fdopen(start, "w", encoding="utf-8")
+
+
+def test_nobody_waits_for_who_reads_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ikpy.server.log_writer.MOST_WAITING", 20_000)
+    end, stream = small_pipe()
+    writer = LogWriter()
+    log = ServerLog("json", stream, writer=writer)
+    n_lines = 500
+    for number in range(n_lines):  # which would not end
+        log.event("main", "line", number=number, text="é")
+    assert not writer.finish(0.1)
+    with os.fdopen(end, encoding="utf-8") as reader:
+        found = [json.loads(reader.readline())]
+        while writer._n_waiting > 10_000:
+            found.append(json.loads(reader.readline()))
+        log.event("main", "line", number=n_lines)
+        while found[-1].get("number") != n_lines:
+            found.append(json.loads(reader.readline()))
+        *whole, lost, _ = found
+        assert [line["number"] for line in whole] == list(range(len(whole))) and len(whole) > 50
+        assert (lost["level"], lost["function"], lost["n_lines"]) == ("WARN", "log", n_lines - len(whole))
+        assert writer.finish(PATIENCE)
+        stream.close()
+
+
+def test_lines_of_texts_in_memory_and_of_broken_streams_are_written_or_passed_over() -> None:
+    out, writer = io.StringIO(), LogWriter()
+    end, broken = small_pipe()
+    os.close(end)
+    log = ServerLog("text", out, broken, writer)
+    log.forward("one", error=True)
+    log.forward("two", error=False)
+    assert writer.finish(PATIENCE) and out.getvalue() == "two\n"
+    with contextlib.suppress(BrokenPipeError):
+        broken.close()
+
+
+def test_a_server_goes_on_and_ends_while_its_log_is_not_read() -> None:
+    end, stream = small_pipe()
+    line = [sys.executable, "-m", "ikpy", "server", "-m", MODELS["PUPPET"], "-t", "1", "-c", "256", "-np", "1"]
+    with stream, subprocess.Popen([*line, "--port", "0"], stdout=stream, stderr=stream) as server:
+        reading = threading.Event()
+        reader = threading.Thread(target=read_until, args=(end, reading), daemon=True)
+        reader.start()
+        try:
+            address = address_of(server)
+            reading.set()
+            reader.join(PATIENCE)
+            with httpx.Client(base_url=address, timeout=PATIENCE) as client:
+                for _ in range(30):
+                    answer = client.post("/completion", json={"prompt": "x", "n_predict": 1})
+                    assert answer.status_code == 200
+            server.terminate()
+            assert server.wait(PATIENCE) == 0
+        finally:
+            server.kill()
+            os.close(end)
+
+
+def read_until(end: int, is_enough: threading.Event) -> None:
+    """Reads what comes from a pipe, until it is told otherwise: then nobody does."""
+    while not is_enough.is_set():
+        if select.select([end], [], [], 0.05)[0]:
+            os.read(end, 4096)

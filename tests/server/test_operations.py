@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import io
 import json
 import os
@@ -13,6 +14,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -24,7 +26,7 @@ from ikpy.errors import UsageError
 from ikpy.server.app import is_allowed
 from ikpy.server.keys import KeyRing, key_end, read_keys
 from ikpy.server.log import ServerLog
-from ikpy.server.serve import HttpServer
+from ikpy.server.serve import KEEP_ALIVE_SECONDS, HttpServer
 from tests.server.harness import running
 from tests.server.live import PATIENCE, wait_for
 from tests.server.test_command import failed_start, process
@@ -226,6 +228,25 @@ def test_wrong_configuration(tmp_path: Path, text: str, wanted: str) -> None:
 
 def ask(address: str) -> dict:
     return httpx.post(f"{address}/completion", json=TEXT, timeout=PATIENCE).json()
+
+
+def test_idle_connections_outlast_those_of_clients() -> None:
+    """A client that sends a request while the server closes its connection gets an error, and httpx keeps them for 5
+    seconds, as uvicorn does by itself. They do not keep the server from ending."""
+    with process("-c", "512", "-np", "1") as (server, address):
+        connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=PATIENCE)
+        connection.connect()
+        connection.auto_open = False
+        for pause in (5.5, 0.0):
+            connection.request("GET", "/health")
+            assert connection.getresponse().read()
+            time.sleep(pause)
+        server.terminate()
+        began = time.monotonic()
+        server.communicate(timeout=PATIENCE)
+        assert time.monotonic() - began < KEEP_ALIVE_SECONDS / 3
+        assert connection.sock.recv(1) == b""
+        connection.close()
 
 
 def test_slots_survive_a_restart(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_the_byte_limit_holds_and_the_oldest_goes_first() -> None:
     assert not cache.wants([0, 1, 2]) and cache.wants([0, 5])
     assert cache.has_room_for(cache.limit) and not cache.has_room_for(cache.limit + 1)
     cache.store(state([*range(10), 77], 100))
-    assert sum(s.tokens[0] == 0 for s in cache._states) == 1, "a longer text replaces its beginning"
+    assert sum(s.tokens[0] == 0 for s in cache._by_use.values()) == 1, "a longer text replaces its beginning"
 
 
 def test_texts_of_other_scales_of_adapters_are_others() -> None:

@@ -290,7 +290,7 @@ def test_a_prompt_that_is_too_long_is_told_its_length(server: Server, client: Te
             assert response.json()["error"] == {
                 "code": 400,
                 "message": TOO_LONG,
-                "type": "invalid_request_error",
+                "type": "exceed_context_size_error",
                 "n_prompt_tokens": n,
                 "n_ctx": n_slot,
             }

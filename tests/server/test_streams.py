@@ -183,7 +183,7 @@ class Played:
         timings = Timings(1, 0.0, len(pieces), 0.0, 64, 1)
         found = [TokenProbability(token, 0.5, ()) for token in range(300, 300 + len(pieces))]
         self._events: list[Event] = [
-            Piece(0, 0, text, (item,), None, 1, 0) for text, item in zip(pieces, found, strict=True)
+            Piece(0, 0, text, (item,), None, 1, 0, 1, ()) for text, item in zip(pieces, found, strict=True)
         ]
         self._events.append(
             Finished(

@@ -94,6 +94,7 @@ async def entries(pool: Pool) -> list[dict[str, Any]]:
         told = {} if worker is None or worker.model != model else worker.own_entry
         length = told.get("max_model_len") or lengths[name]
         entry |= {"meta": told.get("meta") or {"size": model.size}, "status": status}
+        entry |= {name: told[name] for name in ("architecture",) if name in told}
         data.append(entry | ({} if length is None else {"max_model_len": length}))
     return data
 

@@ -31,6 +31,7 @@ _LAYER = re.compile(
 _EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.)|(?<=moe\.))(\d+)(?=\.|$)")
 _STACKED = re.compile(r"(?<=\.)\d+$")
 _SHARD = re.compile(r"(?<=\.shard_)(\d+)$")
+_STACK = re.compile(r"(enc|dec)\.blk\.(\d+)\.")
 _PROBED = 64
 _SUFFIX = re.compile(r"\.(weight|bias)$")
 
@@ -84,7 +85,7 @@ def map_tensors(weights: Weights, family: Family) -> TensorMap:
 
 class _Mapper:
     def __init__(self, weights: Weights, family: Family) -> None:
-        self.weights, self.family = weights, family
+        self.weights, self.family, self.names = weights, family, set(weights.names())
         self.outputs: dict[str, OutputTensor] = {}
         self.unknown: list[str] = []
         self.strange_biases: list[str] = []
@@ -165,6 +166,8 @@ class _Mapper:
             self.map.skipped_parts.append(name)
         elif target is None:
             self.unknown.append(name)
+        elif original := self._original(module):
+            self._check_repeated(name, original)
         elif suffix and suffix[1] == "bias":
             if target in self.family.biases:
                 self._add(f"{target}.bias", self.family.bias_change(target), Part(name, None, None))
@@ -175,6 +178,18 @@ class _Mapper:
         else:
             full = f"{target}.{suffix[1] if suffix else 'weight'}"
             self._add(full, self.family.change(target), Part(name, self.family.view(target, module), place))
+
+    def _original(self, module: str) -> str:
+        """The tensor that a module repeats, "" if it does not."""
+        names = (f"{other}.weight" for other in self.family.repeated.get(module, ()))
+        return next((name for name in names if name in self.names), "")
+
+    def _check_repeated(self, name: str, original: str) -> None:
+        if not np.array_equal(self.weights.load(name), self.weights.load(original)):
+            raise FileFormatError(
+                f"{self.weights.checkpoint.folder}: '{name}' is not '{original}'; a GGUF file of architecture "
+                f"{self.family.arch} cannot have both"
+            )
 
     @property
     def _is_tied(self) -> bool | None:
@@ -252,8 +267,10 @@ class _Mapper:
 
     def _place(self, output: OutputTensor) -> tuple[int, int, int, str]:
         """Sort key: embedding, layers in the order of the family's modules, the rest."""
+        if in_stack := _STACK.match(output.name):
+            return 1 + (in_stack[1] == "dec"), int(in_stack[2]), 0, output.name
         if not output.name.startswith("blk."):
-            return 0 if output.name.startswith("token_embd") else 2, 0, 0, output.name
+            return 0 if output.name.startswith("token_embd") else 3, 0, 0, output.name
         _, layer, rest = output.name.split(".", 2)
         base = rest.removesuffix(".weight").removesuffix(".bias")
         return 1, int(layer), self.order.get(rest, self.order.get(base, 0)), rest

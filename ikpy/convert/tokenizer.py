@@ -24,6 +24,8 @@ from ikpy.vocab.table import TokenType
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _EOM = "<|eom_id|>"
+_N_GAPS = 100
+"""Tokens `<extra_id_N>` behind the pieces of T5."""
 GEMMA4 = "gemma4"
 """Model name of vocabularies with merges of text whose spaces are escaped."""
 UNIGRAM = "t5"
@@ -104,7 +106,7 @@ class _Reader:
         model = self.data.get("model", {})
         sentencepiece = self.checkpoint.folder / "tokenizer.model"
         is_escaped = model.get("type") == "BPE" and bool(model.get("byte_fallback"))
-        scored = self.checkpoint.folder / "tokenizer.jsonl"
+        scored, pieces = (self.checkpoint.folder / name for name in ("tokenizer.jsonl", "spiece.model"))
         if not self.data and scored.is_file():
             keys = self._scored_lines(scored)
         elif _uses(self.data.get("pre_tokenizer"), "ByteLevel"):
@@ -113,6 +115,8 @@ class _Reader:
             keys = self._merges_of_lines(model)
         elif model.get("type") == "Unigram":
             keys = self._unigram(model)
+        elif not self.data and pieces.is_file():
+            keys = self._unigram_pieces(pieces)
         elif sentencepiece.is_file() and not self._is_glm4(sentencepiece):
             keys = self._sentencepiece(sentencepiece)
         elif ranks := [path for name in _RANKS if (path := self.checkpoint.folder / name).is_file()]:
@@ -232,6 +236,30 @@ class _Reader:
         if maps:
             charsmap = np.frombuffer(base64.b64decode(maps[0]), np.uint8)
             keys["tokenizer.ggml.precompiled_charsmap"] = charsmap
+        return keys
+
+    def _unigram_pieces(self, path: Path) -> dict[str, Any]:
+        """The same from a sentencepiece model alone (T5), behind which T5 has tokens for gaps."""
+        check_fetched(path)
+        source = read_model(path)
+        if source.is_bpe:
+            raise UnsupportedError(f"{path}: a BPE model; in this file a Unigram model is expected")
+        for index, text in enumerate(source.texts):
+            self.table.set(index, text, TokenType(source.types[index]), source.scores[index])
+        if self.checkpoint.config.get("model_type") == "t5":
+            for index in range(len(source.texts), min(self.n_vocab, len(source.texts) + _N_GAPS)):
+                text = f"<extra_id_{len(source.texts) + _N_GAPS - 1 - index}>"
+                self.table.set(index, text, TokenType.CONTROL, 0.0)
+        self._take_added()
+        keys: dict[str, Any] = {
+            "tokenizer.ggml.model": UNIGRAM,
+            "tokenizer.ggml.add_space_prefix": source.add_space_prefix,
+            "tokenizer.ggml.remove_extra_whitespaces": source.removes_spaces,
+            "tokenizer.ggml.add_bos_token": False,
+            "tokenizer.ggml.add_eos_token": True,
+        }
+        if source.character_map:
+            keys["tokenizer.ggml.precompiled_charsmap"] = np.frombuffer(source.character_map, np.uint8)
         return keys
 
     def _merges_of_lines(self, model: dict[str, Any]) -> dict[str, Any]:

@@ -32,11 +32,15 @@ class Distances(NamedTuple):
     """Linear biases of attention (ALiBi, arXiv:2108.12409): a score loses the slope of its head times the distance of
     the positions i32 of cell [n_cells] and token [T]. Slopes fall to 2^-max_bias, or between those where heads are no
     power of two.
+
+    biases: instead (max_bias is 0), f32 [2 n + 1, H]: a score gets the bias of its head for the position of the cell
+    less that of the token, from -n to n and the same beyond.
     """
 
     max_bias: float
     cell_pos: Value
     pos: Value
+    biases: Value | None = None
 
 
 class RopeSections(NamedTuple):
@@ -159,9 +163,9 @@ class Graph(ChoiceOps, HyperConnectionOps, ProductOps):
         src = [q, keys[0], values, mask[0], sinks, second, mask[1], chosen, common]
         ip, fp = [int(flash), heads_per_step], [scale, softcap]
         if distances is not None:
-            if second is not None or chosen is not None or keys[0].buffer is values.buffer:
+            if second is not None or chosen is not None or common is not None or keys[0].buffer is values.buffer:
                 raise ValueError("distances cost scores of whole keys of all cells only")
-            src += [distances.cell_pos, distances.pos]
+            src[8:] = [distances.biases, distances.cell_pos, distances.pos]
             ip, fp = [*ip, 0, q.shape[1]], [*fp, distances.max_bias]
         return self._emit("attention", dst, src, ip=ip, fp=fp)
 

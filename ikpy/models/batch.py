@@ -160,10 +160,10 @@ class BatchGraph:
                 )
         return self._masks[key]
 
-    def distances(self, layer: int, max_bias: float) -> Distances:
-        """What linear biases of a layer's attention are made of."""
+    def distances(self, layer: int, max_bias: float, biases: Value | None = None) -> Distances:
+        """What biases of a layer's attention by positions are made of: linear ones, or those of differences."""
         cell_pos = self.cells[self.windows[layer, "k"]][1]
-        return Distances(max_bias, cell_pos, self.inputs["pos"])
+        return Distances(max_bias, cell_pos, self.inputs["pos"], biases)
 
     def rope_table(
         self,

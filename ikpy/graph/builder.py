@@ -118,13 +118,15 @@ class Graph(ChoiceOps, HyperConnectionOps, ProductOps):
         own: bool,
         further: tuple[Value, Value] | None = None,
         until: Value | None = None,
+        text: tuple[Value, bool] | None = None,
     ) -> tuple[Value, Value]:
         """Mask f16 [cells, T] and visible ranges i32 [2, T]. window: none, sliding, chunked, every (as none),
         symmetric (n_swa // 2 positions to both sides).
 
         own: the cells are those of this window alone and all of them are looked at, not the first n_kv. further:
         positions and sequences of more cells behind all of these, to which no window applies. until: i32 [T],
-        the last position that each token sees, its own or one behind it.
+        the last position that each token sees, its own or one behind it. text: i32 [T], the tokens' positions plus the
+        length of the encoder's text before them, and whether that is seen or what follows it.
         """
         n_tokens = pos.shape[0]
         n_cells = cell_pos.shape[0] + (further[0].shape[0] if further else 0)
@@ -133,6 +135,8 @@ class Graph(ChoiceOps, HyperConnectionOps, ProductOps):
         kind = {"none": 0, "sliding": 1, "chunked": 2, "every": 0, "symmetric": 3}[window]
         src = [cell_pos, cell_seq, pos, seq, ranges, *(further or (None, None)), until]
         ip = [kind, min(n_swa, MAX_I32), int(causal), int(own)]
+        if text is not None:
+            src, ip = [*src, text[0]], [*ip, 1 if text[1] else 2]
         self._emit("kq_mask", mask, src, ip=ip, writes=[ranges])
         return mask, ranges
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cpu.seeded_checkpoints import FF, D, Shapes, Tiny, V, head
+import numpy as np
+
+from tests.cpu.seeded_checkpoints import FF, D, Shapes, Tiny, V, head, tokens
 
 N_LAYER, HEADS, HEAD, N_BUCKETS = 3, 6, 16, 32
 
@@ -64,3 +66,35 @@ UMT5_ENCODER = Tiny(
     is_encoder=True,
 )
 CHECKPOINTS = (T5_ENCODER, UMT5_ENCODER)
+
+
+def whole_shapes(n_decoder: int, *, gated: bool, own_biases: bool, output: bool) -> Shapes:
+    """An encoder and a decoder."""
+    decoder = stack_shapes("decoder", n_decoder, gated=gated, own_biases=own_biases)
+    own = {"lm_head.weight": (V, D)} if output else {}
+    return encoder_shapes(gated=gated, own_biases=own_biases) | decoder | own
+
+
+T5 = Tiny(
+    "t5",
+    config("T5ForConditionalGeneration", "t5", feed_forward_proj="relu", num_decoder_layers=2),
+    lambda: whole_shapes(2, gated=False, own_biases=False, output=False),
+)
+UMT5 = Tiny(
+    "umt5",
+    config(
+        "UMT5ForConditionalGeneration",
+        "umt5",
+        feed_forward_proj="gated-gelu",
+        num_decoder_layers=2,
+        tie_word_embeddings=False,
+    ),
+    lambda: whole_shapes(2, gated=True, own_biases=True, output=True),
+)
+DECODERS = (T5, UMT5)
+"""Whose golden logits are those of `decoder_tokens` behind the text of all tokens."""
+
+
+def decoder_tokens() -> np.ndarray:
+    """What the decoder reads, i32 [T]."""
+    return np.array([0, *tokens()[::-1][:-1]], np.int32)

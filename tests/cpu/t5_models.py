@@ -11,7 +11,7 @@ from tests.cpu import reference_models as ref
 from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
 from tests.cpu.test_encoders import WORDS
 
-HEADS, HEAD, D, F, N_LAYER, EPS = 6, 16, 64, 160, 3, 1e-6
+HEADS, HEAD, D, F, N_LAYER, EPS = 3, 32, 64, 160, 3, 1e-6
 N_BUCKETS = 32
 TOKENS = np.random.default_rng(31).integers(4, N_VOCAB, 37)
 

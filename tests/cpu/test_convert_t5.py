@@ -10,12 +10,18 @@ import numpy as np
 import pytest
 
 from ikpy.convert import Conversion
+from ikpy.engine.batch import Batch
+from ikpy.engine.context import Context
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams
 from ikpy.errors import IkpyError
 from ikpy.vocab import Vocab
 from tests.cpu import checkpoints as made
 from tests.cpu import seeded_checkpoints as tiny
 from tests.cpu.double_array import charsmap
-from tests.cpu.t5_checkpoints import T5_ENCODER, UMT5_ENCODER
+from tests.cpu.seeded_checkpoints import Tiny
+from tests.cpu.t5_checkpoints import DECODERS, T5, T5_ENCODER, UMT5, UMT5_ENCODER, decoder_tokens
+from tests.cpu.test_convert_seeded import TOLERANCE, converted
 from tests.cpu.unigram_checkpoints import MAP, PIECES, unigram_files
 
 TEXTS = ("the old man and the sea", "  The old   man\tand\nthe sea.  ", "ﬁning Ａ 12 ①", "zzz 123 x", "a", "")
@@ -135,3 +141,52 @@ def test_tokenizers_of_sentencepiece_files(tmp_path: Path) -> None:
     (folder / "spiece.model").write_bytes(piece_model(2))
     with pytest.raises(IkpyError, match="a BPE model"):
         Conversion(folder)
+
+
+def logits_of(path: Path) -> np.ndarray:
+    """Logits [T, V] of the decoder's tokens behind the text of the golden tokens."""
+    context = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
+    text = tiny.tokens()
+    context.decode(Batch.single(text + tiny.V, 0, logits="none"))
+    return context.decode(Batch.single(decoder_tokens(), len(text), logits="all", turn=len(text)))
+
+
+@pytest.mark.parametrize("kind", DECODERS, ids=lambda kind: kind.name)
+def test_logits(kind: Tiny, tmp_path: Path) -> None:
+    """Those that transformers recorded, divided where the output matrix is the token embedding."""
+    golden = np.load(kind.golden)
+    file = converted(kind, tmp_path)
+    n = golden["logits"].shape[1]
+    error = np.abs(logits_of(Path(file.path))[golden["rows"], :n] - golden["logits"]).max(axis=1)
+    assert error.max() <= TOLERANCE, f"token {golden['rows'][error.argmax()]} is off by {error.max():.1e}"
+    assert ("output.weight" in file.tensors) == (kind is UMT5)
+    keys = {name.removeprefix("t5."): value for name, value in file.metadata.items()}
+    assert keys["decoder_start_token_id"] == 0 and keys["decoder_block_count"] == kind.config["num_decoder_layers"]
+
+
+def test_output_matrices(tmp_path: Path) -> None:
+    """What is not divided needs a matrix of its own in the file: the checkpoint's, or the token embedding again."""
+    folder = tiny.write(UMT5, tmp_path / "checkpoint")
+    made.change_tensors(folder, lambda tensors: tensors.pop("lm_head.weight") and None)
+    with pytest.raises(IkpyError, match=r"the output matrix \(lm_head.weight\) is missing"):
+        Conversion(folder)
+    for values in ({"scale_decoder_outputs": False, "tie_word_embeddings": True}, {"model_type": "mt5"}):
+        folder = tiny.write(UMT5, tmp_path / "-".join(values), **{"tie_word_embeddings": True, **values})
+        made.change_tensors(folder, lambda tensors: tensors.pop("lm_head.weight") and None)
+        tensors = made.convert(folder, tmp_path).tensors
+        assert tensors["output.weight"].shape == tensors["token_embd.weight"].shape
+    tied = tiny.write(UMT5, tmp_path / "tied", tie_word_embeddings=True)
+    assert "output.weight" not in made.convert(tied, tmp_path).tensors
+
+
+def test_incomplete_decoders(tmp_path: Path) -> None:
+    for lost, message in (
+        ("decoder.block.1.layer.1.EncDecAttention.k.weight", "dec.blk.1.cross_attn_k.weight"),
+        ("decoder.final_layer_norm.weight", "dec.output_norm.weight"),
+        ("decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", "dec.blk.0.attn_rel_b.weight"),
+    ):
+        folder = tiny.write(T5, tmp_path / lost)
+        made.change_tensors(folder, lambda tensors, name=lost: tensors.pop(name) and None)  # type: ignore[misc]
+        with pytest.raises(IkpyError, match=message) as error:
+            Conversion(folder)
+        assert "\n" not in str(error.value)

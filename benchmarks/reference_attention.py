@@ -208,10 +208,12 @@ def attention(
     n_threads=1,
     v_offset=None,
     distances=None,
+    biases=None,
 ):
     """Native attention. q f32 [T, H, dk]; k, v, k1 caches uint8 [n, Hk, bytes]; v_offset: V is a view of k.
 
-    distances: max_bias, positions i32 of cells and of tokens, first head and number of heads of the model.
+    distances: max_bias, positions i32 of cells and of tokens, first head and number of heads of the model. biases f32
+    [H, 2 n + 1] of their differences, with a max_bias of 0.
     """
     n_tokens, n_heads, dk = q.shape
     n = len(k)
@@ -239,6 +241,8 @@ def attention(
     if distances is not None:
         op.op["fp"][0, 2], cell_pos, pos, *op.op["ip"][0, 2:4] = distances
         src[9], src[10] = (op.dense(np.ascontiguousarray(x, np.int32), I32) for x in (cell_pos, pos))
+    if biases is not None:
+        src[8] = op.dense(np.ascontiguousarray(biases, np.float32), F32)
     op.run(n, n_threads)
     return out
 

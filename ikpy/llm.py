@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ikpy.engine.adapter import LoraAdapter
 from ikpy.engine.context import Context
+from ikpy.engine.encoded_texts import prompt_of, texts_of, with_texts
 from ikpy.engine.forks import check_threads
 from ikpy.engine.model import Model, open_model
 from ikpy.engine.params import ContextParams, ModelParams, fields_of
@@ -101,7 +102,7 @@ class LLM:
             context_values["token_states"] = True
         if speculative or draft_files:
             context_values["n_kept_states"] = kept_states(speculative or SpeculativeParams())
-        self.context_params = ContextParams(**context_values)
+        self.context_params = with_texts(self.model, ContextParams(**context_values))
         self._media: MediaReader | None = None
         if projector is not None:
             self._media = new_reader(projector, self.model, self.vocab, told)
@@ -236,6 +237,7 @@ class LLM:
 
     def _stream(self, tokens: list[int], max_tokens: int, stop: Sequence[str], params: SamplingParams) -> Iterator[str]:
         _check_runs(self.context)
+        tokens = prompt_of(self.context, tokens)
         sampler = make_sampler(params, self.vocab, self.model.hparams.n_vocab, self.context.n_ctx)
         for token in tokens:
             if token < self.model.hparams.n_vocab:  # others stand for media
@@ -372,7 +374,7 @@ class LLM:
             raise UsageError(
                 f"a text of {len(tokens)} tokens cannot be embedded; 1 to {context.n_ctx_seq} are possible"
             )
-        return token_states(context, tokens)
+        return token_states(context, texts_of(context, tokens))
 
     # tokens
 

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from tests.cpu import seeded_checkpoints as made
+from tests.cpu import t5_checkpoints
 from tests.cpu.seeded_kinds import KINDS
 
 IMAGES = tuple(
@@ -26,7 +27,7 @@ N_COLUMNS = 96
 
 def main() -> None:
     """Writes the golden files."""
-    for tiny in KINDS:
+    for tiny in (*KINDS, *t5_checkpoints.DECODERS):
         with tempfile.TemporaryDirectory() as temporary:
             folder = made.write(tiny, Path(temporary) / "checkpoint", for_transformers=True)
             config = transformers.AutoConfig.from_pretrained(folder)
@@ -41,8 +42,10 @@ def main() -> None:
         if any(info[problem] for problem in ("missing_keys", "mismatched_keys", "unexpected_keys")):
             raise SystemExit(f"{tiny.name}: the checkpoint is not what transformers expects: {info}")
         tokens = torch.from_numpy(made.tokens())[None].long()
+        decoder = torch.from_numpy(t5_checkpoints.decoder_tokens()).long()
         with torch.no_grad():
-            found = model.eval()(tokens)
+            further = {"decoder_input_ids": decoder[None]} if tiny in t5_checkpoints.DECODERS else {}
+            found = model.eval()(tokens, **further)
         logits = (found.logits if "logits" in found else found.last_hidden_state)[0].numpy()
         np.savez_compressed(tiny.golden, rows=np.int32(ROWS), logits=logits[list(ROWS), :N_COLUMNS])
         print(f"{tiny.name}: |logits| {np.abs(logits).mean():.2f}, {tiny.golden.stat().st_size} bytes")

@@ -50,6 +50,8 @@ def guidance(session: Session) -> Guidance | None:
     from ikpy.tools.decoder import TimedContext
     from ikpy.tools.guidance import Guidance
 
+    if session.model.arch.decoder_start is not None:
+        raise UsageError(f"--cfg-scale is not possible with a model of architecture '{session.model.hparams.arch}'")
     negative = session.vocab.tokenize(prompt.cfg_negative_prompt, add_special=True, parse_special=True)
     if not negative:
         raise UsageError("--cfg-scale needs a text to guide away from: give --cfg-negative-prompt")
@@ -63,6 +65,9 @@ def run_session(session: Session) -> bool:
     from ikpy.tools.sampler_setup import make_sampler
 
     params = session.params
+    if params.prompt.interactive and not params.prompt.conversation and session.model.arch.decoder_start is not None:
+        arch = session.model.hparams.arch
+        raise UsageError(f"a model of architecture '{arch}' reads one text and answers it: -i and -if need -cnv")
     context = session.new_context(**needs_of_drafts(session))
     conversation = Conversation(session) if params.prompt.conversation else None
     if conversation:
@@ -140,6 +145,6 @@ def log_start(session: Session, text_run: TextRun, sampling: SamplingParams) -> 
         hints = [" - Press Ctrl+C to interject at any time.", control]
         if prompt.conversation:
             hints.append(" - /regen answers again, /clear forgets the conversation, /exit ends it.")
-            if session.media is not None:
+            if session.media is not None and not session.media.store.holds_texts:
                 hints.append(" - /image FILE puts a picture into the next message.")
         session.log(["== Running in interactive mode. ==", *hints, ""])

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ikpy.cli.text_run import RESERVE
+from ikpy.engine.encoded_texts import prompt_of
 from ikpy.errors import IkpyError, UsageError
 from ikpy.tools.media import Media
 from ikpy.tools.media_files import read_media
@@ -142,7 +143,7 @@ class Conversation:
     def add_media(self, name: str, path: str, run: TextRun) -> None:
         """Reads a picture or a sound for the next message; what is wrong with it is said on standard error."""
         try:
-            if self.media is None:
+            if self.media is None or self.media.store.holds_texts:
                 raise UsageError(f"{name} needs a projector: start with --mmproj")
             if run.params.prompt.prompt_cache:
                 raise UsageError("--prompt-cache holds no pictures and sounds: start without it")
@@ -174,7 +175,7 @@ class Conversation:
 
     def answer(self, run: TextRun) -> None:
         """Evaluates what is new and writes the answer."""
-        tokens = self.fitting_tokens(run.context.n_ctx_seq, run.context.n_ubatch)
+        tokens = prompt_of(run.context, self.fitting_tokens(run.context.n_ctx_seq, run.context.n_ubatch))
         kept = run.sequence.rewind(tokens)
         run.pending = []
         run.sampler.restart_grammar()

@@ -232,6 +232,11 @@ def make_server(session: Session, log: ServerLog) -> Server:
     settings = server_settings(params, session.path, session.model.hparams.pooling)
     if session.model.arch.is_encoder and not settings.embeddings:
         raise UsageError(f"a model of architecture '{session.model.hparams.arch}' embeds texts only: add --embeddings")
+    if session.model.arch.decoder_start is not None and settings.embeddings:
+        raise UsageError(
+            f"--embeddings: a model of architecture '{session.model.hparams.arch}' writes texts; convert its encoder "
+            "alone (t5encoder), or use ikpy.LLM.embed"
+        )
     if settings.pooling == "rank" and session.model.arch.classifier is None:
         raise UsageError("--pooling rank needs a model with a classification head (tensors cls, cls.output)")
     n_slots = settings.n_slots

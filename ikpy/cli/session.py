@@ -66,6 +66,12 @@ class Session:
             raise UsageError(
                 f"a model of architecture '{arch}' embeds texts only: use ikpy server --embeddings or ikpy.LLM.embed"
             )
+        if self.model.arch.decoder_start is not None and self.params.tool not in ("server", "cli"):
+            arch = self.model.hparams.arch
+            raise UsageError(
+                f"a model of architecture '{arch}' writes behind a text that its encoder has read: use ikpy cli, ikpy "
+                "server or ikpy.LLM"
+            )
         context_params = self.params.context_params(**changes)
         n_ctx_train = self.model.hparams.n_ctx_train
         n_ctx = context_params.n_ctx // context_params.n_seq_max
@@ -86,9 +92,14 @@ class Session:
 
     @cached_property
     def media(self) -> MediaReader | None:
-        """What gives pictures and sounds their tokens, if there is a projector."""
+        """What gives pictures and sounds their tokens, if there is a projector, or a text for an encoder its ids."""
+        from ikpy.tools.encoded_prompts import PromptReader
         from ikpy.tools.media_tokens import STORE_BYTES, new_reader
 
+        if self.model.arch.decoder_start is not None:
+            if self.projector is not None:
+                raise UsageError(f"{self.model.hparams.arch} models read tokens only, no pictures and sounds")
+            return PromptReader(self.model.hparams.n_vocab, self.vocab)
         if self.projector is None or self.params.model.dry_run:
             return None
         n_bytes = STORE_BYTES if self.params.tool == "server" else None

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.cli.console import YELLOW, Console, Interrupt
+from ikpy.engine.encoded_texts import prompt_of
 from ikpy.engine.sampling import NotANumberError
 from ikpy.engine.session import load_session, save_session
 from ikpy.errors import UsageError
@@ -236,7 +237,7 @@ class Completion:
             parts = divided(with_markers(text, len(files)), [read_media(path) for path in files])
             tokens = run.media.tokens(parts, run.context.n_ubatch)
         else:
-            tokens = self.vocab.tokenize(text, add_special=True, parse_special=True)
+            tokens = prompt_of(run.context, self.vocab.tokenize(text, add_special=True, parse_special=True))
         if not text and run.sequence.tokens:
             tokens = list(run.sequence.tokens)
             run.session.log(["main: using full prompt from session file"])
@@ -265,9 +266,8 @@ class Completion:
     def display(self, run: TextRun, tokens: list[int]) -> None:
         """Writes tokens of the prompt."""
         run.console.set_color(YELLOW)
-        for token in tokens:
-            if run.media is None or not run.media.store.is_media(token):
-                run.console.token(token)
+        for token in tokens if run.media is None else run.media.shown(tokens):
+            run.console.token(token)
         run.console.set_color("")
 
     def generate(self, run: TextRun) -> None:

@@ -36,6 +36,7 @@ _ALWAYS_F32 = (
     "ffn_gate_inp.weight",
     "attn_sinks.weight",
     "position_embd.weight",
+    "attn_rel_b.weight",
     "token_types.weight",
     *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
     "ssm_a",

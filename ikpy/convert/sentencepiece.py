@@ -20,7 +20,7 @@ _RULES, _CHARACTER_MAP, _DUMMY_PREFIX, _REMOVE_SPACES = 1, 2, 3, 4
 @dataclass(frozen=True)
 class SentencePieceModel:
     """Texts, scores and types (numbered as in GGUF files) by id; whether a space is put in front of a text; what else
-    becomes of a text before it is cut, in words."""
+    becomes of a text before it is cut, in words, and as far as files of Unigram vocabularies say it."""
 
     texts: list[str]
     scores: list[float]
@@ -28,6 +28,8 @@ class SentencePieceModel:
     add_space_prefix: bool
     is_bpe: bool
     changes: list[str]
+    character_map: bytes = b""
+    removes_spaces: bool = True
 
 
 def read_model(path: Path) -> SentencePieceModel:
@@ -51,11 +53,14 @@ def read_model(path: Path) -> SentencePieceModel:
         is_bpe = int(trainer.get(_MODEL_TYPE, 1)) == _BPE
         prefix = bool(int(normalizer.get(_DUMMY_PREFIX, 1)))
         changes = _changes(trainer, normalizer)
+        table, removes = normalizer.get(_CHARACTER_MAP, b""), bool(int(normalizer.get(_REMOVE_SPACES, 1)))
+        if isinstance(table, int):
+            raise ValueError("the character map is a number")
     except (IndexError, ValueError, struct.error, TypeError) as error:
         raise FileFormatError(f"{path}: not a sentencepiece model: {error}") from None
     if not texts:
         raise FileFormatError(f"{path}: no tokens found; not a sentencepiece model")
-    return SentencePieceModel(texts, scores, types, prefix, is_bpe, changes)
+    return SentencePieceModel(texts, scores, types, prefix, is_bpe, changes, table, removes)
 
 
 def _changes(trainer: dict[int, int | bytes], normalizer: dict[int, int | bytes]) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ikpy.convert.families.base import Change, Family, Targets, View
 from ikpy.convert.stored_matrix import BLOCK_TYPES
+from ikpy.convert.tensor_order import place
 from ikpy.convert.weights import MXFP4_BLOCK, MXFP4_BYTES, Weights
 from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
@@ -84,7 +84,7 @@ def map_tensors(weights: Weights, family: Family) -> TensorMap:
 
 class _Mapper:
     def __init__(self, weights: Weights, family: Family) -> None:
-        self.weights, self.family = weights, family
+        self.weights, self.family, self.names = weights, family, set(weights.names())
         self.outputs: dict[str, OutputTensor] = {}
         self.unknown: list[str] = []
         self.strange_biases: list[str] = []
@@ -95,7 +95,7 @@ class _Mapper:
         self.map = TensorMap([])
 
     def take(self, name: str) -> None:
-        if 0 in self.weights.stored(name).shape:
+        if 0 in self.weights.stored(name).shape or self._repeats(name):
             return
         if _OTHER_PARTS.search(name):
             self.map.skipped_parts.append(name)
@@ -176,6 +176,16 @@ class _Mapper:
             full = f"{target}.{suffix[1] if suffix else 'weight'}"
             self._add(full, self.family.change(target), Part(name, self.family.view(target, module), place))
 
+    def _repeats(self, name: str) -> bool:
+        """Whether a tensor is another one once more. FileFormatError if it has other values than that."""
+        others = [f"{other}.weight" for other in self.family.repeated.get(name.removesuffix(".weight"), ())]
+        found = next((other for other in others if other in self.names), "")
+        if found and not np.array_equal(self.weights.load(name), self.weights.load(found)):
+            raise FileFormatError(
+                f"{self.weights.checkpoint.folder}: '{name}' is not '{found}'; a file has one of them"
+            )
+        return bool(found)
+
     @property
     def _is_tied(self) -> bool | None:
         """Whether the token embedding is the output matrix; None if the configuration does not say."""
@@ -222,7 +232,7 @@ class _Mapper:
             has_scale = f"{name.removesuffix('.weight')}.scale" in self.outputs
             output.kind = "f32" if output.kind == "nvfp4" and (has_scale or output.is_sharded) else output.kind
         self._check_layers()
-        self.map.outputs = sorted(self.outputs.values(), key=self._place)
+        self.map.outputs = sorted(self.outputs.values(), key=lambda output: place(output.name, self.order))
         return self.map
 
     def _refuse_unknown(self) -> None:
@@ -249,14 +259,6 @@ class _Mapper:
         if not self.family.drops_zero_biases and not self.weights.is_grouped(name.removesuffix(".bias")):
             return False
         return not to_float32(self.weights.load(name), self.weights.kind(name)).any()
-
-    def _place(self, output: OutputTensor) -> tuple[int, int, int, str]:
-        """Sort key: embedding, layers in the order of the family's modules, the rest."""
-        if not output.name.startswith("blk."):
-            return 0 if output.name.startswith("token_embd") else 2, 0, 0, output.name
-        _, layer, rest = output.name.split(".", 2)
-        base = rest.removesuffix(".weight").removesuffix(".bias")
-        return 1, int(layer), self.order.get(rest, self.order.get(base, 0)), rest
 
     def _add_tied_output(self) -> None:
         embedding = self.outputs.get("token_embd.weight")
@@ -385,15 +387,3 @@ def _names(targets: Targets) -> tuple[str, ...]:
 def _listed(tensors: list[str]) -> str:
     more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
     return f"'{tensors[0]}'{more}"
-
-
-def pieces(array: np.ndarray, max_elements: int) -> Iterator[np.ndarray]:
-    """The rows of an array [..., n] in order, as contiguous arrays [rows, n] of about max_elements."""
-    if array.ndim > 2 and array.size > max_elements and not array.flags.c_contiguous:  # no copy of all of it
-        for matrix in array:
-            yield from pieces(matrix, max_elements)
-        return
-    rows = array.reshape(-1, array.shape[-1])
-    step = max(1, max_elements // max(1, rows.shape[1]))
-    for first in range(0, rows.shape[0], step):
-        yield np.ascontiguousarray(rows[first : first + step])

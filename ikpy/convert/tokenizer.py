@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from ikpy.convert import tiktoken
+from ikpy.convert import tiktoken, unigram
 from ikpy.convert.checkpoint import Checkpoint, check_fetched
 from ikpy.convert.pre_tokenizer import find_pre_tokenizer
 from ikpy.convert.scored_tokens import read_scored_tokens
@@ -27,8 +26,6 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _EOM = "<|eom_id|>"
 GEMMA4 = "gemma4"
 """Model name of vocabularies with merges of text whose spaces are escaped."""
-UNIGRAM = "t5"
-"""Model name of Unigram vocabularies."""
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|call|>", "<|user|>", "<EOT>", "[EOT]")
 # Files of ranks, and the pre-tokenizers of model types whose Python code is known.
 _RANKS = ("tiktoken.model", "qwen.tiktoken", "tokenizer.model")
@@ -107,7 +104,7 @@ class _Reader:
         model = self.data.get("model", {})
         sentencepiece = self.checkpoint.folder / "tokenizer.model"
         is_escaped = model.get("type") == "BPE" and bool(model.get("byte_fallback"))
-        scored = self.checkpoint.folder / "tokenizer.jsonl"
+        scored, pieces = (self.checkpoint.folder / name for name in ("tokenizer.jsonl", "spiece.model"))
         if not self.data and scored.is_file():
             keys = self._scored_lines(scored)
         elif _uses(self.data.get("pre_tokenizer"), "ByteLevel"):
@@ -116,6 +113,8 @@ class _Reader:
             keys = self._merges_of_lines(model)
         elif model.get("type") == "Unigram":
             keys = self._unigram(model)
+        elif not self.data and pieces.is_file():
+            keys = self._unigram_pieces(pieces)
         elif sentencepiece.is_file() and not self._is_glm4(sentencepiece):
             keys = self._sentencepiece(sentencepiece)
         elif ranks := [path for name in _RANKS if (path := self.checkpoint.folder / name).is_file()]:
@@ -135,7 +134,7 @@ class _Reader:
         if isinstance(n_types, int) and n_types > 0:
             keys["tokenizer.ggml.token_type_count"] = n_types
         if self.tokenizer is not None:
-            is_strict = keys["tokenizer.ggml.model"] in ("gpt2", UNIGRAM) and not self.pre
+            is_strict = keys["tokenizer.ggml.model"] in ("gpt2", unigram.UNIGRAM) and not self.pre
             named = {"general.name": self.name, **keys}
             self.notes += check_tokens(self.tokenizer, self.data, named, self.path, is_strict=is_strict)
         return keys
@@ -222,20 +221,20 @@ class _Reader:
 
     def _unigram(self, model: dict[str, Any]) -> dict[str, Any]:
         """A vocabulary with scores, texts normalised by a table of characters (XLM-RoBERTa)."""
-        for index, (text, score) in enumerate(model["vocab"]):
-            kind = TokenType.UNKNOWN if index == model.get("unk_id") else TokenType.NORMAL
-            self.table.set(index, text, kind, float(score))
-        self._take_added()
-        keys: dict[str, Any] = {
-            "tokenizer.ggml.model": UNIGRAM,
-            "tokenizer.ggml.add_space_prefix": True,
-            "tokenizer.ggml.remove_extra_whitespaces": True,
-        }
-        maps = [step["precompiled_charsmap"] for step in _steps(self.data.get("normalizer"), "Precompiled")]
-        if maps:
-            charsmap = np.frombuffer(base64.b64decode(maps[0]), np.uint8)
-            keys["tokenizer.ggml.precompiled_charsmap"] = charsmap
+        self._set_all(unigram.tokens_of_json(model))
+        return unigram.keys_of_json(_steps(self.data.get("normalizer"), "Precompiled"))
+
+    def _unigram_pieces(self, path: Path) -> dict[str, Any]:
+        """The same from a sentencepiece model alone (T5)."""
+        is_t5 = self.checkpoint.config.get("model_type") == "t5"
+        tokens, keys = unigram.read_pieces(path, n_most=self.n_vocab, gaps=is_t5)
+        self._set_all(tokens)
         return keys
+
+    def _set_all(self, tokens: Iterable[unigram.Token]) -> None:
+        for token in tokens:
+            self.table.set(*token)
+        self._take_added()
 
     def _merges_of_lines(self, model: dict[str, Any]) -> dict[str, Any]:
         """Merges of text whose spaces are escaped, within lines and within runs of newlines."""
@@ -294,7 +293,7 @@ class _Reader:
                 [self.table.types.get(index, TokenType.UNUSED) for index in ids], np.int32
             ),
         }
-        if keys["tokenizer.ggml.model"] in ("llama", "plamo2", UNIGRAM):
+        if keys["tokenizer.ggml.model"] in ("llama", "plamo2", unigram.UNIGRAM):
             out["tokenizer.ggml.scores"] = np.array([self.table.scores.get(index, 0.0) for index in ids], np.float32)
         return out
 

@@ -17,6 +17,7 @@ from ikpy.backends.cuda.inputs import Inputs
 from ikpy.backends.cuda.plan import HybridPlan, Run
 from ikpy.backends.cuda.runtime import DeviceRuntime
 from ikpy.engine.batch import Batch
+from ikpy.engine.encoded_texts import with_texts
 from ikpy.engine.expert_reads import expert_reads
 from ikpy.engine.forks import check_threads
 from ikpy.engine.graphs import MicroBatchGraphs
@@ -57,7 +58,7 @@ class Context:
         self, model: Model, params: ContextParams | None = None, *, log: Callable[[str], None] | None = None
     ) -> None:
         self.model = model
-        self.params = params or ContextParams()
+        self.params = with_texts(model, params or ContextParams())
         self.plan_only = model.params.header_only
         self._log = log or (lambda _: None)
         self.params.check()
@@ -97,7 +98,7 @@ class Context:
             state_size=state_size,
             keep_slots=keep_slots,
             media_width=media_width(model, self.params.media),
-            turns=self.graph_params.rope_sections is not None,
+            turns=self.graph_params.rope_sections is not None or model.arch.decoder_start is not None,
         )
         batches = MicroBatches(
             model, self.kv, self.params.media, n_ubatch=self.n_ubatch, sees_all=not self.graph_params.causal
@@ -129,7 +130,7 @@ class Context:
         self._plans.reserve(graphs)
         # A repeated token would go on with its sequence's state, be seen by those before it, or count as another one.
         alone = self._graphs.is_recurrent or not self.graph_params.causal or self.params.collector is not None
-        self._pads = self.devices is not None and not alone
+        self._pads = self.devices is not None and not alone and self.model.arch.decoder_start is None
 
     # what it holds
 

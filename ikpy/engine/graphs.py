@@ -62,12 +62,14 @@ class MicroBatchGraphs:
         return self.is_recurrent or bool(self._kv.stretches)
 
     def nodes(self, n_tokens: int, n_outputs: int, media: bool = False) -> UnplannedGraph:
-        """The graph of a micro-batch, before it is planned. media: rows of pictures may be among its tokens.
+        """The graph of a micro-batch, before it is planned. media: rows of pictures may be among its tokens, or
+        these are texts for an encoder.
 
         Raises UsageError if an adapter has no effect.
         """
         b = self._batch_graph(n_tokens, n_outputs)
-        b.media = self._inputs.media_values(n_tokens) if media else None
+        b.encodes = media and self.model.arch.decoder_start is not None
+        b.media = self._inputs.media_values(n_tokens) if media and not b.encodes else None
         logits = self.model.arch.build(b)
         if b.graph.adapters and n_outputs:
             self._check_adapters(b.graph.adapters)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ikpy._native.inputs import InputArrays
 from ikpy.engine.cells import Cells
+from ikpy.engine.encoded_texts import TextBatch
 from ikpy.engine.media_batch import MediaBatch
 from ikpy.graph.ir import F32, I32, I64, Value, external
 from ikpy.models.batch import MediaInputs, Window
@@ -96,6 +97,12 @@ class BatchInputs(InputArrays):
             self.turned[:n] = media.places[part, 0]
         if self.media and has_rows:
             self.media.write(media, part)
+
+    def write_texts(self, texts: TextBatch, part: slice) -> None:
+        """Sets what differs from what `write` has set for a part of a batch of a model with an encoder."""
+        n, is_text = part.stop - part.start, texts.is_text[part]
+        self.arrays[0, :n][is_text] -= texts.n_vocab
+        self.turned[:n] = self.arrays[1, :n] + np.where(is_text, 0, texts.lengths[part])
 
     def pad(self, sizes: tuple[int, int], padded: tuple[int, int]) -> None:
         """Repeats the last of the tokens and outputs that were written, up to other numbers of them."""

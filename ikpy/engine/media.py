@@ -130,6 +130,11 @@ class MediaStore:
             self._rows.move_to_end(start)
             return self._rows[start]
 
+    @property
+    def holds_texts(self) -> bool:
+        """Whether ids are those of texts for an encoder, which mean the same in every process."""
+        return False
+
     # ids
 
     def is_media(self, token: int) -> bool:
@@ -167,6 +172,10 @@ class MediaStore:
         table = self.table()
         start, n, _, _, turn = table[np.searchsorted(table[:, 0], ids, "right") - 1].T
         return int(turn[ids == start + n - 1].sum())
+
+    def kept(self, ours: Sequence[int], theirs: Sequence[int], n: int) -> int:
+        """How many of the n tokens that two texts begin with can serve the second one as they are."""
+        return min(n, self.cut(theirs, n)) if n else 0
 
     def cut(self, tokens: Sequence[int], n: int) -> int:
         """About n of these tokens, behind which the text may be cut: not between rows that see each other.

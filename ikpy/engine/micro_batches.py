@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from ikpy._native.tables import Taken
 from ikpy.engine.batch import Batch
+from ikpy.engine.encoded_texts import EncodedTexts, TextBatch
 from ikpy.engine.inputs import BatchInputs
 from ikpy.engine.kv_cache import KVCache
 from ikpy.engine.media import MediaStore
@@ -21,11 +22,13 @@ MAX_POSITION = 1 << 31
 
 @dataclass
 class MicroBatch:
-    """A part of a batch, which begins at index `start` of it. media: of the whole batch, if it has pictures."""
+    """A part of a batch, which begins at index `start` of it. media: of the whole batch, if it has pictures; texts: the
+    same of a model with an encoder."""
 
     batch: Batch
     start: int
     media: MediaBatch | None
+    texts: TextBatch | None = None
 
     @property
     def part(self) -> slice:
@@ -36,6 +39,9 @@ class MicroBatch:
         """Sets its inputs, in the cells it took."""
         n_outputs = inputs.write(self.batch, taken)
         has_rows = self.media is not None and bool(self.media.is_row[self.part].any())
+        if self.texts is not None:
+            has_rows = bool(self.texts.is_text[self.start])
+            inputs.write_texts(self.texts, self.part)
         if self.media is not None:
             inputs.write_media(self.media, self.part, has_rows=has_rows)
         return Shape(len(self.batch), n_outputs, has_rows)
@@ -65,6 +71,8 @@ class MicroBatches:
         Raises UsageError for one that cannot be evaluated, ResourceError if rows of its pictures are not kept, and what
         `KVCache.pieces` does.
         """
+        if isinstance(self._media, EncodedTexts):
+            return self._of_texts(batch)
         media = self._pictures(batch)
         pieces = self._kv.pieces(batch, self._n_ubatch)
         if media is not None:
@@ -74,6 +82,17 @@ class MicroBatches:
             found.append(MicroBatch(piece, start, media))
             start += len(piece)
         return found
+
+    def _of_texts(self, batch: Batch) -> list[MicroBatch]:
+        """The micro-batches of a batch for a model with an encoder."""
+        texts = TextBatch(batch, self.n_vocab)
+        for seq in {seq for ids in texts.texts for seq in ids}:
+            if self._kv.seq_pos_max(seq) >= 0:
+                raise UsageError(f"sequence {seq} holds a text already: the encoder reads one at the beginning only")
+        self._kv.pieces(batch, len(batch))  # there is room for all
+        bounds = texts.bounds(self._n_ubatch)
+        starts = [0, *bounds[:-1]]
+        return [MicroBatch(piece, start, None, texts) for piece, start in zip(batch.cut(bounds), starts, strict=True)]
 
     def check(self, batch: Batch) -> None:
         """UsageError for a batch that cannot be evaluated, whatever the cache holds."""

@@ -24,7 +24,8 @@ from ikpy.models.latent_attention import PROMPT_TOKENS
 
 
 class Shape(NamedTuple):
-    """Tokens and outputs of a micro-batch, and whether rows of pictures may be among its tokens."""
+    """Tokens and outputs of a micro-batch, and whether rows of pictures may be among its tokens, or these are texts for
+    an encoder."""
 
     n_tokens: int
     n_outputs: int

@@ -45,7 +45,8 @@ def pool(
 def token_states(context: Context, tokens: Sequence[int]) -> States:
     """States of the last layer f32 [n_tokens, n_embd] of a text that fits the context, whose cache is cleared."""
     context.kv.clear()
-    step = context.n_batch if context.graph_params.causal else len(tokens)
+    at_once = not context.graph_params.causal or context.model.arch.decoder_start is not None
+    step = len(tokens) if at_once else context.n_batch
     states = []
     for start in range(0, len(tokens), step):
         context.decode(Batch.single(tokens[start : start + step], start, 0, "all"))

@@ -207,7 +207,8 @@ def write_state(path: Path, magic: bytes, version: int, context: Context, seq_id
 
     Raises OSError, and UsageError for a text with pictures: their ids are those of this process.
     """
-    if context.params.media is not None and context.params.media.has_media(tokens):
+    media = context.params.media
+    if media is not None and not media.holds_texts and media.has_media(tokens):
         raise UsageError("a text with pictures or sounds cannot be saved to a file")
     state = take_state(context, seq_id, tokens)
     cells = [[*window, pos.tolist(), state.shifts[window].tolist()] for window, pos in state.pos.items()]
@@ -338,7 +339,10 @@ def parse_state(data: bytes, context: Context) -> tuple[dict[str, Any], int]:
         raise ValueError
     header = json.loads(data[PREFIX.size : PREFIX.size + length])
     tokens = _integers(header["tokens"])
-    if tokens and not 0 <= min(tokens) <= max(tokens) < context.model.hparams.n_vocab:
+    n_vocab, media = context.model.hparams.n_vocab, context.params.media
+    if tokens and not 0 <= min(tokens) <= max(tokens) < (media.end if media and media.holds_texts else n_vocab):
+        raise ValueError
+    if any(a < n_vocab <= b for a, b in pairwise(tokens)):  # a text for the encoder is what a sequence begins with
         raise ValueError
     for _, scale in header["adapters"]:
         if not abs(scale) <= MAX_SCALE:

@@ -148,7 +148,7 @@ def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str
 def media_width(model: Model, media: MediaStore | None) -> int:
     """Elements of a picture's row as the model reads it; 0 without a store. UsageError if it reads none."""
     hp, arch = model.hparams, model.arch
-    if media is None:
+    if media is None or arch.decoder_start is not None:
         return 0
     if arch.is_encoder:
         raise UsageError(f"{hp.arch} models read tokens only, no pictures and sounds")

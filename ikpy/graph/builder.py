@@ -32,11 +32,15 @@ class Distances(NamedTuple):
     """Linear biases of attention (ALiBi, arXiv:2108.12409): a score loses the slope of its head times the distance of
     the positions i32 of cell [n_cells] and token [T]. Slopes fall to 2^-max_bias, or between those where heads are no
     power of two.
+
+    biases: instead (max_bias is 0), f32 [2 n + 1, H]: a score gets the bias of its head for the position of the cell
+    less that of the token, from -n to n and the same beyond.
     """
 
     max_bias: float
     cell_pos: Value
     pos: Value
+    biases: Value | None = None
 
 
 class Removal(NamedTuple):
@@ -121,13 +125,15 @@ class Graph(ChoiceOps, HyperConnectionOps, ProductOps):
         own: bool,
         further: tuple[Value, Value] | None = None,
         until: Value | None = None,
+        text: tuple[Value, bool] | None = None,
     ) -> tuple[Value, Value]:
         """Mask f16 [cells, T] and visible ranges i32 [2, T]. window: none, sliding, chunked, every (as none),
         symmetric (n_swa // 2 positions to both sides).
 
         own: the cells are those of this window alone and all of them are looked at, not the first n_kv. further:
         positions and sequences of more cells behind all of these, to which no window applies. until: i32 [T],
-        the last position that each token sees, its own or one behind it.
+        the last position that each token sees, its own or one behind it. text: i32 [T], the tokens' positions plus the
+        length of the encoder's text before them, and whether that is seen or what follows it.
         """
         n_tokens = pos.shape[0]
         n_cells = cell_pos.shape[0] + (further[0].shape[0] if further else 0)
@@ -136,6 +142,8 @@ class Graph(ChoiceOps, HyperConnectionOps, ProductOps):
         kind = {"none": 0, "sliding": 1, "chunked": 2, "every": 0, "symmetric": 3}[window]
         src = [cell_pos, cell_seq, pos, seq, ranges, *(further or (None, None)), until]
         ip = [kind, min(n_swa, MAX_I32), int(causal), int(own)]
+        if text is not None:
+            src, ip = [*src, text[0]], [*ip, 1 if text[1] else 2]
         self._emit("kq_mask", mask, src, ip=ip, writes=[ranges])
         return mask, ranges
 
@@ -166,9 +174,9 @@ class Graph(ChoiceOps, HyperConnectionOps, ProductOps):
         src = [q, keys[0], values, mask[0], sinks, second, mask[1], chosen, common]
         ip, fp = [int(flash), heads_per_step], [scale, softcap]
         if distances is not None:
-            if second is not None or chosen is not None or keys[0].buffer is values.buffer:
+            if second is not None or chosen is not None or common is not None or keys[0].buffer is values.buffer:
                 raise ValueError("distances cost scores of whole keys of all cells only")
-            src += [distances.cell_pos, distances.pos]
+            src[8:] = [distances.biases, distances.cell_pos, distances.pos]
             ip, fp = [*ip, 0, q.shape[1]], [*fp, distances.max_bias]
         return self._emit("attention", dst, src, ip=ip, fp=fp)
 

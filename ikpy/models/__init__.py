@@ -138,6 +138,8 @@ ARCHITECTURES = {
     "starcoder": "ikpy.models.gpt2:Gpt2",
     "starcoder2": "ikpy.models.starcoder2:StarCoder2",
     "step35": "ikpy.models.step35:Step35",
+    "t5": "ikpy.models.t5:T5",
+    "t5encoder": "ikpy.models.t5encoder:T5Encoder",
     "xverse": "ikpy.models.xverse:Xverse",
 }
 

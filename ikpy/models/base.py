@@ -85,6 +85,11 @@ class Architecture:
         return False
 
     @property
+    def decoder_start(self) -> int | None:
+        """The token that a decoder starts with behind a text that the model's encoder has read; None: there is none."""
+        return None
+
+    @property
     def classifier(self) -> Classifier | None:
         """Head that scores a text (pooling "rank"), if the file has one."""
         return None

@@ -110,7 +110,7 @@ class BatchGraph:
     T], P elements of every token for each layer, where an architecture has them. chosen: of Graph.choose_cells, by the
     last indexer. first_values: f32 [D, T], values of the first layer, with which later ones mix theirs. banks: residual
     streams of earlier layers that later ones read, by the number of tokens they have.
-    media: rows of pictures among the tokens, if there may be some.
+    media: rows of pictures among the tokens, if there may be some. encodes: the tokens are texts for the encoder.
     """
 
     graph: Graph
@@ -134,6 +134,7 @@ class BatchGraph:
     stretches: dict[Window, tuple[Value, Value]] = field(default_factory=dict)
     banks: dict[int, Bank] = field(default_factory=dict)
     media: MediaInputs | None = None
+    encodes: bool = False
     _masks: dict[tuple[Window, Window], tuple[Value, Value]] = field(default_factory=dict)
     _rope_tables: dict[tuple, Value] = field(default_factory=dict)
     _temperatures: dict[tuple[float, int, int], Value] = field(default_factory=dict)
@@ -155,17 +156,29 @@ class BatchGraph:
                     self.inputs["seq"],
                     window=window[0],
                     n_swa=window[1],
-                    causal=self.params.causal,
+                    causal=self.params.causal and not self.encodes,
                     own=own or stretch != FULL,
                     further=self.cells[stretch][1:] if stretch != FULL else None,
                     until=self.media.until if self.media and window not in self.params.one_way else None,
                 )
         return self._masks[key]
 
-    def distances(self, layer: int, max_bias: float) -> Distances:
-        """What linear biases of a layer's attention are made of."""
+    def text_mask(self, *, seen: bool) -> tuple[Value, Value]:
+        """The mask of the encoder's text in each token's sequence, or, not seen, of what follows it up to the token."""
+        key = ("text", int(seen)), FULL
+        if key not in self._masks:
+            _, cell_pos, cell_seq = self.cells[FULL]
+            pos, seq, turned = (self.inputs[name] for name in ("pos", "seq", "turned"))
+            with self.graph.only(ALWAYS):
+                self._masks[key] = self.graph.kq_mask(
+                    cell_pos, cell_seq, pos, seq, window="none", n_swa=0, causal=True, own=False, text=(turned, seen)
+                )
+        return self._masks[key]
+
+    def distances(self, layer: int, max_bias: float, biases: Value | None = None) -> Distances:
+        """What biases of a layer's attention by positions are made of: linear ones, or those of differences."""
         cell_pos = self.cells[self.windows[layer, "k"]][1]
-        return Distances(max_bias, cell_pos, self.inputs["pos"])
+        return Distances(max_bias, cell_pos, self.inputs["pos"], biases)
 
     def rope_table(
         self,

@@ -103,10 +103,13 @@ def cached_attention(
     softcap: float = 0.0,
     sinks: Value | None = None,
     max_bias: float = 0.0,
+    biases: Value | None = None,
 ) -> Value:
     """Stores k [dk, Hk, T] and v [dv, Hk, T], attends with q [dk, H, T]; returns [dv*H, T]."""
     store_heads(b, layer, k, v)
-    return attend_cached(b, layer, q, scale=scale, window=window, softcap=softcap, sinks=sinks, max_bias=max_bias)
+    return attend_cached(
+        b, layer, q, scale=scale, window=window, softcap=softcap, sinks=sinks, max_bias=max_bias, biases=biases
+    )
 
 
 def store_heads(b: BatchGraph, layer: int, k: Value, v: Value) -> None:
@@ -129,10 +132,11 @@ def attend_cached(
     sinks: Value | None = None,
     seen: Visible | None = None,
     max_bias: float = 0.0,
+    biases: Value | None = None,
 ) -> Value:
     """Attends with q [dk, H, T] to the cache of a layer, as far as it is seen; returns [dv*H, T].
 
-    max_bias: of linear biases by the distance of positions, 0: none.
+    max_bias: of linear biases by the distance of positions, 0: none. biases: f32 [n, H] by differences of these.
     """
     g, seen = b.graph, seen or Visible(b.mask(*window))
     k, v = b.attended(layer, "k"), b.attended(layer, "v")
@@ -150,7 +154,7 @@ def attend_cached(
         sinks=sinks,
         chosen=seen.chosen,
         common=seen.common,
-        distances=b.distances(layer, max_bias) if max_bias else None,
+        distances=b.distances(layer, max_bias, biases) if max_bias or biases else None,
     )
     if v_block:
         g.hadamard(out, v_block)

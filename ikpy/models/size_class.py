@@ -127,6 +127,7 @@ class _Shape:
         self.heads = integers_or(metadata, f"{arch}.attention.head_count", 0)[0]
         self.kv_heads = integers_or(metadata, f"{arch}.attention.head_count_kv", self.heads)[0]
         self.experts = scalar_or(metadata, f"{arch}.expert_count", 0)
+        self.network = integers_or(metadata, f"{arch}.feed_forward_length", 0)[0]
         self.vocabulary = scalar_or(metadata, f"{arch}.vocab_size", n_tokens)
 
 
@@ -258,6 +259,16 @@ def _rwkv7(shape: _Shape) -> str:
     return sizes.get(shape.layers, {}).get(shape.embedding, UNKNOWN)
 
 
+def _t5(shape: _Shape) -> str:
+    sizes = {
+        6: {2048: "60M"},
+        8: {1024: "80M"},
+        12: {2048: "250M", 3072: "220M"},
+        24: {2816: "780M", 4096: "770M", 5120: "3B", 10240: "11B", 16384: "3B", 65536: "11B"},
+    }
+    return sizes.get(shape.layers, {}).get(shape.network, UNKNOWN)
+
+
 BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "llama": _llama,
     "llama4": _llama4,
@@ -278,6 +289,7 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "plamo2": _plamo2,
     **dict.fromkeys(("rwkv6", "rwkv6qwen2"), _rwkv6),
     **dict.fromkeys(("rwkv7", "arwkv7"), _rwkv7),
+    "t5": _t5,
 }
 
 

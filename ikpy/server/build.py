@@ -46,12 +46,13 @@ def build_server(
     """Server over a context whose n_seq_max is at least ``settings.n_slots``; the engine thread is not started.
 
     ``directions``: control vectors float32 [n_layer, n_embd] that the context already adds. ``media``: reads those
-    of requests, into the store of the context.
+    of requests, into the store of the context, or texts for the model's encoder.
     """
     log = log or ServerLog()
     template = chat_template(settings, model, vocab)
     engine = Engine(context, vocab, settings, log, speculation, directions, media)
-    front = Front(engine, model, vocab, settings, template, tool_template(settings, model, vocab), media)
+    pictures = None if media is None or media.store.holds_texts else media
+    front = Front(engine, model, vocab, settings, template, tool_template(settings, model, vocab), pictures)
     return Server(make_app(front, log), engine, front)
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.engine.encoded_texts import prompt_of
 from ikpy.engine.prefix import common_prefix
 from ikpy.server.answer import Answer
 from ikpy.server.cached_text import CachedText
-from ikpy.server.context_fit import ContextFit, ContextShift
+from ikpy.server.context_fit import ContextFit, ContextShift, RequestError
 from ikpy.server.phrase_ban import PhraseBan
 from ikpy.server.prompt_scores import PromptScores
 from ikpy.server.slot_reports import SlotState, shown_prompt
@@ -94,12 +95,30 @@ class SlotRequest(CachedText):
             self._ban = PhraseBan(task.params.banned) if task.params.banned else None
             n_top = task.params.prompt_probs
             self.scores = None if n_top is None else PromptScores(self.prompt, n_top)
-            self.prompt = self.fit.fitted(self.prompt, task.params, whole=bool(task.media))
+            self.prompt = prompt_of(self._context, task.tokens)
+            self.prompt = self.fit.fitted(self.prompt, task.params, whole=bool(task.media) or self._reads_texts)
             self.truncated = len(self.prompt) < len(task.tokens)
         else:
             self.is_stale = True  # no prompt goes on from a text that was embedded, and it is not worth saving
-        if task.media and self._media is not None:
+        if self._media is not None and (task.media or self._reads_texts):
             self.has_media, self._turn = True, self._media.store.turn(self.prompt)
+        if self._reads_texts:
+            self._check_text()
+
+    @property
+    def _reads_texts(self) -> bool:
+        """Whether prompts are texts for an encoder."""
+        return self._media is not None and self._media.store.holds_texts
+
+    def _check_text(self) -> None:
+        """RequestError for a text that the encoder cannot read at once, or whose tokens shall have probabilities."""
+        self.is_stale = True  # the encoder reads every text anew
+        if self.scores is not None:
+            raise RequestError("the tokens of a prompt that an encoder reads have no probabilities")
+        if self._turn > self._context.n_ubatch:
+            raise RequestError(
+                f"the {self._turn} tokens of the prompt do not fit a micro-batch of {self._context.n_ubatch}: raise -ub"
+            )
 
     @property
     def holds_media(self) -> bool:

@@ -105,9 +105,9 @@ class GrowingSequence:
         """Why old tokens are not dropped when the context is full; empty if they are."""
         if not self.shift:
             return "context shift is off"
-        if self._has_media:
-            return "a text with pictures or sounds is not shifted"
-        return "" if self.context.kv.can_shift else "this model's cache cannot be shifted"
+        if not self.context.kv.can_shift:
+            return "this model's cache cannot be shifted"
+        return "a text with pictures or sounds is not shifted" if self._has_media else ""
 
     @property
     def _has_media(self) -> bool:
@@ -129,8 +129,8 @@ class GrowingSequence:
             common += 1
         # Even if nothing is to go: an interrupted call may have left cells that no token stands for.
         common = min(common, max(0, len(tokens) - 1))
-        if self._media is not None and common:
-            common = min(common, self._media.cut(tokens, common))
+        if self._media is not None:
+            common = self._media.kept(self.tokens, tokens, common)
         common = self.context.kv.rewind(self.seq_id, common)
         del self.tokens[common:]
         self._turn = self._media.turn(self.tokens) if self._media is not None else 0

@@ -194,6 +194,10 @@ class MediaReader:
                 n_bytes, known = n_bytes + runs[start].n_bytes, start
         return len(tokens), n_bytes
 
+    def shown(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens of the vocabulary that a prompt is shown as."""
+        return self.store.without(tokens)
+
     def text(self, tokens: Sequence[int]) -> str:
         """Text of tokens, with a marker for rows that follow each other."""
         groups = groupby(tokens, self.store.is_media)

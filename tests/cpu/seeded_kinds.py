@@ -18,6 +18,7 @@ from tests.cpu import (
     qwen4_exp_checkpoints,
     seeded_checkpoints,
     shelf_checkpoints,
+    t5_checkpoints,
     tencent_checkpoints,
     unigram_checkpoints,
 )
@@ -40,4 +41,5 @@ KINDS = (
     *alibi_checkpoints.CHECKPOINTS,
     *picture_text_checkpoints.CHECKPOINTS,
     *unigram_checkpoints.CHECKPOINTS,
+    *t5_checkpoints.CHECKPOINTS,
 )

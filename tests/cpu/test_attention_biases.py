@@ -1,4 +1,4 @@
-"""Native attention with linear biases (ALiBi) against the float64 reference."""
+"""Native attention with biases by positions, linear (ALiBi) or by differences (T5), against the float64 reference."""
 
 import numpy as np
 import pytest
@@ -21,12 +21,13 @@ def run_biased(
     start=0,
     causal=True,
     part=None,
+    farthest=0,
     threads=(1, 3),
     tolerance=None,
     **options,
 ):
     """Compares every thread count with the reference. start: position of the first cells; part: first head and number
-    of heads of the model that these are a part of."""
+    of heads of the model that these are a part of; farthest: of biases by differences instead of linear ones."""
     rng = np.random.default_rng(n_tokens + n_kv)
     q = rng.standard_normal((n_tokens, n_heads, dk)).astype(np.float32)
     (k, keys), (v, values) = (
@@ -40,8 +41,15 @@ def run_biased(
     mask, ranges = ref.kq_mask(cell_pos, cell_seq, pos, seq, n_kv, **seen)
     visible = ref.visible_cells(cell_pos, cell_seq, pos, seq, **seen)
     first, of_all = part or (0, n_heads)
-    slopes = ref.slopes(of_all, max_bias)[first : first + n_heads]
-    bias = -slopes[None, :, None] * np.abs(cell_pos[None, :].astype(np.float64) - pos[:, None])[:, None, :]
+    difference = cell_pos[None, :].astype(np.int64) - pos[:, None]
+    table = None
+    if farthest:
+        max_bias, table = 0.0, rng.normal(0, 2, (of_all, 2 * farthest + 1)).astype(np.float32)
+        own = table[first : first + n_heads].astype(np.float64)
+        bias = own[:, np.clip(difference, -farthest, farthest) + farthest].swapaxes(0, 1)
+    else:
+        slopes = ref.slopes(of_all, max_bias)[first : first + n_heads]
+        bias = -slopes[None, :, None] * np.abs(difference.astype(np.float64))[:, None, :]
     scale, group = 1 / np.sqrt(dk), n_heads // n_kv_heads
     shared = {"softcap": options.get("softcap", 0.0), "sinks": options.get("sinks")}
     want = ref.attend(q, np.repeat(keys, group, 1), np.repeat(values, group, 1), visible, scale, bias=bias, **shared)
@@ -58,6 +66,7 @@ def run_biased(
             dv=dk,
             n_threads=n_threads,
             distances=(max_bias, cell_pos, pos, first, of_all),
+            biases=table,
             **options,
         )
         error = np.abs(got - want).max(-1) / np.abs(want).max()
@@ -111,3 +120,22 @@ def test_parts_of_heads_sinks_and_soft_caps(n_tokens):
     for flash in (True, False):
         run_biased(n_tokens, 200, 5, 5, 64, part=(5, 20), sinks=sinks, flash=flash)
         run_biased(n_tokens, 200, 5, 5, 64, part=(15, 20), softcap=3.0, flash=flash)
+
+
+@pytest.mark.parametrize("flash", [True, False], ids=["flash", "full"])
+@pytest.mark.parametrize("n_tokens", [1, 2, 5, 17, 64, 200])
+@pytest.mark.parametrize("heads", [(8, 8), (12, 3), (7, 1)])
+def test_biases_by_differences(heads, n_tokens, flash):
+    """Farther and nearer than the table reaches, on both sides, of some of the heads, behind a soft cap."""
+    for farthest in (5, 128):
+        run_biased(n_tokens, 300, *heads, 64, farthest=farthest, flash=flash)
+        run_biased(n_tokens, 300, *heads, 64, farthest=farthest, causal=False, n_seq=3, start=1 << 20, flash=flash)
+    run_biased(n_tokens, 230, *heads, 40, farthest=31, part=(3, 20), softcap=3.0, flash=flash)
+
+
+@pytest.mark.parametrize("kind", ALL_TYPES, ids=ref.TYPE_NAMES.get)
+@pytest.mark.parametrize("flash", [True, False], ids=["flash", "full"])
+def test_cache_types_with_biases_by_differences(kind, flash):
+    for n_tokens in (1, 3, 20, 40):
+        types = kind, F16 if kind == F32 else kind
+        run_biased(n_tokens, 170, 6, 6, 64, types=types, farthest=128, causal=False, flash=flash)

@@ -29,11 +29,12 @@ from tests.cpu.shelf_checkpoints import (
     MODERN_WINDOW,
     WIDE,
 )
+from tests.cpu.t5_checkpoints import T5_ENCODER, UMT5_ENCODER
 from tests.cpu.test_convert_seeded import TOLERANCE, converted
 from tests.cpu.test_encoders import gelu
 from tests.cpu.unigram_checkpoints import JINA_V3
 
-ENCODERS = (*(kind for kind in shelf.CHECKPOINTS if kind.is_encoder), JINA_V3)
+ENCODERS = (*(kind for kind in shelf.CHECKPOINTS if kind.is_encoder), JINA_V3, T5_ENCODER, UMT5_ENCODER)
 
 
 def states_of(file: GGUFFile) -> np.ndarray:

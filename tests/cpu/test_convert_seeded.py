@@ -76,6 +76,7 @@ def test_types(kind: Tiny, outtype: str, tmp_path: Path) -> None:
         "altup_correct_scale.weight",
         "altup_predict_coef.weight",
         "altup_router.weight",
+        "attn_rel_b.weight",
     )
     gates = ("_down.weight", "_up.weight")  # of residual streams, which are large
     for name, kind_of in found.items():

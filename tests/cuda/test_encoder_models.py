@@ -15,6 +15,7 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import PlacementParams
 from tests.cpu.reference_models import RandomModel
+from tests.cpu.t5_models import t5encoder, umt5encoder
 from tests.cpu.test_arch_encoders import jina_bert_v3, modern_bert, modern_bert_silu, nomic_bert_moe
 from tests.cpu.test_arch_gemma_embedding import TOKENS, gemma_embedding
 from tests.cpu.test_arch_jina_bert_v2 import jina, jina_code, jina_fused, neo
@@ -42,6 +43,8 @@ MODELS: list[Callable[[], tuple[RandomModel, np.ndarray]]] = [
     jina_code,
     jina_fused,
     neo,
+    t5encoder,
+    umt5encoder,
 ]
 
 

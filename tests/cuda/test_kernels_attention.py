@@ -142,6 +142,41 @@ def test_linear_biases(n: int, n_tokens: int, heads: int, kv_heads: int) -> None
     case.check(out)
 
 
+@pytest.mark.parametrize("n_tokens", [1, 25])
+@pytest.mark.parametrize("farthest", [3, 128])
+def test_biases_by_differences_of_positions(farthest: int, n_tokens: int) -> None:
+    """Of all heads, and of the last of them as a part."""
+    case = Case(5, 96, n_tokens, 6, 6)
+    k, v, mask = case.cache(64, "f16"), case.cache(64, "f16"), case.mask()
+    table = case.p.array(case.normal(6, 2 * farthest + 1))
+    q, biases = case.queries(64), Distances(0.0, *case.distances, table)
+    whole = case.p.graph.attention(q, [k], v, mask, scale=0.1, flash=True, distances=biases)
+    assert case.kernel() == "attention_any"
+    case.check(whole)
+    parts = [x.slice(1, 4, 2) for x in (q, k, v)]
+    part = case.p.graph.attention(parts[0], [parts[1]], parts[2], mask, scale=0.1, flash=True, distances=biases)
+    case.p.graph.nodes[-1].ip[2:] = [4, 6]
+    whole_rows, part_rows = case.p.run([whole, part], on_cuda=True, n_kv=88)
+    assert np.abs(whole_rows[..., 4:, :] - part_rows).max() < 1e-6
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_masks_of_texts_and_of_what_follows(seen: bool) -> None:
+    p, n = Program(), 60
+    cell_pos, pos = np.arange(n, dtype=np.int32), np.array([20, 33, 58], np.int32)
+    cell_pos[::7] = -1
+    lengths, seq = np.array([9, 30, 0], np.int32), np.ones(n, np.int64)
+    arrays = [p.array(x) for x in (cell_pos, seq, pos, np.zeros(3, np.int32))]
+    text = p.array(pos + lengths), seen
+    mask, ranges = p.graph.kq_mask(*arrays, window="none", n_swa=0, causal=True, own=False, text=text)
+    ours, truth = (p.run([mask, ranges], on_cuda=on_cuda, n_kv=n) for on_cuda in (True, False))
+    for a, b in zip(ours, truth, strict=True):
+        np.testing.assert_array_equal(a, b)
+    edge = lengths[:, None]
+    wanted = (cell_pos >= 0) & ((cell_pos < edge) if seen else (cell_pos >= edge) & (cell_pos <= pos[:, None]))
+    assert (np.asarray(truth[0]).reshape(3, n) == 0).tolist() == wanted.tolist()
+
+
 def test_linear_biases_of_a_part_of_the_heads() -> None:
     """Distances cost the last three of six heads what they cost them among all."""
     found = []

@@ -63,6 +63,11 @@ AttentionArgs attention_args(const Op& op, const Tensor* tensors) {
     const Tensor *cell_pos = source(op, tensors, 9), *pos = source(op, tensors, 10);
     a.cell_pos = cell_pos ? row<int32_t>(*cell_pos, 0) : nullptr;
     a.pos = pos ? row<int32_t>(*pos, 0) : nullptr;
+    if (a.cell_pos && a.max_bias == 0.0f) {  // biases in place of another mask
+        a.biases = source(op, tensors, 8);
+        a.common = a.mask;
+    }
+    a.farthest = a.biases ? a.biases->ne[0] / 2 : 0;
     a.flash = op.ip[0] != 0;
     a.load_k = kv::load_rows(a.k->type);
     a.load_k1 = a.k1 ? kv::load_rows(a.k1->type) : nullptr;

@@ -41,6 +41,10 @@ struct AttentionArgs {
     float max_bias;      // of the slopes, 0: no biases
     int64_t slope_head;  // number of head 0 among the slope_heads of the model
     int64_t slope_heads;
+    // Biases of every head by the position of the cell less that of the token (T5, arXiv:1910.10683), from
+    // -farthest to farthest and the same beyond: f32 [2 * farthest + 1, slope_heads], or null.
+    const Tensor* biases;
+    int64_t farthest;
     const int32_t* cell_pos;  // [n_kv] or null
     const int32_t* pos;       // [T] or null
     bool flash;
@@ -75,9 +79,11 @@ struct AttentionArgs {
         const int64_t last = ranges[2 * (first_token + token) + 1];
         return last < n_kv ? last : n_kv;
     }
-    bool biased() const { return max_bias != 0.0f; }
+    bool biased() const { return max_bias != 0.0f || biases; }
     // What the score of a head loses per position, base-2 logarithm folded in.
     float slope(int64_t head) const;
+    // Biases of a head, of cell and token at the same position in the middle.
+    const float* biases_of(int64_t head) const { return row<float>(*biases, slope_head + head) + farthest; }
     float position(int64_t token) const { return float(pos[first_token + token]); }
     // The same op for the tokens [first, first + n) alone.
     AttentionArgs part(int64_t first, int64_t n) const {

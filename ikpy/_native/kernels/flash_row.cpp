@@ -38,7 +38,7 @@ int64_t middle_floats(const AttentionArgs& a) {
     return std::max(of_k, of_v) / 32 * kRowCells;
 }
 
-int64_t slope_floats(const AttentionArgs& a) { return a.biased() ? round_up(a.n_heads, 16) : 0; }
+int64_t slope_floats(const AttentionArgs& a) { return a.max_bias != 0.0f ? round_up(a.n_heads, 16) : 0; }
 
 // Rows of scores: products of codes write whole groups of four.
 int64_t score_rows(const AttentionArgs& a) { return round_up(a.rows_per_kv_head(), 4); }
@@ -200,6 +200,18 @@ void add_biases(const AttentionArgs& a, float slope_of_head, int64_t token, cons
     }
 }
 
+// The same for biases of a head by differences of positions.
+void add_differences(const AttentionArgs& a, int64_t head, int64_t token, const float* cell_pos, int64_t n,
+                     float* s) {
+    const V own = simd::set1(a.position(token)), unit = simd::set1(simd::kLog2e);
+    const V most = simd::set1(float(a.farthest)), least = simd::set1(-float(a.farthest));
+    const float* const middle = a.biases_of(head);
+    for (int64_t c = 0; c < n; c += kLanes) {
+        const V difference = simd::max(simd::min(simd::sub(simd::load(cell_pos + c), own), most), least);
+        simd::store(s + c, simd::fma(unit, simd::gather(middle, difference), simd::load(s + c)));
+    }
+}
+
 // Soft cap, bias and mask on n scores of one token's row, padded to a multiple of kLanes; returns the
 // maximum.
 float finish_scores(const AttentionArgs& a, const RowBuffers& b, const BlockMask& mask, int64_t head,
@@ -208,7 +220,11 @@ float finish_scores(const AttentionArgs& a, const RowBuffers& b, const BlockMask
     const V cap = simd::set1(a.softcap * simd::kLog2e), masked = simd::set1(kMasked);
     for (int64_t c = 0; c < n && a.softcap != 0.0f; c += kLanes)
         simd::store(s + c, simd::mul(cap, simd::tanh(simd::load(s + c))));
-    if (a.biased()) add_biases(a, b.slopes[head], token, mask.cell_pos, n, s);
+    if (a.biases) {
+        add_differences(a, head, token, mask.cell_pos, n, s);
+    } else if (a.biased()) {
+        add_biases(a, b.slopes[head], token, mask.cell_pos, n, s);
+    }
     V top = simd::set1(kNoMaximum);
     for (int64_t c = 0; c < n; c += kLanes) {
         const V x = simd::keep_bits(bits[c >> 5] >> (c & 31), simd::load(s + c), masked);
@@ -363,7 +379,7 @@ void attention_rows(const ThreadContext& ctx, const AttentionArgs& a) {
     if (b.ldk != a.dk || b.ldv != a.dv)
         std::memset(b.k, 0, size_t(kRowCells * (b.ldk + b.ldv)) * sizeof(float));
     pack_q(a, b);
-    for (int64_t h = 0; a.biased() && h < a.n_heads; ++h) b.slopes[h] = a.slope(h);
+    for (int64_t h = 0; a.max_bias != 0.0f && h < a.n_heads; ++h) b.slopes[h] = a.slope(h);
     if (b.k_codes) pack_codes(a, *b.k_codes, b);
     const flash::CodeProducts* codes = b.k_codes ? b.k_codes : b.v_codes;
     if (codes) codes->begin(a.rows_per_kv_head());

@@ -17,8 +17,10 @@ static_assert(kTileCells % kDepth == 0, "tiles of cells are whole tile products"
 // caches.
 struct TileBuffers {
     float *q, *k, *v, *s, *o, *maximum, *sum, *alpha;
-    float* factor;            // what scores still lack: queries may be scaled
-    float *slope, *position;  // of every lane where scores have biases, else null
+    float* factor;  // what scores still lack: queries may be scaled
+    // Of every lane where scores have biases, else null: the slope, or where the biases of the head begin (as
+    // a number of floats behind those of head 0), and the position of the token.
+    float *slope, *position;
     double* total;
     uint32_t* bits;                // [kWords][lanes]
     uint8_t* known;                // [row tiles][K/V tiles]: 0 or 1 + Visibility, the same for every K head

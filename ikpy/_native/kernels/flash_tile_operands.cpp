@@ -33,7 +33,12 @@ void pack_slopes(const AttentionArgs& a, const Tile& tile, const TileBuffers& b)
     for (int64_t m = 0; m < b.lanes; ++m) {
         const int64_t r = tile.first_row + m;
         const bool is_row = m < tile.n_rows;
-        b.slope[m] = is_row ? a.slope(a.head_of(tile.kv_head, r)) : 0.0f;
+        const int64_t head = is_row ? a.head_of(tile.kv_head, r) : 0;
+        if (a.biases) {
+            b.slope[m] = float(a.biases_of(head) - a.biases_of(0));
+        } else {
+            b.slope[m] = is_row ? a.slope(head) : 0.0f;
+        }
         b.position[m] = is_row ? a.position(a.token_of(r)) : 0.0f;
     }
 }

@@ -55,12 +55,33 @@ V finish_biased(float* s, const TileBuffers& b, const Part& part, int64_t m, con
     return mul(factor, top);
 }
 
+// Adds the biases of the differences of positions to the scores of one vector of lanes, and masks all of
+// them; returns their maximum.
+V finish_differences(const AttentionArgs& a, float* s, const TileBuffers& b, const Part& part, int64_t m,
+                     const int32_t* cell_pos, bool masked) {
+    using namespace simd;
+    const V factor = load(b.factor + m), own = load(b.position + m), low = set1(kMasked);
+    const V unit = div(set1(kLog2e), factor), first = load(b.slope + m);
+    const V most = set1(float(a.farthest)), least = set1(-float(a.farthest));
+    const float* const middle = a.biases_of(0);
+    V top = low;
+    for (int64_t c = part.begin; c < part.end; ++c) {
+        const V difference = simd::max(simd::min(sub(set1(float(cell_pos[c])), own), most), least);
+        V x = fma(unit, gather(middle, add(first, difference)), load(s + c * b.row));
+        if (masked) x = keep_if_bit(b.bits + (c >> 5) * b.lanes + m, 1u << (c & 31), x, low);
+        store(s + c * b.row, x);
+        top = simd::max(top, x);
+    }
+    return mul(factor, top);
+}
+
 }  // namespace
 
 V finish_scores(const AttentionArgs& a, float* s, const TileBuffers& b, const Part& part, int64_t m,
                 int64_t c0, bool masked) {
     if (a.biased()) {
         if (a.softcap != 0.0f) finish_vector<false, true>(s, b, part, m, a.softcap);
+        if (a.biases) return finish_differences(a, s, b, part, m, a.cell_pos + c0, masked);
         return finish_biased(s, b, part, m, a.cell_pos + c0, masked);
     }
     if (a.softcap != 0.0f) {

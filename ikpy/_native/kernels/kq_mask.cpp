@@ -31,6 +31,17 @@ Visible visible_to(const Op& op, int32_t pos, int32_t seq, int32_t until) {
     return v;
 }
 
+// What is left of it on one side of the end of the encoder's text: all positions before it (side 1), or those
+// from it on (2).
+void keep_side(Visible& v, int32_t side, int32_t end) {
+    if (side == 1) {
+        v.lowest = 0;
+        v.highest = end - 1;
+    } else {
+        v.lowest = std::max(v.lowest, end);
+    }
+}
+
 constexpr int64_t kBlock = 64;    // cells that sequences fill for themselves while there are empty ones
 constexpr int64_t kChunk = 2048;  // cells that all tokens meet before the next ones: 24 KiB
 
@@ -86,7 +97,7 @@ struct Chunk {
 // Tokens of a thread, and what they share.
 struct Tokens {
     const Tensor &mask, &ranges;
-    const int32_t *pos, *seq, *until;
+    const int32_t *pos, *seq, *until, *turned;
     int64_t begin, end;
 };
 
@@ -100,6 +111,7 @@ void mask_all(const Op& op, const Tokens& tokens, const Tensor& cell_pos, const 
         for (int64_t t = tokens.begin; t < tokens.end; ++t) {
             const int32_t pos = tokens.pos[t];
             Visible v = visible_to(op, pos, tokens.seq[t], tokens.until ? tokens.until[t] : pos);
+            if (tokens.turned) keep_side(v, op.ip[4], tokens.turned[t] - pos);
             if (!windowed) v.lowest = 0;  // a window to both sides has no further cells
             chunk.mask_token(v, row<uint16_t>(tokens.mask, t), row<int32_t>(tokens.ranges, t));
         }
@@ -110,13 +122,15 @@ void mask_all(const Op& op, const Tokens& tokens, const Tensor& cell_pos, const 
 
 // ip: window kind, window size, causal, whether all cells count (a window's own cells) or the first n_kv.
 // src 5, 6: further cells behind these, to which no window applies. src 7: i32 [T], the last position
-// that each token sees, its own or one behind it.
+// that each token sees, its own or one behind it. src 8: i32 [T], positions of the tokens plus the length of
+// the encoder's text before them; ip[4]: whether that is seen (1), or what follows it (2).
 void op_kq_mask(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime& runtime) {
     Tokens tokens{tensors[op.dst],
                   tensors[op.src[4]],
                   row<int32_t>(tensors[op.src[2]], 0),
                   row<int32_t>(tensors[op.src[3]], 0),
                   op.src[7] < 0 ? nullptr : row<int32_t>(tensors[op.src[7]], 0),
+                  op.src[8] < 0 ? nullptr : row<int32_t>(tensors[op.src[8]], 0),
                   0,
                   0};
     split_range(tokens.mask.ne[1], ctx.ith, ctx.nth, 1, &tokens.begin, &tokens.end);

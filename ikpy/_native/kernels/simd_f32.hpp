@@ -48,6 +48,8 @@ inline V keep_bits(uint32_t bits, V v, V low) { return _mm512_mask_mov_ps(low, _
 // n = nearest integer to t, returns 2^n * p
 inline V round_nearest(V t) { return _mm512_roundscale_ps(t, 0x08); }
 inline V scale_by_power(V p, V n) { return _mm512_scalef_ps(p, n); }
+// p[i] for whole numbers i
+inline V gather(const float* p, V i) { return _mm512_i32gather_ps(_mm512_cvtps_epi32(i), p, 4); }
 
 #elif defined(__AVX2__)
 
@@ -96,6 +98,7 @@ inline V scale_by_power(V p, V n) {
     const __m256i e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return _mm256_mul_ps(p, _mm256_castsi256_ps(e));
 }
+inline V gather(const float* p, V i) { return _mm256_i32gather_ps(p, _mm256_cvtps_epi32(i), 4); }
 
 #else
 
@@ -147,6 +150,9 @@ inline V scale_by_power(V p, V n) {
     V f;
     std::memcpy(&f, &e, sizeof(f));
     return p * f;
+}
+inline V gather(const float* p, V i) {
+    return V{p[int64_t(i[0])], p[int64_t(i[1])], p[int64_t(i[2])], p[int64_t(i[3])]};
 }
 
 #endif

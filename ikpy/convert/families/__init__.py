@@ -109,6 +109,7 @@ FAMILIES = {
     "mixtral": "llama:Mixtral",
     "modernbert": "modern_bert:ModernBert",
     "mpt": "alibi:Mpt",
+    "mt5": "t5:T5",
     "neobert": "alibi_encoders:NeoBert",
     "nemotron": "nemotron:Nemotron",
     "nemotron-nas": "deci:Deci",
@@ -157,6 +158,8 @@ FAMILIES = {
     "starcoder2": "plain:StarCoder2",
     "step3p5": "step35:Step35",
     "step3p7": "step35:Step35",
+    "t5": "t5:T5",
+    "umt5": "t5:T5",
     "xverse": "older:Xverse",
 }
 # Classes whose checkpoints carry the model type of an older relative.

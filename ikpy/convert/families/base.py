@@ -106,6 +106,8 @@ class Family:
     # GGUF files of llama and its kin pair adjacent elements, transformers' models pair the halves of a head.
     rotates_pairs: ClassVar[bool] = False
     norm_offset: ClassVar[float] = 0.0  # added to every norm weight
+    # Modules outside layers that repeat the first of others which a checkpoint has.
+    repeated: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     needs_output: ClassVar[bool] = False  # output.weight is written even if it is the token embedding
     has_output: ClassVar[bool] = True
     writes_texts: ClassVar[bool] = True

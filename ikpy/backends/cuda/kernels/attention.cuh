@@ -20,7 +20,10 @@ struct Attention {
     // Linear biases (ALiBi): positions of cells and tokens, and which of the heads of the model head 0 is.
     const int *cell_pos, *pos;
     float max_bias;  // of the slopes, 0: no biases
-    int slope_head, slope_heads, unused;
+    int slope_head, slope_heads;
+    int farthest;         // of the differences that biases are for
+    const float* biases;  // instead, of every head by positions' difference (AttentionArgs::biases on the
+                          // CPU), or null
 };
 
 // What the score of a head loses per position, in units of log2 (AttentionArgs::slope on the CPU).
@@ -30,6 +33,11 @@ __device__ __forceinline__ float bias_slope(const Attention& a, int head) {
     const int h = a.slope_head + head;
     const float steps = h < n ? h + 1.0f : h - n + 0.5f;
     return exp2f(-a.max_bias * steps / n) * kLog2e;
+}
+// What the score of a head gets for a cell, in the same units.
+__device__ __forceinline__ float bias_of(const Attention& a, int head, int token, int cell) {
+    const float* middle = a.biases + (2 * a.farthest + 1) * (a.slope_head + head) + a.farthest;
+    return middle[min(max(a.cell_pos[cell] - a.pos[token], -a.farthest), a.farthest)] * kLog2e;
 }
 __device__ __forceinline__ float distance(int a, int b) { return fabsf(static_cast<float>(a - b)); }
 

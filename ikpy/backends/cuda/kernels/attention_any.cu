@@ -40,6 +40,7 @@ IKPY_KERNEL __launch_bounds__(128) attention_any(Attention a) {
         }
         float s = score_of(a, warp_sum(dot));
         if (biased) s -= slope * distance(own, a.cell_pos[c]);
+        if (a.biases) s += bias_of(a, head, token, c);
         const float top = fmaxf(maximum, s), old = exp2f(maximum - top), p = exp2f(s - top);
         maximum = top;
         denominator = denominator * old + p;

@@ -6,11 +6,12 @@ using namespace ikpy::cuda;
 // mask f16 [n, T] of 0 and -inf and the visible range of every token, i32 [2, T]; one block per token.
 // kind: 0 no window, 1 sliding, 2 chunked, 3 half its size to both sides (and no further cells).
 // further: cells behind these, to which no window applies. until: the last position that each token sees
-// behind its own, or null.
+// behind its own, or null. turned: positions of the tokens plus the length of the encoder's text before them,
+// or null; side: whether that is seen (1), or what follows it (2).
 IKPY_KERNEL kq_mask(View mask, int* ranges, const int* cell_pos, const unsigned long long* cell_seq,
                     const int* pos, const int* seq, const int* further_pos,
-                    const unsigned long long* further_seq, const int* until, int n_cells, int n_further,
-                    int kind, int n_swa, int causal, const int* runtime) {
+                    const unsigned long long* further_seq, const int* until, const int* turned, int n_cells,
+                    int n_further, int kind, int n_swa, int causal, int side, const int* runtime) {
     const int n_own = runtime ? min(runtime[0], n_cells) : n_cells, n = n_own + n_further;
     const int t = blockIdx.x, p = pos[t], s = seq[t];
     const unsigned long long sequence = s >= 0 && s < 64 ? 1ull << s : 0ull;
@@ -23,6 +24,11 @@ IKPY_KERNEL kq_mask(View mask, int* ranges, const int* cell_pos, const unsigned 
         if (p < 0x7fffffff - n_swa / 2) highest = min(highest, p + n_swa / 2);
     }
     if (until) highest = max(highest, until[t]);
+    if (turned) {
+        const int end = turned[t] - p;
+        lowest = side == 1 ? 0 : max(lowest, end);
+        if (side == 1) highest = end - 1;
+    }
     auto* out = mask.row<uint16_t>(t);
     int first = n, last = 0;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {

@@ -50,16 +50,24 @@ class _Operands:
 
 
 def _biases(c: OpContext) -> bytes:
-    """What ikpy::cuda::Attention has of linear biases."""
+    """What ikpy::cuda::Attention has of biases by positions."""
     if not _is_biased(c.op):
-        return bytes(32)
-    addresses = [optional_address(value, c.address) for value in c.op.src[9:11]]
-    return struct.pack("<2Qf3i", *addresses, c.op.fp[2], *c.op.ip[2:4], 0)
+        return bytes(40)
+    biases, *positions = c.op.src[8:11]
+    addresses = [optional_address(value, c.address) for value in positions]
+    farthest = 0 if biases is None else biases.shape[0] // 2
+    numbers = struct.pack("<2Qf3i", *addresses, c.op.fp[2], *c.op.ip[2:4], farthest)
+    return numbers + struct.pack("<Q", optional_address(biases, c.address))
 
 
 def _is_biased(op: Node) -> bool:
-    """Whether distances of positions cost scores."""
+    """Whether scores depend on positions."""
     return len(op.fp) > 2
+
+
+def _has_table(op: Node) -> bool:
+    """Whether they get biases by differences of positions."""
+    return _is_biased(op) and op.src[8] is not None
 
 
 # (dk, dv) -> (rows of the kernel for many rows, cells per tile of both kernels, threads of both kernels). The kernel
@@ -154,7 +162,7 @@ def _flash(op: Node, target: Target) -> _Flash | None:
     q, k, v, _, _, k1 = op.src[:6]
     assert q is not None and k is not None and v is not None
     dk, dv = k.shape[0] + (k1.shape[0] if k1 is not None else 0), v.shape[0]
-    if (dk, dv) not in _FLASH or k.shape[0] % 8 or (k1 is not None and dk == dv):
+    if (dk, dv) not in _FLASH or k.shape[0] % 8 or (k1 is not None and dk == dv) or _has_table(op):
         return None
     if any(x is not None and x.type_id in (F16, BF16) and not is_aligned(x) for x in (k, v, k1)):
         return None

@@ -44,7 +44,7 @@ def _rope(c: OpContext) -> list[Launch]:
 
 @lowers("kq_mask")
 def _kq_mask(c: OpContext) -> list[Launch]:
-    kind, n_swa, causal, own = c.op.ip
+    kind, n_swa, causal, own, *side = c.op.ip
     n_cells = c.source(0).shape[0]
     n_further = c.op.dst.shape[0] - n_cells
     addresses = [c.at(4), c.at(0), c.at(1), c.at(2), c.at(3)]
@@ -56,11 +56,13 @@ def _kq_mask(c: OpContext) -> list[Launch]:
         *addresses,
         *further,
         c.at(7),
+        c.at(8),
         i32(n_cells),
         i32(n_further),
         i32(kind),
         i32(n_swa),
         i32(causal),
+        i32(side[0] if side else 0),
         runtime,
     ]
     block = (256 if n_cells > 128 else 64, 1, 1)

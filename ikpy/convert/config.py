@@ -11,6 +11,7 @@ from ikpy.errors import FileFormatError
 _REQUIRED = object()
 # Layers, experts, elements of a head: many times what any model has, and few enough to list them all.
 MAX_COUNT = 1 << 16
+MAX_CONTEXT = (1 << 31) - 1
 _TIED = "tie_word_embeddings"
 # Models whose whole alone says in transformers whether embeddings are tied; what it does not say is false.
 _WHOLE_TELLS = ("glm5_next",)
@@ -94,6 +95,16 @@ class Config:
     def n_layer(self) -> int:
         """Layers of the model, prediction layers not counted."""
         return self.count("num_hidden_layers")
+
+    @property
+    def n_context(self) -> int:
+        """Tokens of the longest text."""
+        value = self.integer("max_position_embeddings")
+        if not 1 <= value <= MAX_CONTEXT:
+            raise FileFormatError(
+                f"{self.path}: max_position_embeddings (the longest text) is {value}; 1 to {MAX_CONTEXT} are possible"
+            )
+        return value
 
     @property
     def head_dim(self) -> int:

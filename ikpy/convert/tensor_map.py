@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +22,8 @@ _OTHER_PARTS = re.compile(
     r"|^(model\.)?image_newline$|rotary(_pos)?_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
+# What layers behind the last one have if they predict further tokens.
+_PREDICTS = re.compile(r"(^|[._])(eh_proj|enorm|hnorm|shared_head|final_layernorm)\.")
 _LAYER = re.compile(
     r"(?:(?:(?:model|backbone|gpt_neox|encoder|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:transformer\.)?(?:h|blocks|decoder_layer)"
     r"|(?:bert\.)?encoder\.layer|(?:model\.)?transformer_encoder)"
@@ -90,6 +91,7 @@ class _Mapper:
         self.strange_biases: list[str] = []
         self.factors: dict[str, str] = {}
         self.unused_output = ""
+        self.later: dict[int, list[str]] = {}
         targets = (name for names in family.modules.values() for name in _names(names))
         self.order = {name: i for i, name in enumerate(targets)}
         self.map = TensorMap([])
@@ -111,6 +113,7 @@ class _Mapper:
         layer = _LAYER.fullmatch(path)
         if layer and int(layer[1]) >= self.family.config.n_layer:
             self.map.skipped_layers.append(name)
+            self.later.setdefault(int(layer[1]), []).append(name)
         elif layer:
             self._take_layer(name, int(layer[1]), layer[2])
         else:
@@ -371,6 +374,12 @@ class _Mapper:
         for il in range(self.family.config.n_layer):
             if il not in found and not self.family.is_empty(il):
                 raise FileFormatError(f"{self.weights.checkpoint.folder}: the tensors of layer {il} are missing")
+        for il, names in self.later.items():
+            if not any(_PREDICTS.search(name) for name in names):
+                raise FileFormatError(
+                    f"{self.weights.checkpoint.folder}: '{names[0]}' is of layer {il}, but num_hidden_layers of "
+                    f"config.json is {self.family.config.n_layer} (ikpy quantize --prune-layers leaves layers out)"
+                )
 
 
 def _takes_blocks(target: str, kind: str) -> bool:
@@ -385,15 +394,3 @@ def _names(targets: Targets) -> tuple[str, ...]:
 def _listed(tensors: list[str]) -> str:
     more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
     return f"'{tensors[0]}'{more}"
-
-
-def pieces(array: np.ndarray, max_elements: int) -> Iterator[np.ndarray]:
-    """The rows of an array [..., n] in order, as contiguous arrays [rows, n] of about max_elements."""
-    if array.ndim > 2 and array.size > max_elements and not array.flags.c_contiguous:  # no copy of all of it
-        for matrix in array:
-            yield from pieces(matrix, max_elements)
-        return
-    rows = array.reshape(-1, array.shape[-1])
-    step = max(1, max_elements // max(1, rows.shape[1]))
-    for first in range(0, rows.shape[0], step):
-        yield np.ascontiguousarray(rows[first : first + step])

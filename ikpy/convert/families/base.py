@@ -179,7 +179,7 @@ class Family:
         config = self.config
         keys: Keys = {
             "block_count": config.n_layer,
-            "context_length": config.integer("max_position_embeddings"),
+            "context_length": config.n_context,
             "embedding_length": config.integer("hidden_size"),
             "feed_forward_length": config.integer("intermediate_size"),
             "attention.head_count": self.n_head,
@@ -294,7 +294,7 @@ class WindowFamily(Family):
 def full_window_note(config: Config) -> list[str]:
     """A note if the model attends to a window and its architecture has none."""
     window = config.get("sliding_window", default=None)
-    if not window or window >= config.integer("max_position_embeddings"):
+    if not window or window >= config.n_context:
         return []
     return [f"the attention window of {window} tokens is not part of this architecture; beyond it results differ"]
 

@@ -130,3 +130,10 @@ class Config:
         """Whether each layer attends to a window; None if the configuration has no list."""
         kinds = self.get("layer_types", default=None)
         return None if kinds is None else [kind in ("sliding_attention", "chunked_attention") for kind in kinds]
+
+    def labels(self) -> list[str]:
+        """Names of the scores of a classifier; none if config.json does not say them."""
+        named = self.get("id2label", default={})
+        if not isinstance(named, dict):
+            raise FileFormatError(f"{self.path}: 'id2label' is {named!r}, not an object")
+        return [str(label) for label in named.values()]

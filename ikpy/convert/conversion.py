@@ -25,6 +25,7 @@ from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.writer import GGUFWriter
+from ikpy.models.classifier import LABELS
 from ikpy.quants import registry
 
 _BLOCK_FILE_TYPES = {"q4_0": "Q4_0", "nvfp4": "NVFP4", "mxfp4": "MXFP4"}  # of checkpoints with such blocks
@@ -157,6 +158,8 @@ class Conversion(PlannedFile):
         for tensor in self.tensors:
             if tensor.output.name == "token_types.weight":
                 values["tokenizer.ggml.token_type_count"] = tensor.output.shape[0]
+        if values.get(f"{arch}.{LABELS}") == []:
+            values[f"{arch}.{LABELS}"] = self._usual_labels()
         values |= self._layer_values()
         keys = tokenizer_keys(
             self.checkpoint,
@@ -167,6 +170,11 @@ class Conversion(PlannedFile):
             usual_pre=self.family.usual_pre,
         )
         return values | keys | self._templates()
+
+    def _usual_labels(self) -> list[str]:
+        """What transformers calls scores of which config.json does not say the names."""
+        rows = {tensor.output.name: tensor.output.shape[0] for tensor in self.tensors}
+        return [f"LABEL_{i}" for i in range(rows.get("cls.output.weight") or rows.get("cls.weight", 1))]
 
     def _layer_values(self) -> dict[str, list[float] | np.ndarray]:
         """Keys that list a number per layer, or hold the integers of a tensor of one layer."""

@@ -11,7 +11,7 @@ from ikpy.convert.config import Config
 from ikpy.convert.families.base import Family, Keys, Modules, Targets, View
 from ikpy.convert.families.plain import interleaved_heads
 from ikpy.convert.sentence import dense_matrices, pooling_number
-from ikpy.errors import FileFormatError
+from ikpy.models.classifier import LABELS
 from ikpy.models.hparams import POOLINGS
 
 _NORMS = frozenset({"attn_q_norm", "attn_k_norm", "attn_output_norm", "attn_norm_2", "layer_output_norm"})
@@ -53,14 +53,6 @@ class Encoder(Family):
         keys: Keys = super().keys() | {"attention.causal": False}
         pooling = pooling_number(self.config.path.parent)
         return keys if pooling is None else keys | {"pooling_type": pooling}
-
-
-def labels_of(config: Config) -> list[str]:
-    """Names of the scores of a reranker."""
-    named = config.get("id2label", default=None) or {"0": "LABEL_0"}
-    if not isinstance(named, dict):
-        raise FileFormatError(f"{config.path}: 'id2label' is {named!r}, not an object")
-    return [str(label) for label in named.values()]
 
 
 class JinaBertV2(Encoder):
@@ -113,7 +105,7 @@ class JinaReranker(JinaBertV2):
     biases = JinaBertV2.biases | {"cls", "cls.output"}
 
     def keys(self) -> Keys:
-        labels: dict[str, Any] = {"classifier.output_labels": labels_of(self.config)}
+        labels: dict[str, Any] = {LABELS: self.config.labels()}
         return super().keys() | {"pooling_type": POOLINGS.index("rank")} | labels
 
 
@@ -173,5 +165,5 @@ class NeoBertRanker(NeoBert):
     outer: ClassVar[Mapping[str, str]] = {**NeoBert.outer, "dense": "cls", "classifier": "cls.output"}
 
     def keys(self) -> Keys:
-        labels: dict[str, Any] = {"classifier.output_labels": labels_of(self.config)}
+        labels: dict[str, Any] = {LABELS: self.config.labels()}
         return super().keys() | {"pooling_type": POOLINGS.index("rank")} | labels

@@ -28,7 +28,12 @@ from ikpy.gguf.writer import GGUFWriter
 from ikpy.models.classifier import LABELS
 from ikpy.quants import registry
 
-_BLOCK_FILE_TYPES = {"q4_0": "Q4_0", "nvfp4": "NVFP4", "mxfp4": "MXFP4"}  # of checkpoints with such blocks
+_BLOCK_FILE_TYPES = {
+    "q4_0": "Q4_0",
+    "q4_1": "Q4_1",
+    "nvfp4": "NVFP4",
+    "mxfp4": "MXFP4",
+}  # of checkpoints with such blocks
 # Read by the loader as f32, or too small for anything else to matter.
 _ALWAYS_F32 = (
     "norm.weight",
@@ -54,7 +59,7 @@ _ALWAYS_F32 = (
     "altup_predict_coef.weight",
     "altup_router.weight",
 )
-_STORED_AS = {"q4_0": "INT4", "nvfp4": "NVFP4"}
+_STORED_AS = {"q4_0": "INT4", "q4_1": "INT4 with zero points", "nvfp4": "NVFP4"}
 QUANTIZATION_VERSION = 2
 
 
@@ -66,7 +71,7 @@ class Conversion(PlannedFile):
         self.checkpoint = Checkpoint(folder)
         config = Config(self.checkpoint.config, self.checkpoint.folder / "config.json")
         self.family = family(config)
-        self.weights = Weights(self.checkpoint)
+        self.weights = Weights(self.checkpoint, rounds=self.options.outtype != "f32")
         mapped = map_tensors(self.weights, self.family)
         self.layer_values = mapped.layer_values
         matrices = [output for output in mapped.outputs if _is_matrix(output)]
@@ -133,10 +138,20 @@ class Conversion(PlannedFile):
                 is_mixed = len(integers) < len(tensor.output.parts) or len(types) > 1
                 mixed = f"some experts are no {_STORED_AS[types.pop()]}" if is_mixed else "no whole rows"
                 found.setdefault((tensor.type, reason or mixed), []).append(tensor.output.name)
-        return [
+        notes = []
+        if rounded := [t.output.name for t in self.tensors if t.type == "q4_1" and self._is_rounded(t)]:
+            notes = [
+                f"{len(rounded)} tensors of integers are written as q4_1, which rounds the products of zero points and "
+                f"scales to f16 (--outtype f32 keeps all values), the first is {rounded[0]}"
+            ]
+        return notes + [
             f"{len(names)} tensors of integers are decoded and written as {kind} ({reason}), the first is {names[0]}"
             for (kind, reason), names in found.items()
         ]
+
+    def _is_rounded(self, tensor: PlannedTensor) -> bool:
+        matrices = (self.weights.matrix(part.source) for part in tensor.output.parts)
+        return any(matrix.is_rounded for matrix in matrices if matrix)
 
     # metadata
 

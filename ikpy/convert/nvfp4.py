@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -34,7 +33,9 @@ class Nvfp4Matrix(CodedMatrix):
     name: str
     stored: StoredTensor
 
-    block_type: ClassVar[str] = "nvfp4"
+    @property
+    def block_type(self) -> str:
+        return "nvfp4"
 
     @property
     def rows(self) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from ikpy.convert.checkpoint import StoredTensor
 
 WEIGHT = ".weight"
-BLOCK_TYPES = ("q4_0", "nvfp4")
-"""Types of GGUF that hold the numbers of some without loss."""
+BLOCK_TYPES = ("q4_0", "q4_1", "nvfp4")
+"""Types of GGUF that hold the codes of some."""
 
 
 class StoredMatrix(Protocol):
@@ -32,7 +32,11 @@ class StoredMatrix(Protocol):
 
     @property
     def no_blocks(self) -> str:
-        """Why no blocks hold the matrix without loss, "" if they do. Reads scales."""
+        """Why no blocks hold the matrix without loss, "" if they do, or as well as is asked for. Reads scales."""
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether its blocks have values that differ a little."""
 
     def blocks(self) -> np.ndarray:
         """Blocks u8 [rows, bytes]."""
@@ -50,7 +54,13 @@ class StoredMatrix(Protocol):
 class CodedMatrix:
     """What holds of matrices that do not say otherwise: no factor, and no blocks."""
 
-    block_type: ClassVar[str] = "q4_0"
+    @property
+    def block_type(self) -> str:
+        return "q4_0"
+
+    @property
+    def is_rounded(self) -> bool:
+        return False
 
     def factor(self) -> float:
         return 1.0

@@ -15,7 +15,7 @@ import numpy as np
 from ikpy.convert.checkpoint import Checkpoint, StoredTensor
 from ikpy.convert.group_config import GroupScheme
 from ikpy.convert.packed import CACHED, Q4_0_BLOCK, Q4_0_LAYOUT, Q4_1_LAYOUT, fits_f16, least_values, paired_halves
-from ikpy.convert.stored_matrix import WEIGHT, CodedMatrix
+from ikpy.convert.stored_matrix import WEIGHT, CodedMatrix, wrong_part
 from ikpy.convert.words import FLOAT_KINDS, to_float32
 from ikpy.errors import FileFormatError
 
@@ -167,7 +167,11 @@ class GroupedMatrix(CodedMatrix):
             self._check(GROUPS, (self.columns,), ("I32", "I64"))
             index = self._g_idx()
             if index.min() < 0 or index.max() >= groups:
-                raise self._error(GROUPS, f"names groups from {index.min()} to {index.max()}; there are {groups}")
+                raise wrong_part(
+                    self.stored,
+                    self.module + GROUPS,
+                    f"names groups from {index.min()} to {index.max()}; there are {groups}",
+                )
 
     # parts
 
@@ -212,12 +216,9 @@ class GroupedMatrix(CodedMatrix):
     def _has(self, end: str) -> bool:
         return self.module + end in self.checkpoint.tensors
 
-    def _error(self, end: str, what: str) -> FileFormatError:
-        return FileFormatError(f"{self.stored.path}: tensor '{self.module}{end}' {what}; '{self.stored.name}' needs it")
-
     def _check(self, end: str, shape: tuple[int, ...], dtypes: Collection[str], *, may_be_wider: bool = False) -> None:
         if not self._has(end):
-            raise self._error(end, "is missing")
+            raise wrong_part(self.stored, self.module + end)
         tensor = self.checkpoint.tensors[self.module + end]
         wide = len(tensor.shape) == 2 and tensor.shape[0] == shape[0] and tensor.shape[1] >= shape[-1]
         if tensor.dtype not in dtypes or not (tensor.shape == shape or (may_be_wider and wide)):

@@ -15,7 +15,7 @@ import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint, StoredTensor
 from ikpy.convert.compressed import METHOD, Scheme
-from ikpy.convert.stored_matrix import CodedMatrix
+from ikpy.convert.stored_matrix import CodedMatrix, wrong_part
 from ikpy.convert.words import FLOAT_KINDS, to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
 
@@ -147,9 +147,9 @@ class IntegerMatrix(CodedMatrix):
         if self._has("_zero_point"):
             self._zero_point_shape()
         elif not self.scheme.symmetric:
-            raise self._error("_zero_point", "is missing")
+            raise wrong_part(self.stored, self.name + "_zero_point")
         if self.scheme.has_g_idx and not self._has("_g_idx"):
-            raise self._error("_g_idx", "is missing")
+            raise wrong_part(self.stored, self.name + "_g_idx")
         if self._has("_g_idx"):
             self._check("_g_idx", (self.columns,), ("I32", "I64"))
             if self._uses_g_idx:
@@ -200,13 +200,10 @@ class IntegerMatrix(CodedMatrix):
     def _tensor(self, end: str) -> StoredTensor:
         return self.checkpoint.tensors[self.name + end]
 
-    def _error(self, end: str, what: str) -> FileFormatError:
-        return FileFormatError(f"{self.stored.path}: tensor '{self.name}{end}' {what}; '{self.stored.name}' needs it")
-
     def _check(self, end: str, shape: tuple[int, ...], dtypes: Collection[str]) -> None:
         """FileFormatError unless a companion is there, in a type and with the numbers that belong to it."""
         if not self._has(end):
-            raise self._error(end, "is missing")
+            raise wrong_part(self.stored, self.name + end)
         tensor = self._tensor(end)
         # One number per row may come without a second dimension, one number without any.
         short = shape[:1] if shape[-1] == 1 else shape
@@ -265,7 +262,7 @@ def _shape(checkpoint: Checkpoint, name: str, stored: StoredTensor) -> tuple[int
     """Rows and columns, as a tensor of their own says."""
     tensor = checkpoint.tensors.get(name + "_shape")
     if tensor is None:
-        raise FileFormatError(f"{stored.path}: tensor '{name}_shape' is missing; '{stored.name}' needs it")
+        raise wrong_part(stored, name + "_shape")
     if tensor.dtype not in ("I32", "I64") or tensor.shape != (2,):
         raise FileFormatError(
             f"{tensor.path}: tensor '{tensor.name}' is {tensor.dtype} {list(tensor.shape)}; rows and columns are needed"

@@ -7,10 +7,16 @@ from typing import Protocol
 import numpy as np
 
 from ikpy.convert.checkpoint import StoredTensor
+from ikpy.errors import FileFormatError
 
 WEIGHT = ".weight"
 BLOCK_TYPES = ("q4_0", "q4_1", "nvfp4")
 """Types of GGUF that hold the codes of some."""
+
+
+def wrong_part(stored: StoredTensor, name: str, what: str = "is missing") -> FileFormatError:
+    """The error about a tensor that the codes of a matrix need."""
+    return FileFormatError(f"{stored.path}: tensor '{name}' {what}; '{stored.name}' needs it")
 
 
 class StoredMatrix(Protocol):

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ikpy.convert.config import Config
-from ikpy.convert.families.base import Family, Keys, Modules, Targets, View
+from ikpy.convert.families.base import Family, Keys, Modules, View, half_of_rows
 from ikpy.convert.families.plain import interleaved_heads
 from ikpy.convert.sentence import dense_matrices, pooling_number
 from ikpy.models.classifier import LABELS
@@ -91,10 +89,7 @@ class JinaBertV2(Encoder):
         config.require(f"feed_forward_type '{kind}'", kind in ("original", "geglu"))
 
     def view(self, target: str, source: str) -> View | None:
-        parts: Targets = self.modules.get(source, ())
-        if isinstance(parts, tuple) and target in parts:
-            return lambda rows: np.split(rows, 2)[parts.index(target)]
-        return super().view(target, source)
+        return half_of_rows(self.modules.get(source, ()), target) or super().view(target, source)
 
 
 class JinaReranker(JinaBertV2):

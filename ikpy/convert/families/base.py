@@ -63,6 +63,13 @@ def rope_pairs(n_head: int) -> View:
     return view
 
 
+def half_of_rows(targets: Targets, target: str) -> View | None:
+    """The half of a matrix's rows that becomes one of two targets in turn; None where a module has a single target."""
+    if isinstance(targets, str) or target not in targets:
+        return None
+    return lambda rows: np.split(rows, 2)[targets.index(target)]
+
+
 def expert_half(target: str) -> View:
     """Gate or up [E, F, D] of the experts of a layer that are stored together [E, 2F, D]."""
     return lambda values: np.split(values, 2, axis=1)[target == "ffn_up_exps"]

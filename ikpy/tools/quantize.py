@@ -20,13 +20,12 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.splits import output_prefix, split_path
 from ikpy.quants import registry
 from ikpy.quants.mixture import TypeOptions
-from ikpy.quants.model_shape import OUTPUT, TOKEN_EMBEDDING
+from ikpy.quants.model_shape import EXTRA_OUTPUT, OUTPUT, TOKEN_EMBEDDING
 from ikpy.tools.model_logs import ftype_text
 from ikpy.tools.quantize_files import OutputFile, output_files
 from ikpy.tools.quantize_job import job_digest
 from ikpy.tools.quantize_metadata import own_file_type, repacked_ftype
 from ikpy.tools.quantize_plan import (
-    EXTRA_OUTPUT,
     INTERNAL,
     MIB,
     Plan,

@@ -14,7 +14,7 @@ from ikpy.errors import IkpyError, UnsupportedError, escaped
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.quants import registry
 from ikpy.quants.mixture import TypeOptions
-from ikpy.quants.model_shape import EMBEDDINGS, OUTPUT, TOKEN_EMBEDDING, ModelShape
+from ikpy.quants.model_shape import EMBEDDINGS, EXTRA_OUTPUT, OUTPUT, TOKEN_EMBEDDING, ModelShape
 from ikpy.quants.policy import (
     REFUSED_WITHOUT_IMATRIX,
     Choice,
@@ -36,7 +36,6 @@ from ikpy.tools.tensor_convert import can_encode, repack_target
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 INTERNAL = "llama_model_quantize_internal"
-EXTRA_OUTPUT = "output_extra.weight"
 # Matrices of latent attention: some files hold a matrix per head, others the rows of all heads in one.
 SPLIT_HEADS = re.compile(r"\.attn_((k|v|kv)_b|output_a)\.weight$")
 # Names in a line that lists tensors.

@@ -148,6 +148,15 @@ def test_rearranging_says_which_joined_matrices_it_leaves(tmp_path: Path) -> Non
     assert f"llm_load_tensors: note: {note}" in lines
 
 
+def test_a_second_output_matrix_is_left_alone(tmp_path: Path) -> None:
+    """Files of --extra-output-tensor load, and say what they said without it."""
+    out, lines = tmp_path / "out.gguf", list[str]()
+    assert quantize.run(["--extra-output-tensor", "q4_0", str(TINY), str(out), "COPY"]) == 0
+    found = Model.load(out, log=lines.append)
+    assert "llm_load_tensors: note: tensor output_extra.weight is not used" in lines
+    assert np.array_equal(logits(found), logits(Model.load(TINY)))
+
+
 def copied(source: Path, path: Path, types: dict[str, str], alignment: int = 32, title: str = "") -> Path:
     """A copy of a GGUF file with another title and alignment; tensors with an ending of types in that type."""
     with GGUFFile.open(source) as file, GGUFWriter(path, alignment=alignment) as out:

@@ -24,7 +24,8 @@ accepts every option below, so that a command line can be moved from one tool to
 - switches whose value is shown in brackets, such as `-fa` and `-rtr`, may stand alone or be followed by a value;
 - environment variables are read before the command line (by the server also after it); those of switches take `on`,
   `off`, `1`, `0`, `true` and `false`. There is one for every long spelling: `LLAMA_ARG_CTX_SIZE` for
-  `--ctx-size`;
+  `--ctx-size`. A tool reads those of the options that it uses; `bench`, `quantize`, `tokenize`, `gguf` and `convert`
+  read none;
 - an option that cannot have an effect (the tool does not use it, the model or the machine has nothing for it, or
   another option that it needs is not given) is accepted with a warning on standard error and changes nothing; one that
   would change results but cannot be met is an error.

@@ -109,13 +109,14 @@ def check_media(params: CommonParams) -> None:
 
 
 def has_projector(params: CommonParams) -> bool:
-    """Whether the command line names a projector, or a model that may have one beside it."""
+    """Whether the command line names a projector, or models that may have one beside them."""
     from ikpy.cli.model_files import is_from_hub
 
-    media = params.media
+    media, server = params.media, params.server
     if media.use_projector is False:
         return False
-    return bool(media.projector or media.url or media.use_projector) or is_from_hub(params)
+    named = media.projector or media.url or media.use_projector or server.models_dir or server.models_preset
+    return bool(named) or is_from_hub(params)
 
 
 def check_prompt_cache(params: CommonParams) -> None:

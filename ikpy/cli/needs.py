@@ -109,7 +109,7 @@ NEEDS = (
         lambda p: p.server.models_dir or p.server.models_preset,
         "it needs --models-dir or --models-preset",
     ),
-    need("--image-min-tokens --image-max-tokens -tm", "SC", has_projector, "it needs --mmproj"),
+    need("--image-min-tokens --image-max-tokens -tm -mmdev --mmproj-offload", "SC", has_projector, "it needs --mmproj"),
     need("--media-path", "S", has_projector, "it needs --mmproj"),
     need("-crs -cram-n-min", "S", lambda p: p.server.cache_ram, "--cache-ram is 0"),
     need(

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint, StoredTensor
-from ikpy.convert.stored_matrix import WEIGHT, CodedMatrix
+from ikpy.convert.stored_matrix import WEIGHT, CodedMatrix, wrong_part
 from ikpy.convert.words import FLOAT_KINDS, to_float32
 from ikpy.errors import FileFormatError
 
@@ -75,7 +75,7 @@ class RowScaledMatrix(_NamedMatrix):
     def _scales(self) -> StoredTensor:
         name = self.name.removesuffix(WEIGHT) + ROW_SCALES
         if name not in self.checkpoint.tensors:
-            raise FileFormatError(f"{self.stored.path}: tensor '{name}' is missing; '{self.name}' needs it")
+            raise wrong_part(self.stored, name)
         return self.checkpoint.tensors[name]
 
 
@@ -172,7 +172,7 @@ class MappedMatrix(_NamedMatrix):
 
     def _tensor(self, end: str) -> StoredTensor:
         if self.name + end not in self.checkpoint.tensors:
-            raise FileFormatError(f"{self.stored.path}: tensor '{self.name}{end}' is missing; '{self.name}' needs it")
+            raise wrong_part(self.stored, self.name + end)
         return self.checkpoint.tensors[self.name + end]
 
     def _check(self, end: str, n: int) -> None:

@@ -11,6 +11,7 @@ from ikpy.errors import FileFormatError
 _REQUIRED = object()
 # Layers, experts, elements of a head: many times what any model has, and few enough to list them all.
 MAX_COUNT = 1 << 16
+MAX_CONTEXT = (1 << 31) - 1
 _TIED = "tie_word_embeddings"
 # Models whose whole alone says in transformers whether embeddings are tied; what it does not say is false.
 _WHOLE_TELLS = ("glm5_next",)
@@ -96,6 +97,16 @@ class Config:
         return self.count("num_hidden_layers")
 
     @property
+    def n_context(self) -> int:
+        """Tokens of the longest text."""
+        value = self.integer("max_position_embeddings")
+        if not 1 <= value <= MAX_CONTEXT:
+            raise FileFormatError(
+                f"{self.path}: max_position_embeddings (the longest text) is {value}; 1 to {MAX_CONTEXT} are possible"
+            )
+        return value
+
+    @property
     def head_dim(self) -> int:
         """Size of an attention head."""
         heads = self.integer("num_attention_heads")
@@ -119,3 +130,10 @@ class Config:
         """Whether each layer attends to a window; None if the configuration has no list."""
         kinds = self.get("layer_types", default=None)
         return None if kinds is None else [kind in ("sliding_attention", "chunked_attention") for kind in kinds]
+
+    def labels(self) -> list[str]:
+        """Names of the scores of a classifier; none if config.json does not say them."""
+        named = self.get("id2label", default={})
+        if not isinstance(named, dict):
+            raise FileFormatError(f"{self.path}: 'id2label' is {named!r}, not an object")
+        return [str(label) for label in named.values()]

@@ -25,10 +25,16 @@ from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.writer import GGUFWriter
+from ikpy.models.classifier import LABELS
 from ikpy.quants import registry
 from ikpy.vocab import BUILTIN_TEMPLATES
 
-_BLOCK_FILE_TYPES = {"q4_0": "Q4_0", "nvfp4": "NVFP4", "mxfp4": "MXFP4"}  # of checkpoints with such blocks
+_BLOCK_FILE_TYPES = {
+    "q4_0": "Q4_0",
+    "q4_1": "Q4_1",
+    "nvfp4": "NVFP4",
+    "mxfp4": "MXFP4",
+}  # of checkpoints with such blocks
 # Read by the loader as f32, or too small for anything else to matter.
 _ALWAYS_F32 = (
     "norm.weight",
@@ -56,7 +62,7 @@ _ALWAYS_F32 = (
     "altup_predict_coef.weight",
     "altup_router.weight",
 )
-_STORED_AS = {"q4_0": "INT4", "nvfp4": "NVFP4"}
+_STORED_AS = {"q4_0": "INT4", "q4_1": "INT4 with zero points", "nvfp4": "NVFP4"}
 QUANTIZATION_VERSION = 2
 
 
@@ -68,7 +74,7 @@ class Conversion(PlannedFile):
         self.checkpoint = Checkpoint(folder)
         config = Config(self.checkpoint.config, self.checkpoint.folder / "config.json")
         self.family = family(config)
-        self.weights = Weights(self.checkpoint)
+        self.weights = Weights(self.checkpoint, rounds=self.options.outtype != "f32")
         mapped = map_tensors(self.weights, self.family)
         self.layer_values = mapped.layer_values
         matrices = [output for output in mapped.outputs if _is_matrix(output)]
@@ -135,10 +141,20 @@ class Conversion(PlannedFile):
                 is_mixed = len(integers) < len(tensor.output.parts) or len(types) > 1
                 mixed = f"some experts are no {_STORED_AS[types.pop()]}" if is_mixed else "no whole rows"
                 found.setdefault((tensor.type, reason or mixed), []).append(tensor.output.name)
-        return [
+        notes = []
+        if rounded := [t.output.name for t in self.tensors if t.type == "q4_1" and self._is_rounded(t)]:
+            notes = [
+                f"{len(rounded)} tensors of integers are written as q4_1, which rounds the products of zero points and "
+                f"scales to f16 (--outtype f32 keeps all values), the first is {rounded[0]}"
+            ]
+        return notes + [
             f"{len(names)} tensors of integers are decoded and written as {kind} ({reason}), the first is {names[0]}"
             for (kind, reason), names in found.items()
         ]
+
+    def _is_rounded(self, tensor: PlannedTensor) -> bool:
+        matrices = (self.weights.matrix(part.source) for part in tensor.output.parts)
+        return any(matrix.is_rounded for matrix in matrices if matrix)
 
     # metadata
 
@@ -160,6 +176,8 @@ class Conversion(PlannedFile):
         for tensor in self.tensors:
             if tensor.output.name == "token_types.weight":
                 values["tokenizer.ggml.token_type_count"] = tensor.output.shape[0]
+        if values.get(f"{arch}.{LABELS}") == []:
+            values[f"{arch}.{LABELS}"] = self._usual_labels()
         values |= self._layer_values()
         keys = tokenizer_keys(
             self.checkpoint,
@@ -170,6 +188,11 @@ class Conversion(PlannedFile):
             usual_pre=self.family.usual_pre,
         )
         return values | keys | self._templates()
+
+    def _usual_labels(self) -> list[str]:
+        """What transformers calls scores of which config.json does not say the names."""
+        rows = {tensor.output.name: tensor.output.shape[0] for tensor in self.tensors}
+        return [f"LABEL_{i}" for i in range(rows.get("cls.output.weight") or rows.get("cls.weight", 1))]
 
     def _layer_values(self) -> dict[str, list[float] | np.ndarray]:
         """Keys that list a number per layer, or hold the integers of a tensor of one layer."""

@@ -1,4 +1,4 @@
-"""Matrices of GPTQ and AWQ: codes, zero points and scales per group of columns, as Q4_0 blocks or as floats.
+"""Matrices of GPTQ and AWQ: codes, zero points and scales per group of columns, as Q4_0 or Q4_1 blocks or as floats.
 
 A matrix X.weight [rows, columns] is stored as X.qweight, X.qzeros and X.scales; X.g_idx of GPTQ says which group each
 column belongs to. A weight is (code - zero point) * scale.
@@ -14,8 +14,8 @@ import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint, StoredTensor
 from ikpy.convert.group_config import GroupScheme
-from ikpy.convert.packed import CACHED, Q4_0_BLOCK, Q4_0_LAYOUT, fits_f16, paired_halves
-from ikpy.convert.stored_matrix import WEIGHT, CodedMatrix
+from ikpy.convert.packed import CACHED, Q4_0_BLOCK, Q4_0_LAYOUT, Q4_1_LAYOUT, fits_f16, least_values, paired_halves
+from ikpy.convert.stored_matrix import WEIGHT, CodedMatrix, wrong_part
 from ikpy.convert.words import FLOAT_KINDS, to_float32
 from ikpy.errors import FileFormatError
 
@@ -30,11 +30,15 @@ _LOWEST, _HIGHEST = -8, 7  # levels of Q4_0
 
 @dataclass(frozen=True)
 class GroupedMatrix(CodedMatrix):
-    """A matrix of a scheme; check() says whether the checkpoint has all that it needs."""
+    """A matrix of a scheme; check() says whether the checkpoint has all that it needs.
+
+    rounds: Q4_1 blocks may round the product of zero point and scale to f16.
+    """
 
     checkpoint: Checkpoint
     module: str
     scheme: GroupScheme
+    rounds: bool = False
 
     @property
     def stored(self) -> StoredTensor:
@@ -66,28 +70,56 @@ class GroupedMatrix(CodedMatrix):
     def _per_word(self) -> int:
         return _WORD // self.scheme.bits
 
-    @functools.cached_property
+    @property
+    def block_type(self) -> str:
+        return self._blocks[0]
+
+    @property
+    def is_rounded(self) -> bool:
+        return self._blocks[2]
+
+    @property
     def no_blocks(self) -> str:
-        if (self.group_size % Q4_0_BLOCK and self.n_groups > 1) or self.columns % Q4_0_BLOCK:
-            return f"groups of {self.group_size}"
-        if self._uses_g_idx:
-            return "groups in the order of activations"
-        zeros, last = self._zeros(), (1 << self.scheme.bits) - 1
-        if -zeros.max() < _LOWEST or last - zeros.min() > _HIGHEST:
-            is_middle = self.scheme.bits > 4 and bool((zeros == (last + 1) // 2).all())
-            return f"{self.scheme.bits} bits" if is_middle else "zero points"
+        return self._blocks[1]
+
+    @functools.cached_property
+    def _blocks(self) -> tuple[str, str, bool]:
+        """Type of the blocks that hold the matrix, why none do, "" if they do, and whether values are rounded."""
+        reason = self._other_groups()
+        if reason:
+            return "q4_0", reason, False
         name = self.module + SCALES
         is_exact = fits_f16(self.checkpoint.raw(name), FLOAT_KINDS[self.checkpoint.tensors[name].dtype])
-        return "" if is_exact else "scales that f16 cannot hold"
+        zeros, last = self._zeros(), (1 << self.scheme.bits) - 1
+        if -zeros.max() >= _LOWEST and last - zeros.min() <= _HIGHEST:
+            return "q4_0", "" if is_exact else "scales that f16 cannot hold", False
+        if self.scheme.bits == Q4_0_BITS and is_exact:
+            least, holds = least_values(self._scales(), zeros)
+            if holds or (self.rounds and bool(np.isfinite(least).all())):
+                return "q4_1", "", not holds
+        is_middle = self.scheme.bits > 4 and bool((zeros == (last + 1) // 2).all())
+        return "q4_0", f"{self.scheme.bits} bits" if is_middle else "zero points", False
+
+    def _other_groups(self) -> str:
+        """How columns share scales that no blocks have, "" if blocks may."""
+        if (self.group_size % Q4_0_BLOCK and self.n_groups > 1) or self.columns % Q4_0_BLOCK:
+            return f"groups of {self.group_size}"
+        return "groups in the order of activations" if self._uses_g_idx else ""
 
     def blocks(self) -> np.ndarray:
         n_blocks = self.columns // Q4_0_BLOCK
-        out = np.empty((self.rows, n_blocks), Q4_0_LAYOUT)
-        out["scale"] = self._scales()[:, np.arange(n_blocks) * Q4_0_BLOCK // self.group_size]
+        has_least = self.block_type == "q4_1"
+        out = np.empty((self.rows, n_blocks), Q4_1_LAYOUT if has_least else Q4_0_LAYOUT)
+        groups = np.arange(n_blocks) * Q4_0_BLOCK // self.group_size
+        out["scale"] = self._scales()[:, groups]
+        if has_least:
+            out["least"] = least_values(self._scales(), self._zeros())[0][:, groups]
         if self.scheme.order == "gptq" and self.scheme.bits == Q4_0_BITS:
             self._pair(out)
         else:
-            levels = self._codes() - self._zeros()[:, np.arange(self.columns) // self.group_size] - _LOWEST
+            levels = self._codes()
+            if not has_least:
+                levels = levels - self._zeros()[:, np.arange(self.columns) // self.group_size] - _LOWEST
             halves = levels.astype(np.uint8).reshape(self.rows, n_blocks, 2, 16)
             out["nibbles"] = (halves[:, :, 0] | halves[:, :, 1] << 4).view("V16")[:, :, 0]
         return out.view(np.uint8).reshape(self.rows, -1)
@@ -135,7 +167,11 @@ class GroupedMatrix(CodedMatrix):
             self._check(GROUPS, (self.columns,), ("I32", "I64"))
             index = self._g_idx()
             if index.min() < 0 or index.max() >= groups:
-                raise self._error(GROUPS, f"names groups from {index.min()} to {index.max()}; there are {groups}")
+                raise wrong_part(
+                    self.stored,
+                    self.module + GROUPS,
+                    f"names groups from {index.min()} to {index.max()}; there are {groups}",
+                )
 
     # parts
 
@@ -180,12 +216,9 @@ class GroupedMatrix(CodedMatrix):
     def _has(self, end: str) -> bool:
         return self.module + end in self.checkpoint.tensors
 
-    def _error(self, end: str, what: str) -> FileFormatError:
-        return FileFormatError(f"{self.stored.path}: tensor '{self.module}{end}' {what}; '{self.stored.name}' needs it")
-
     def _check(self, end: str, shape: tuple[int, ...], dtypes: Collection[str], *, may_be_wider: bool = False) -> None:
         if not self._has(end):
-            raise self._error(end, "is missing")
+            raise wrong_part(self.stored, self.module + end)
         tensor = self.checkpoint.tensors[self.module + end]
         wide = len(tensor.shape) == 2 and tensor.shape[0] == shape[0] and tensor.shape[1] >= shape[-1]
         if tensor.dtype not in dtypes or not (tensor.shape == shape or (may_be_wider and wide)):
@@ -196,9 +229,9 @@ class GroupedMatrix(CodedMatrix):
             )
 
 
-def open_grouped(checkpoint: Checkpoint, name: str, scheme: GroupScheme) -> GroupedMatrix:
+def open_grouped(checkpoint: Checkpoint, name: str, scheme: GroupScheme, *, rounds: bool) -> GroupedMatrix:
     """The matrix X.weight; FileFormatError names a tensor that is missing or has another shape."""
-    matrix = GroupedMatrix(checkpoint, name.removesuffix(WEIGHT), scheme)
+    matrix = GroupedMatrix(checkpoint, name.removesuffix(WEIGHT), scheme, rounds)
     matrix.check()
     return matrix
 

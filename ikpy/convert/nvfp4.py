@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint, StoredTensor
 from ikpy.convert.packed import CACHED, one_per_byte
-from ikpy.convert.stored_matrix import CodedMatrix
+from ikpy.convert.stored_matrix import CodedMatrix, wrong_part
 from ikpy.convert.words import FLOAT_KINDS, e4m3_values, to_float32
 from ikpy.errors import FileFormatError
 
@@ -34,7 +33,9 @@ class Nvfp4Matrix(CodedMatrix):
     name: str
     stored: StoredTensor
 
-    block_type: ClassVar[str] = "nvfp4"
+    @property
+    def block_type(self) -> str:
+        return "nvfp4"
 
     @property
     def rows(self) -> int:
@@ -102,9 +103,7 @@ class Nvfp4Matrix(CodedMatrix):
     def _check(self, end: str, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
         tensor = self.checkpoint.tensors.get(self.name + end)
         if tensor is None:
-            raise FileFormatError(
-                f"{self.stored.path}: tensor '{self.name}{end}' is missing; '{self.stored.name}' needs it"
-            )
+            raise wrong_part(self.stored, self.name + end)
         if tensor.dtype not in dtypes or (tensor.shape != shape and (shape or tensor.shape != (1,))):
             raise FileFormatError(
                 f"{tensor.path}: tensor '{tensor.name}' is {tensor.dtype} {list(tensor.shape)}; "

@@ -10,15 +10,7 @@ from typing import Any
 import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint
-from ikpy.convert.encoding import (
-    PIECE_ELEMENTS,
-    column_lengths,
-    encode,
-    multiplied,
-    pieces,
-    scaled_rows,
-    unit_columns,
-)
+from ikpy.convert.encoding import PIECE_ELEMENTS, column_lengths, encode, multiplied, pieces, scaled_rows, unit_columns
 from ikpy.convert.options import OUTPUT_TYPES, ConvertOptions
 from ikpy.convert.stored_matrix import BLOCK_TYPES
 from ikpy.convert.tensor_map import OutputTensor, Part

@@ -31,7 +31,7 @@ def scaling_keys(config: Config, *, own_magnitude: bool = False) -> dict[str, Va
 
 def _yarn(config: Config, rope: dict[str, Any], own_magnitude: bool) -> dict[str, Value]:
     factor = float(rope["factor"])
-    original = rope.get("original_max_position_embeddings") or config.integer("max_position_embeddings")
+    original = rope.get("original_max_position_embeddings") or config.n_context
     keys: dict[str, Value] = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": factor,
@@ -75,7 +75,7 @@ def dynamic_notes(config: Config) -> list[str]:
     """What is left out of dynamic scaling, which sets in beyond the context."""
     if config.rope()["rope_type"] != "dynamic":
         return []
-    length = config.integer("max_position_embeddings")
+    length = config.n_context
     return [f"beyond {length} tokens the model scales RoPE by the length of the text, which no file can say"]
 
 

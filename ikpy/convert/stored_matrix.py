@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from ikpy.convert.checkpoint import StoredTensor
+from ikpy.errors import FileFormatError
 
 WEIGHT = ".weight"
-BLOCK_TYPES = ("q4_0", "nvfp4")
-"""Types of GGUF that hold the numbers of some without loss."""
+BLOCK_TYPES = ("q4_0", "q4_1", "nvfp4")
+"""Types of GGUF that hold the codes of some."""
+
+
+def wrong_part(stored: StoredTensor, name: str, what: str = "is missing") -> FileFormatError:
+    """The error about a tensor that the codes of a matrix need."""
+    return FileFormatError(f"{stored.path}: tensor '{name}' {what}; '{stored.name}' needs it")
 
 
 class StoredMatrix(Protocol):
@@ -32,7 +38,11 @@ class StoredMatrix(Protocol):
 
     @property
     def no_blocks(self) -> str:
-        """Why no blocks hold the matrix without loss, "" if they do. Reads scales."""
+        """Why no blocks hold the matrix without loss, "" if they do, or as well as is asked for. Reads scales."""
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether its blocks have values that differ a little."""
 
     def blocks(self) -> np.ndarray:
         """Blocks u8 [rows, bytes]."""
@@ -50,7 +60,13 @@ class StoredMatrix(Protocol):
 class CodedMatrix:
     """What holds of matrices that do not say otherwise: no factor, and no blocks."""
 
-    block_type: ClassVar[str] = "q4_0"
+    @property
+    def block_type(self) -> str:
+        return "q4_0"
+
+    @property
+    def is_rounded(self) -> bool:
+        return False
 
     def factor(self) -> float:
         return 1.0

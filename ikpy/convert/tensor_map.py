@@ -23,6 +23,8 @@ _OTHER_PARTS = re.compile(
     r"|^(model\.)?image_newline$|rotary(_pos)?_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
+# What layers behind the last one have if they predict further tokens.
+_PREDICTS = re.compile(r"(^|[._])(eh_proj|enorm|hnorm|shared_head|final_layernorm)\.")
 _LAYER = re.compile(
     r"(?:(?:(?:model|backbone|gpt_neox|encoder|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:(?:transformer|rwkv)\.)?(?:h|blocks|decoder_layer)"
     r"|(?:bert\.)?encoder\.layer|(?:model\.)?transformer_encoder)"
@@ -90,6 +92,7 @@ class _Mapper:
         self.strange_biases: list[str] = []
         self.factors: dict[str, str] = {}
         self.unused_output = ""
+        self.later: dict[int, list[str]] = {}
         targets = (name for names in family.modules.values() for name in _names(names))
         self.order = {name: i for i, name in enumerate(targets)}
         self.map = TensorMap([])
@@ -111,6 +114,7 @@ class _Mapper:
         layer = _LAYER.fullmatch(path)
         if layer and int(layer[1]) >= self.family.config.n_layer:
             self.map.skipped_layers.append(name)
+            self.later.setdefault(int(layer[1]), []).append(name)
         elif layer and _SUFFIX.sub("", path) not in self.family.outer:
             self._take_layer(name, int(layer[1]), layer[2])
         else:
@@ -373,6 +377,12 @@ class _Mapper:
         for il in range(self.family.config.n_layer):
             if il not in found and not self.family.is_empty(il):
                 raise FileFormatError(f"{self.weights.checkpoint.folder}: the tensors of layer {il} are missing")
+        for il, names in self.later.items():
+            if not any(_PREDICTS.search(name) for name in names):
+                raise FileFormatError(
+                    f"{self.weights.checkpoint.folder}: '{names[0]}' is of layer {il}, but num_hidden_layers of "
+                    f"config.json is {self.family.config.n_layer} (ikpy quantize --prune-layers leaves layers out)"
+                )
 
 
 def _takes_blocks(target: str, kind: str) -> bool:

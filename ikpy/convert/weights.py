@@ -41,14 +41,16 @@ _KINDS = {**FLOAT_KINDS, "F8_E4M3": "f32", "I32": "i32", "I64": "i32"}
 
 
 class Weights:
-    """Tensors by checkpoint name in one of the kinds f32, f16, bf16 (bits as u16), i32, mxfp4, q4_0 and nvfp4 (GGUF
-    blocks).
+    """Tensors by checkpoint name in one of the kinds f32, f16, bf16 (bits as u16), i32, mxfp4, q4_0, q4_1 and nvfp4
+    (GGUF blocks).
 
-    A packed matrix goes by the name of what it holds: X.weight, not X.weight_packed or X.qweight.
+    A packed matrix goes by the name of what it holds: X.weight, not X.weight_packed or X.qweight. rounds: blocks of
+    those with zero points may round what is added to all values of a group.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, rounds: bool = False) -> None:
         self.checkpoint = checkpoint
+        self._rounds = rounds
         config, path = self._quantization_config, checkpoint.folder / "config.json"
         self._schemes = integer_schemes(config, path)
         self._groups = GroupConfig(config, path) if self.quantization in (GPTQ, AWQ) else None
@@ -194,7 +196,7 @@ class Weights:
         tensor = self.stored(name)
         if self._groups and tensor.name.endswith(grouped.CODES):
             module = name.removesuffix(WEIGHT)
-            return grouped.open_grouped(self.checkpoint, name, self._groups.scheme(module))
+            return grouped.open_grouped(self.checkpoint, name, self._groups.scheme(module), rounds=self._rounds)
         if self.quantization == bitsandbytes.METHOD:
             return bitsandbytes.open_bitsandbytes(self.checkpoint, name)
         four_bits = open_nvfp4(self.checkpoint, name, tensor)
@@ -202,7 +204,7 @@ class Weights:
             return four_bits
         if tensor.name == name and (tensor.dtype != "I8" or self.quantization != METHOD):
             return None
-        return open_matrix(self.checkpoint, name, self._schemes)
+        return open_matrix(self.checkpoint, name, self._schemes, rounds=self._rounds)
 
     def is_fp8(self, name: str) -> bool:
         """Whether the tensor is stored in FP8."""

@@ -33,6 +33,7 @@ from ikpy.models.interleaving import interleaved_sizes, interleaved_type
 from ikpy.models.keys import Keys
 from ikpy.models.weights import WeightSource, page_dropper
 from ikpy.quants import registry
+from ikpy.quants.model_shape import EXTRA_OUTPUT
 
 MIB = 1 << 20
 LEAST_FILLED = 64 * MIB  # the first token has read less before threads have started
@@ -154,6 +155,9 @@ class Model:
             taken=progress and share_of(sum(info.nbytes for info in gguf.tensors.values()) or 1, progress),
         )
         arch = architecture(keys.arch)(keys, weights, log)
+        if weights.has(EXTRA_OUTPUT):
+            weights.skip(EXTRA_OUTPUT)
+            log(f"llm_load_tensors: note: tensor {EXTRA_OUTPUT} is not used")
         weights.check_all_used()
         if progress:
             progress(1.0)  # tensors that are skipped count as well

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from ikpy.errors import FileFormatError
 from ikpy.models.weights import WeightSource
 
 HEAD_POOLINGS = ("cls", "mean")
+LABELS = "classifier.output_labels"
 
 
 @dataclass
@@ -44,6 +46,8 @@ class Classifier:
         output = weights.array("cls.output.weight", n_embd, n_classes)
         if dense is None and output is None:
             return None
+        if output is not None or n_dense == 1:
+            _check_labels(weights, n_classes)
         biases = weights.array("cls.bias", n_dense), weights.array("cls.output.bias", n_classes)
         if (biases[0] is not None and dense is None) or (biases[1] is not None and output is None):
             raise FileFormatError(f"{weights.gguf.path}: a bias of the classification head has no weight")
@@ -67,3 +71,15 @@ class Classifier:
             return np.tanh(x)
         erf = np.array([math.erf(v) for v in x / math.sqrt(2.0)])
         return np.asarray(0.5 * x * (1.0 + erf))
+
+
+def _check_labels(weights: WeightSource, n_scores: int) -> None:
+    """FileFormatError if the file names fewer or more scores than these."""
+    gguf = weights.gguf
+    key = f"{gguf.get('general.architecture')}.{LABELS}"
+    labels = gguf.get(key)
+    if labels is None:
+        return
+    n_labels = 1 if isinstance(labels, str) or not isinstance(labels, Sized) else len(labels)
+    if n_labels != n_scores:
+        raise FileFormatError(f"{gguf.path}: {key} names {n_labels} scores, the classification head gives {n_scores}")

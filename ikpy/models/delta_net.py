@@ -13,7 +13,7 @@ from ikpy.models.blocks import cached_attention, split_heads
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.prediction import PredictionLayers
-from ikpy.models.recurrent_layers import RecurrentLayers
+from ikpy.models.recurrent_layers import RecurrentLayers, rows_as_heads
 from ikpy.models.transformer import Attention, Transformer
 from ikpy.models.weights import WeightSource
 
@@ -164,12 +164,12 @@ class GatedDeltaNet(RecurrentLayers, PredictionLayers, Transformer):
         (past, kept_past), (state, kept_state) = (b.recurrent[il, name] for name in ("conv", "delta"))
         inputs = self.delta_inputs(b, net, h)
         mixed = g.causal_conv(inputs.mixed, net.conv, past, slots, silu=True, kept=b.kept(kept_past))
-        q, k = (self._heads(mixed, start, s.dk, s.key_heads) for start in (0, s.n_keys))
+        q, k = (rows_as_heads(mixed, start, s.dk, s.key_heads) for start in (0, s.n_keys))
         decay = g.mul(g.unary(g.add(inputs.alpha, net.dt), "softplus"), net.a)
         out = g.gated_delta_rule(
             q,
             k,
-            self._heads(mixed, 2 * s.n_keys, s.dv, s.heads),
+            rows_as_heads(mixed, 2 * s.n_keys, s.dv, s.heads),
             decay,
             g.unary(inputs.beta, "sigmoid"),
             state,
@@ -181,9 +181,3 @@ class GatedDeltaNet(RecurrentLayers, PredictionLayers, Transformer):
         )
         normed = g.rms_norm(out, net.norm, self.hp.norm_eps)
         return g.gated(inputs.z, normed.reshape(s.n_values, b.n_tokens), self.output_gate)
-
-    @staticmethod
-    def _heads(mixed: Value, start: int, size: int, n_heads: int) -> Value:
-        """Heads [size, n_heads, T] that begin with a row of mixed [C, T]."""
-        item = mixed.strides[0]
-        return mixed.view((size, n_heads, mixed.shape[1]), (size * item, mixed.strides[1]), start * item)

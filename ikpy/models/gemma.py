@@ -23,3 +23,10 @@ class Gemma(Transformer):
         hp = super().read_hparams(keys)
         hp.embedding_scale = math.sqrt(hp.n_embd)
         return hp
+
+
+def scale_of_queries(arch: Gemma, layer: int, layers_27b: int) -> float:
+    """By the size of heads, which files do not say; the 27B model, told by its layers, divides by the root of
+    n_embd / n_head instead."""
+    hp = arch.hp
+    return 1.0 / math.sqrt(hp.n_embd / hp.n_head[0] if hp.n_layer == layers_27b else arch.head_sizes(layer).k)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from ikpy.models.gemma import Gemma
+from ikpy.models.gemma import Gemma, scale_of_queries
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 
@@ -27,6 +25,4 @@ class Gemma2(Gemma):
         return ("sliding", self.hp.n_swa) if layer % 2 == 0 else ("none", 0)
 
     def attention_scale(self, layer: int) -> float:
-        hp = self.hp
-        # The file does not say; the 27B model divides by sqrt(n_embd / n_head) instead of the head size.
-        return 1.0 / math.sqrt(hp.n_embd / hp.n_head[0] if hp.n_layer == LAYERS_27B else self.head_sizes(layer).k)
+        return scale_of_queries(self, layer, LAYERS_27B)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import ClassVar
 
-from ikpy.models.gemma import Gemma
+from ikpy.models.gemma import Gemma, scale_of_queries
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.rope import RopeParams
@@ -37,6 +36,4 @@ class Gemma3(Gemma):
         return replace(context, freq_base=WINDOW_FREQ_BASE, freq_scale=1.0)
 
     def attention_scale(self, layer: int) -> float:
-        hp = self.hp
-        # The file does not say; the 27B model divides by sqrt(n_embd / n_head) instead of the head size.
-        return 1.0 / math.sqrt(hp.n_embd / hp.n_head[0] if hp.n_layer == LAYERS_27B else self.head_sizes(layer).k)
+        return scale_of_queries(self, layer, LAYERS_27B)

@@ -25,8 +25,7 @@ def interleaved_type(info: TensorInfo, parts: Sequence[int] = ()) -> registry.Te
     if not name or name == "bf16_r16" or len(info.shape) < 2 or info.name.startswith(EMBEDDINGS):
         return None
     target = registry.by_name(name)
-    fits = all(rows % target.interleave == 0 for rows in (info.shape[1], *parts))
-    return target if fits and core.has_decoder(target.id) else None
+    return target if target.keeps_apart((info.shape[1], *parts)) and core.has_decoder(target.id) else None
 
 
 def interleaved_sizes(infos: Iterable[TensorInfo]) -> list[int]:

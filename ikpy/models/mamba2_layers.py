@@ -9,7 +9,7 @@ from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.batch import BatchGraph, StateSpec
 from ikpy.models.keys import Keys
-from ikpy.models.recurrent_layers import RecurrentLayers
+from ikpy.models.recurrent_layers import RecurrentLayers, rows_as_heads
 from ikpy.models.weights import WeightSource
 
 
@@ -101,7 +101,7 @@ class Mamba2Layers(RecurrentLayers):
         mixed = products.slice0(s.inner, s.n_channels)
         mixed = g.causal_conv(mixed, net.conv, past, slots, silu=True, bias=net.conv_bias, kept=b.kept(kept_past))
         x, keys, queries = (
-            _heads(mixed, start, size, n)
+            rows_as_heads(mixed, start, size, n)
             for start, size, n in (
                 (0, s.head, s.heads),
                 (s.inner, s.state, s.groups),
@@ -114,9 +114,3 @@ class Mamba2Layers(RecurrentLayers):
             return gated
         grouped = gated.reshape(s.inner // s.groups, s.groups, b.n_tokens)
         return g.rms_norm(grouped, net.norm, self.hp.norm_eps).reshape(s.inner, b.n_tokens)
-
-
-def _heads(mixed: Value, start: int, size: int, n_heads: int) -> Value:
-    """Heads [size, n_heads, T] that begin with a row of mixed [C, T]."""
-    item = mixed.strides[0]
-    return mixed.view((size, n_heads, mixed.shape[1]), (size * item, mixed.strides[1]), start * item)

@@ -9,6 +9,7 @@ from ikpy.graph.ir import Value
 from ikpy.models.batch import BatchGraph, StateSpec
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
+from ikpy.models.plamo import take_post_norms
 from ikpy.models.recurrent_layers import RecurrentLayers
 from ikpy.models.transformer import Attention, Layer, Transformer
 from ikpy.models.weights import WeightSource
@@ -66,9 +67,8 @@ class Plamo2(RecurrentLayers, Transformer):
     # tensors
 
     def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
-        layer, norm = super().load_layer(weights, il, prefix), (self.hp.n_embd,)
-        layer.attn_post_norm = weights.take(weights.written(f"{prefix}.post_attention_norm"), norm)
-        layer.ffn_post_norm = weights.take(weights.written(f"{prefix}.post_ffw_norm"), norm)
+        layer = super().load_layer(weights, il, prefix)
+        take_post_norms(layer, weights, self.hp.n_embd, prefix)
         return layer
 
     def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention | HeadMamba:  # type: ignore[override]

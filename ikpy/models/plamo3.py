@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
+from ikpy.models.plamo import take_post_norms
 from ikpy.models.transformer import Layer, Transformer
 from ikpy.models.weights import WeightSource
 from ikpy.models.windows import periodic_window_layers
@@ -27,7 +28,6 @@ class Plamo3(Transformer):
         return hp
 
     def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
-        layer, norm = super().load_layer(weights, il, prefix), (self.hp.n_embd,)
-        layer.attn_post_norm = weights.take(weights.written(f"{prefix}.post_attention_norm"), norm)
-        layer.ffn_post_norm = weights.take(weights.written(f"{prefix}.post_ffw_norm"), norm)
+        layer = super().load_layer(weights, il, prefix)
+        take_post_norms(layer, weights, self.hp.n_embd, prefix)
         return layer

@@ -6,6 +6,7 @@ from ikpy.graph.ir import Value
 from ikpy.models.batch import BatchGraph
 from ikpy.models.delta_net import DeltaInputs, DeltaNet
 from ikpy.models.qwen35 import Qwen35Moe
+from ikpy.models.recurrent_layers import rows_as_heads
 from ikpy.models.weights import WeightSource
 
 
@@ -31,7 +32,7 @@ class Qwen3Next(Qwen35Moe):
         q, k, v, z = self._parts(products["ssm_in"], (s.dk, s.dk, r * s.dv, r * s.dv))
         mixed = b.graph.new(s.n_channels, b.n_tokens)
         for start, part in ((0, q), (s.n_keys, k), (2 * s.n_keys, v)):
-            b.graph.copy(part, self._heads(mixed, start, part.shape[0], s.key_heads))
+            b.graph.copy(part, rows_as_heads(mixed, start, part.shape[0], s.key_heads))
         return DeltaInputs(mixed, self._joined(b, z), beta, alpha)
 
     def _parts(self, x: Value, sizes: tuple[int, ...]) -> list[Value]:

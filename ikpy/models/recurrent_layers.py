@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ikpy.graph.ir import Value
 from ikpy.models.base import Decoder
 from ikpy.models.batch import CacheSpec, GraphParams, StateSpec
 
@@ -33,3 +34,9 @@ class RecurrentLayers(Decoder):
 
     def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
         return None  # positions of what a state holds cannot be moved
+
+
+def rows_as_heads(mixed: Value, start: int, size: int, n_heads: int) -> Value:
+    """Heads [size, n_heads, T] that begin with a row of mixed [C, T]."""
+    item = mixed.strides[0]
+    return mixed.view((size, n_heads, mixed.shape[1]), (size * item, mixed.strides[1]), start * item)

@@ -291,9 +291,15 @@ class WeightSource:
         if is_read_as_f32 or not (info.type_id == I32 or core.has_decoder(info.type_id)):
             return self._decoded(info)
         self._check_parts(info, parts)
-        target = interleaved_type(info, parts) if self.repack and self.repack(info.name) else None
-        if target is not None:
-            return self._repacked(info, target)
+        if self.repack and self.repack(info.name):
+            target = interleaved_type(info, parts)
+            if target is not None:
+                return self._repacked(info, target)
+            if interleaved_type(info):
+                self.log(
+                    f"llm_load_tensors: note: tensor {info.name} is not rearranged: "
+                    "row groups would cross the matrices that it joins"
+                )
         if info.offset % WORD_BYTES:
             return self._aligned(info)
         if self.header_only:
@@ -302,7 +308,7 @@ class WeightSource:
 
     def _check_parts(self, info: TensorInfo, parts: Sequence[int]) -> None:
         kind = registry.by_id(info.type_id)
-        if any(rows % kind.interleave for rows in parts):
+        if not kind.keeps_apart(parts):
             raise UnsupportedError(
                 f"{self.gguf.path}: tensor '{info.name}' of type {kind.name} joins matrices whose rows are no multiple "
                 f"of {kind.interleave}, the row group of that type; quantize it to another one"

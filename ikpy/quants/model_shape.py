@@ -12,6 +12,8 @@ import numpy as np
 TOKEN_EMBEDDING = "token_embd.weight"
 PER_LAYER_TOKEN_EMBEDDING = "per_layer_token_embd.weight"
 OUTPUT = "output.weight"
+EXTRA_OUTPUT = "output_extra.weight"
+"""A second output matrix, which no model here reads."""
 EMBEDDINGS = (TOKEN_EMBEDDING, PER_LAYER_TOKEN_EMBEDDING)
 _KEYS_AND_VALUES = re.compile(r"blk\.(\d+)\.attn_[kv]\.weight")
 

@@ -63,14 +63,16 @@ _NEED_IMATRIX = frozenset(
 @dataclass
 class Choice:
     """The type of one tensor. ``custom`` is the rule's type if one matched; ``fallback_from`` the type whose
-    block did not fit the row; ``embedding_from`` the interleaved type an embedding cannot have; ``forced`` the type an
-    option for this very tensor asked for; ``remedy`` what to do where no type fits the rows."""
+    block did not fit the row; ``embedding_from`` the interleaved type an embedding cannot have, ``joined_from`` that
+    a tensor of several matrices cannot have; ``forced`` the type an option for this very tensor asked for; ``remedy``
+    what to do where no type fits the rows."""
 
     type: str
     custom: str = ""
     forced: str = ""
     fallback_from: str = ""
     embedding_from: str = ""
+    joined_from: str = ""
     remedy: str = _BY_RULE
 
 
@@ -211,4 +213,12 @@ def fit_groups(choice: Choice, name: str, shape: Sequence[int]) -> None:
     if row.interleave > 1 and (len(shape) < 2 or shape[1] % row.interleave):
         choice.type = plain_type(row)
         # Blocks of iq1_s and iq1_m are longer than those of their interleaved types.
+        fit_row(choice, name, shape)
+
+
+def fit_parts(choice: Choice, name: str, shape: Sequence[int], parts: Sequence[int]) -> None:
+    """Takes the plain type where a row group of an interleaved one would cross the matrices that a tensor joins."""
+    row = registry.by_name(choice.type)
+    if not row.keeps_apart(parts):
+        choice.joined_from, choice.type = row.name, plain_type(row)
         fit_row(choice, name, shape)

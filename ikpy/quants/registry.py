@@ -49,6 +49,10 @@ class TensorType:
         """Whether elements are coded in blocks rather than stored as numbers of their own."""
         return self.block_elements > 1 and self.name != "bf16_r16"
 
+    def keeps_apart(self, parts: Sequence[int]) -> bool:
+        """Whether no row group holds rows of two of the joined matrices whose rows are ``parts``."""
+        return all(rows % self.interleave == 0 for rows in parts)
+
     def row_nbytes(self, ne0: int) -> int:
         """Bytes of one row of ``ne0`` elements; FileFormatError if ne0 is no multiple of the block."""
         if ne0 < 0 or ne0 % self.block_elements:

@@ -20,21 +20,19 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.splits import output_prefix, split_path
 from ikpy.quants import registry
 from ikpy.quants.mixture import TypeOptions
-from ikpy.quants.model_shape import OUTPUT, TOKEN_EMBEDDING
+from ikpy.quants.model_shape import EXTRA_OUTPUT, OUTPUT, TOKEN_EMBEDDING
 from ikpy.tools.model_logs import ftype_text
+from ikpy.tools.quantize_files import OutputFile, output_files
 from ikpy.tools.quantize_job import job_digest
 from ikpy.tools.quantize_metadata import own_file_type, repacked_ftype
 from ikpy.tools.quantize_plan import (
-    EXTRA_OUTPUT,
     INTERNAL,
     MIB,
-    OutputFile,
     Plan,
     QuantizeOptions,
     RefusedError,
     Step,
     make_plan,
-    output_files,
     refuse_without_imatrix,
     size_text,
 )
@@ -190,10 +188,8 @@ class Quantizer:
         dims = ", ".join(f"{n:5d}" for n in shape)
         name = step.source.name if step.name == EXTRA_OUTPUT else step.name
         self.err(f"[{self.done:4d}/{self.total:4d}] {escaped(name):>36} - [{dims}], type = {step.source_type:>6}, ")
-        if self.options.repack:
-            return
         self.err(step.note)
-        if step.type != step.source_type and not refused:
+        if step.type != step.source_type and not refused and not self.options.repack:
             self.err(f"converting to {step.type} .. ")
 
     def _end_line(self, step: Step) -> None:

@@ -11,7 +11,7 @@ import ikpy
 from ikpy import quants
 from ikpy.gguf.reader import GGUFFile
 from ikpy.tools import tensor_convert
-from ikpy.tools.quantize_plan import OutputFile
+from ikpy.tools.quantize_files import OutputFile
 from ikpy.tools.resumable import fingerprint
 
 SAMPLED_BYTES = 4096

@@ -1,4 +1,4 @@
-"""What a quantization run will do: options, the type of every tensor, and the outputs' files and sizes."""
+"""What a quantization run will do: options, and the type and size of every tensor."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ import numpy as np
 
 from ikpy.errors import IkpyError, UnsupportedError, escaped
 from ikpy.gguf.reader import GGUFFile, TensorInfo
-from ikpy.gguf.splits import output_prefix, split_path
-from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, SPLIT_KEYS, GGUFValueType
-from ikpy.gguf.writer import GGUFWriter, ShardPlan
 from ikpy.quants import registry
 from ikpy.quants.mixture import TypeOptions
-from ikpy.quants.model_shape import EMBEDDINGS, OUTPUT, TOKEN_EMBEDDING, ModelShape
+from ikpy.quants.model_shape import EMBEDDINGS, EXTRA_OUTPUT, OUTPUT, TOKEN_EMBEDDING, ModelShape
 from ikpy.quants.policy import (
     REFUSED_WITHOUT_IMATRIX,
     Choice,
     TypePolicy,
+    fit_parts,
     is_eligible,
     keeps_type,
     needs_imatrix,
@@ -30,14 +28,14 @@ from ikpy.quants.policy import (
 from ikpy.quants.recipe import Recipe, SizeTarget
 from ikpy.quants.registry import FileType
 from ikpy.tools.imatrix_file import ImportanceMatrix
-from ikpy.tools.quantize_metadata import output_metadata, stored_file_type
+from ikpy.tools.joined_matrices import joined_rows
+from ikpy.tools.quantize_metadata import stored_file_type
 from ikpy.tools.quantize_prune import kept_tensors, pruned_values
 from ikpy.tools.tensor_convert import can_encode, repack_target
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 INTERNAL = "llama_model_quantize_internal"
-EXTRA_OUTPUT = "output_extra.weight"
 # Matrices of latent attention: some files hold a matrix per head, others the rows of all heads in one.
 SPLIT_HEADS = re.compile(r"\.attn_((k|v|kv)_b|output_a)\.weight$")
 # Names in a line that lists tensors.
@@ -109,6 +107,7 @@ class Step:
 
     ``decided``: it may be converted, and the policy has chosen its type; ``free``: no option and no rule names that
     type, so that a target may choose it. ``unread``: the model does without, so that importance counts for nothing.
+    ``parts``: rows of the matrices that it joins.
     """
 
     name: str
@@ -120,6 +119,7 @@ class Step:
     decided: bool = False
     free: bool = False
     unread: bool = False
+    parts: Sequence[int] = ()
 
     @property
     def nbytes(self) -> int:
@@ -200,24 +200,34 @@ def make_plan(file: GGUFFile, options: QuantizeOptions, assigned: Mapping[str, s
         pruned = pruned_values(file, options.prune_layers)
         tensors = kept_tensors(file, options.prune_layers)
         if options.repack:
-            plan.steps = [_repack_step(name, info, options) for name, info in tensors.items()]
+            parts = joined_rows(file, options.kv_overrides)
+            plan.steps = [_repack_step(name, info, options, parts.get(info.name, ())) for name, info in tensors.items()]
         else:
             shapes = {name: info.shape for name, info in tensors.items()}
             model = ModelShape.of({**file.metadata, **pruned, **options.kv_overrides}, shapes)
-            _plan_types(tensors, model, options, plan, assigned)
+            parts = joined_rows(file, options.kv_overrides) if options.ftype else {}
+            _plan_types(tensors, model, options, plan, assigned, parts)
     except IkpyError as error:
         plan.problem = error
     return plan
 
 
-def _repack_step(name: str, info: TensorInfo, options: QuantizeOptions) -> Step:
+def _repack_step(name: str, info: TensorInfo, options: QuantizeOptions, parts: Sequence[int]) -> Step:
     current = registry.by_id(info.type_id).name
     target = repack_target(current)
     wanted = not options.repack_patterns or any(p.search(name) for p in options.repack_patterns)
     is_fixed = name in EMBEDDINGS or keeps_type(name)
     if not target or not wanted or is_fixed or not _fits(registry.by_name(target), info.shape):
         target = current
+    if target != current and not registry.by_name(target).keeps_apart(parts):
+        return Step(name, info, current, current, note=_joined_note(target, current, parts))
     return Step(name, info, current, target)
+
+
+def _joined_note(wanted: str, used: str, parts: Sequence[int]) -> str:
+    rows = ", ".join(map(str, parts))
+    group = f"no multiples of {registry.by_name(wanted).interleave}, the row group of {wanted}"
+    return f"\ntensor joins matrices of {rows} rows, {group} - using {used}\n"
 
 
 def _fits(row: registry.TensorType, shape: Sequence[int]) -> bool:
@@ -232,6 +242,7 @@ def _plan_types(
     options: QuantizeOptions,
     plan: Plan,
     assigned: Mapping[str, str],
+    parts: Mapping[str, Sequence[int]],
 ) -> None:
     imatrix = options.imatrix if options.imatrix and options.imatrix.values else None
     policy = options.ftype and TypePolicy(
@@ -246,7 +257,7 @@ def _plan_types(
     duplicated = OUTPUT if model.has_output else TOKEN_EMBEDDING
     for name, info in tensors.items():
         current = registry.by_id(info.type_id).name
-        step = Step(name, info, current, current, unread=not model.reads(name))
+        step = Step(name, info, current, current, unread=not model.reads(name), parts=parts.get(info.name, ()))
         if policy and is_eligible(
             name,
             info.shape,
@@ -270,6 +281,7 @@ def _plan_types(
 
 def _decide(step: Step, policy: TypePolicy, options: QuantizeOptions, plan: Plan) -> None:
     choice = policy.choose(step.name, step.source.shape)
+    fit_parts(choice, step.name, step.source.shape, step.parts)
     step.type = choice.type
     step.decided = True
     step.free = not choice.custom and not choice.forced
@@ -300,6 +312,8 @@ def _note_fallback(step: Step, choice: Choice, plan: Plan) -> None:
             f"{registry.by_name(choice.fallback_from).block_elements}, required for {choice.fallback_from} - "
             f"using fallback quantization {choice.type}\n"
         )
+    if choice.joined_from:
+        step.note += _joined_note(choice.joined_from, choice.type, step.parts)
 
 
 def _prepare_conversion(step: Step, options: QuantizeOptions) -> None:
@@ -343,54 +357,3 @@ def _importance(step: Step, imatrix: ImportanceMatrix) -> np.ndarray | None:
     if step.name != TOKEN_EMBEDDING:
         raise UnsupportedError(f"{text}; the importance matrix belongs to another model")
     return None
-
-
-# -- output files ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class OutputFile:
-    """One file to write: its steps and its layout (path, header, tensor sizes)."""
-
-    steps: list[Step]
-    layout: ShardPlan
-
-
-def output_files(file: GGUFFile, output: str, options: QuantizeOptions, plan: Plan) -> list[OutputFile]:
-    """The files of a plan: one, or with ``keep_split`` one per input file; the first has the model's metadata."""
-    count = len(file.shards)
-    if not options.keep_split or count < 2:
-        return [_output_file(file, output, options, plan, plan.steps, first=True)]
-    files = []
-    for index in range(count):
-        split = {
-            KEY_SPLIT_NO: (GGUFValueType.UINT16, index),
-            KEY_SPLIT_COUNT: (GGUFValueType.UINT16, count),
-            KEY_SPLIT_TENSORS: (GGUFValueType.INT32, len(plan.steps)),
-        }
-        steps = [step for step in plan.steps if step.source.shard == index]
-        path = split_path(output_prefix(output), index, count)
-        files.append(_output_file(file, path, options, plan, steps, first=index == 0, split=split))
-    return files
-
-
-def _output_file(
-    file: GGUFFile,
-    path: str,
-    options: QuantizeOptions,
-    plan: Plan,
-    steps: list[Step],
-    *,
-    first: bool,
-    split: Mapping[str, tuple[GGUFValueType, int]] = MappingProxyType({}),
-) -> OutputFile:
-    writer = GGUFWriter(path, alignment=file.alignment)
-    if first:
-        values = output_metadata(file, options, plan.file_type)
-        writer.copy_metadata(file, skip=SPLIT_KEYS, replace=values)
-    for key, (value_type, value) in split.items():
-        writer.add(key, value_type, value)
-    for step in steps:
-        writer.add_tensor(step.name, step.source.shape, registry.by_name(step.type).id)
-    (layout,) = writer.plan()
-    return OutputFile(steps, layout)

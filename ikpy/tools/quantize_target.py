@@ -33,7 +33,8 @@ from ikpy.quants.model_shape import EMBEDDINGS
 from ikpy.quants.policy import needs_imatrix, plain_type
 from ikpy.quants.registry import FileType
 from ikpy.threads import hardware_threads
-from ikpy.tools.quantize_plan import Plan, QuantizeOptions, Step, make_plan, output_files, size_text
+from ikpy.tools.quantize_files import output_files
+from ikpy.tools.quantize_plan import Plan, QuantizeOptions, Step, make_plan, size_text
 from ikpy.tools.quantize_progress import Display
 from ikpy.tools.quantize_prune import kept_tensors
 from ikpy.tools.tensor_convert import bad_row, beyond_range, can_encode, check_finite, encode, read_rows
@@ -198,11 +199,11 @@ def _types_for(step: Step, options: QuantizeOptions, *, interleaved: bool) -> li
 def _layout(name: str, step: Step, *, interleaved: bool) -> str:
     """The type, in its interleaved form where that is wanted and possible."""
     row = registry.by_name(name)
-    rows = step.source.shape[1]
+    rows = (step.source.shape[1], *step.parts)
     if row.interleave > 1:
-        return row.name if rows % row.interleave == 0 and step.name not in EMBEDDINGS else plain_type(row)
+        return row.name if row.keeps_apart(rows) and step.name not in EMBEDDINGS else plain_type(row)
     target = registry.repack_target(name) if interleaved and step.name not in EMBEDDINGS else ""
-    return target if target and rows % registry.by_name(target).interleave == 0 else name
+    return target if target and registry.by_name(target).keeps_apart(rows) else name
 
 
 def _unchanged(

@@ -17,7 +17,7 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.graph.ir import Value
 from ikpy.models.keys import Keys
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.grids import Limits
+from ikpy.vision.grids import MAX_PATCHES, Limits
 from ikpy.vision.images import Pixels
 from ikpy.vision.on_device import OnDevice, check_width, unknown_kind
 from ikpy.vision.params import VisionParams
@@ -101,6 +101,12 @@ class Projector(OnDevice):
         self.params = source.params
         self._device = source.device
         self.load(source)
+        rows, columns = self.largest
+        if rows * columns > MAX_PATCHES:
+            raise FileFormatError(
+                f"{self.path}: pictures of {columns} x {rows} patches (clip.vision.image_size, patch_size); at most "
+                f"{MAX_PATCHES} are possible"
+            )
         self._plans = PicturePlans(self.build, self.n_patch_elements, n_threads, source.device)
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_attention import causal_case, tolerance_of
+from attention_cases import causal_case, tolerance_of
 
 from benchmarks import reference_attention as ref
 from benchmarks.reference_attention import ALL_TYPES, BF16, F16, F32, Q8_0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_attention import run_case
+from attention_cases import run_case
 
 from benchmarks import reference_attention as ref
 from benchmarks.reference_attention import BF16, CODED, DOT_TOKENS, F16, MULTIPLIES_BF16, Q8_0

@@ -315,11 +315,12 @@ def test_environment_comes_before_the_command_line_except_for_the_server():
     for word in ("on", "1", "TRUE", "enabled", "auto"):
         assert run("", "cli", {"LLAMA_ARG_FLASH_ATTN": word}).context.flash_attn, word
     assert run("", "server", {"LLAMA_ARG_MMAP": "off"}).model.use_mmap is False
-    for tool in ("cli", "perplexity", "sweep-bench"):
+    for tool in TOOLS:
         variables = {"LLAMA_ARG_THREADS": "3", "LLAMA_ARG_OVERRIDE_TENSOR": "exps=CPU", "LLAMA_ARG_TEMPERATURE": "0.25"}
         params = run("-t 2", tool, variables)
-        assert params.context.n_threads == 2 and len(params.model.tensor_overrides) == 1, tool
-        assert (params.sampling.temperature == 0.25) is (tool == "cli"), tool
+        assert params.context.n_threads == (3 if tool == "server" else 2), tool
+        assert len(params.model.tensor_overrides) == 1, tool
+        assert (params.sampling.temperature == 0.25) is (tool in ("cli", "server")), tool
     assert run("", "server", {"LLAMA_ARG_ALIAS": "a"}).model.alias == "a"
     for name in ("LLAMA_ARG_CACHE_TYPE_K_DRAFT", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"):
         assert run("", "server", {name: "Q5_0"}).speculative.type_k == "q5_0"

@@ -229,6 +229,23 @@ def test_rankers_of_modern_bert(pooling: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(llm.embed("the boat")[0], wanted, atol=1e-4)
 
 
+def test_labels_of_rankers_are_as_many_as_their_scores(tmp_path: Path) -> None:
+    """transformers saves no names of two scores, as it gives models as many; files need a name for every score."""
+
+    def widen(tensors: made.Tensors) -> None:
+        tensors["classifier.weight"] = made.bf16(np.ones((2, tiny.D), np.float32))
+        tensors["classifier.bias"] = made.bf16(np.ones(2, np.float32))
+
+    folder = tiny.write(MODERN_BERT_RANKER, tmp_path / "checkpoint")
+    made.change_tensors(folder, widen)
+    with pytest.raises(IkpyError, match="output_labels names 1 scores, the classification head gives 2"):
+        Conversion(folder)
+    made.amend(folder, drop=("id2label",))
+    file = made.convert(folder, tmp_path, outtype="f32")
+    assert list(file.metadata["modern-bert.classifier.output_labels"]) == ["LABEL_0", "LABEL_1"]
+    assert ikpy.LLM(file.path, n_threads=1).embed("the boat")[0].shape == (2,)
+
+
 BAD_MODERN: list[tuple[dict[str, Any], str]] = [
     ({"layer_types": ["full_attention", "sliding_attention"] + ["full_attention"] * 3}, "another order of window"),
     ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers 0"),

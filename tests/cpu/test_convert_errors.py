@@ -91,6 +91,14 @@ def test_tensors_that_do_not_fit(case, tmp_path):
 BAD_CONFIGS = {
     "unknown": ("llama", {"model_type": "mamba9"}, UnsupportedError, "unknown model architecture: 'mamba9'"),
     "layers": ("llama", {"num_hidden_layers": 3}, FileFormatError, "tensors of layer 2 are missing"),
+    "fewer layers": (
+        "llama",
+        {"num_hidden_layers": 1},
+        FileFormatError,
+        "is of layer 1, but num_hidden_layers of config.json is 1",
+    ),
+    "no positions": ("llama", {"max_position_embeddings": 0}, FileFormatError, "(the longest text) is 0; 1 to"),
+    "positions below 0": ("llama", {"max_position_embeddings": -1}, FileFormatError, "(the longest text) is -1; 1"),
     "missing": ("llama", {"rms_norm_eps": None}, FileFormatError, "'rms_norm_eps' is missing"),
     "rope": ("qwen2", {"rope_parameters": {"rope_type": "mrope"}}, UnsupportedError, "RoPE scaling 'mrope'"),
     "heads": ("llama", {"num_attention_heads": 5}, FileFormatError, "does not fit config.json"),
@@ -311,7 +319,7 @@ def test_values_of_another_form(file, values, tmp_path):
 
 
 @pytest.mark.parametrize(("file", "name", "value", "key"), [
-    ("config.json", "max_position_embeddings", -3, "llama.context_length of the GGUF file cannot be '-3'"),
+    ("config.json", "intermediate_size", -3, "llama.feed_forward_length of the GGUF file cannot be '-3'"),
     ("config.json", "rms_norm_eps", 1e60, "llama.attention.layer_norm_rms_epsilon of the GGUF file cannot be '1e+60'"),
     ("tokenizer_config.json", "chat_template", "\ud800", r"tokenizer.chat_template of the GGUF file cannot be '\ud8"),
 ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""`ikpy convert`: matrices of GPTQ and AWQ become Q4_0 blocks of the same values, or are decoded exactly."""
+"""`ikpy convert`: matrices of GPTQ and AWQ become Q4_0 or Q4_1 blocks, or are decoded exactly."""
 
 from __future__ import annotations
 
@@ -65,6 +65,36 @@ def test_awq(order, symmetric, tmp_path):
         file = convert(folder, folder, outtype="f32")
         assert types(file)[UP_OUT] == ("q4_0" if symmetric and group_size >= 32 else "f32")
         assert np.array_equal(values(file, UP_OUT), codes.values().astype(np.float32))
+
+
+@pytest.mark.parametrize("group_size", [32, 64, -1])
+@pytest.mark.parametrize("form", ["gptq", "gptq_v2", "gemm", "gemv"])
+def test_zero_points_of_4_bits(form, group_size, tmp_path):
+    """Q4_1 has the same codes and scales; with f32 no value may move, with others their products round to f16."""
+    codes = Codes(ROWS, COLUMNS, 4, COLUMNS if group_size < 0 else group_size, symmetric=False, seed=7)
+    is_awq = form.startswith("gem")
+    make = {"gemm": codes.gemm, "gemv": codes.gemv}.get(form, lambda: codes.gptq(v2=form == "gptq_v2"))
+    size = {"group_size": group_size}
+    config = awq_config(version=form, **size) if is_awq else gptq_config(bits=4, checkpoint_format=form, **size)
+    folder = checkpoint(tmp_path, config, {UP: make()})
+    conversion = Conversion(folder)
+    assert any("1 tensors of integers are written as q4_1, which rounds" in note for note in conversion.notes)
+    file = convert(folder, tmp_path)
+    assert types(file)[UP_OUT] == "q4_1"
+    error = np.abs(values(file, UP_OUT) - codes.values()) / codes.scales[:, codes.groups]
+    assert 0 < error.max() <= 15 / 2048, f"off by {error.max():.5f} steps"
+    (tmp_path / "f32").mkdir()
+    assert np.array_equal(values(convert(folder, tmp_path / "f32", outtype="f32"), UP_OUT), codes.values())
+
+
+def test_zero_points_whose_products_f16_holds(tmp_path):
+    """Scales of few bits: Q4_1 has all values, whatever the output type."""
+    codes = Codes(ROWS, COLUMNS, 4, 32, symmetric=False, seed=8)
+    codes.scales = (np.round(codes.scales.astype(np.float64) * 1024) / 1024).astype(np.float16)
+    folder = checkpoint(tmp_path, awq_config(), {UP: codes.gemm()})
+    assert not any("rounds" in note for note in Conversion(folder).notes)
+    file = convert(folder, tmp_path, outtype="f32")
+    assert types(file)[UP_OUT] == "q4_1" and np.array_equal(values(file, UP_OUT), codes.values())
 
 
 def test_orders_of_columns_and_rows_differ(tmp_path):
@@ -154,8 +184,8 @@ def test_biases_of_zeros_are_left_out(tmp_path):
 
 def test_output_type_is_that_of_the_plain_tensors(tmp_path):
     """Decoded matrices are f32 on the way, which says nothing about the file."""
-    codes = Codes(ROWS, COLUMNS, 4, 32, symmetric=False, seed=12)
-    folder = checkpoint(tmp_path, awq_config(), {UP: codes.gemm()})
+    codes = Codes(ROWS, COLUMNS, 4, 16, symmetric=False, seed=12)
+    folder = checkpoint(tmp_path, awq_config(group_size=16), {UP: codes.gemm()})
 
     def to_f16(tensors: made.Tensors) -> None:
         for name, (dtype, shape, data) in list(tensors.items()):
@@ -167,7 +197,7 @@ def test_output_type_is_that_of_the_plain_tensors(tmp_path):
     conversion = Conversion(folder)
     assert conversion.outtype == "f16"
     assert [note for note in conversion.notes if "decoded" in note] == [
-        f"1 tensors of integers are decoded and written as f16 (zero points), the first is {UP_OUT}"
+        f"1 tensors of integers are decoded and written as f16 (groups of 16), the first is {UP_OUT}"
     ]
 
 

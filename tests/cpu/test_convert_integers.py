@@ -109,6 +109,12 @@ def test_schemes(case, scale_type, tmp_path):
     assert types(file)["blk.1.ffn_up.weight"] == kind
     assert np.array_equal(values(file, "blk.1.ffn_up.weight"), expected)
     assert [note for note in Conversion(folder).notes if "integers are decoded" in note] == [] or kind == "f32"
+    if not args["symmetric"] and bits == 4 and size in (None, 32) and args["actorder"] is None:
+        (tmp_path / "rounded").mkdir()
+        rounded = convert(folder, tmp_path / "rounded")
+        assert types(rounded)["blk.1.ffn_up.weight"] == "q4_1"
+        error = np.abs(values(rounded, "blk.1.ffn_up.weight") - expected) / scales[:, groups]
+        assert 0 < error.max() <= 12 / 2048, f"off by {error.max():.5f} steps"
 
 
 def test_words_that_hold_no_whole_columns(tmp_path):

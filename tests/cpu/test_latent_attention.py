@@ -6,10 +6,10 @@ import sys
 
 import numpy as np
 import pytest
-from test_attention import CODED, run_case, sequences_apart, tolerance_of
+from attention_cases import run_case, sequences_apart, tolerance_of
 
 from benchmarks import reference_attention as ref
-from benchmarks.reference_attention import BF16, F16, IQ4_NL, Q5_1, Q8_0, Q8_KV
+from benchmarks.reference_attention import BF16, CODED, F16, IQ4_NL, Q5_1, Q8_0, Q8_KV
 
 TYPES = [F16, BF16, *(kind for kind in CODED if kind != Q8_KV)]
 

@@ -47,9 +47,9 @@ def quantized(tmp_path: Path, ftype: str) -> Path:
     return out
 
 
-def fused_model(tmp_path: Path, kind: str) -> Path:
+def fused_model(tmp_path: Path, kind: str, heads: int = 4, head: int = 24, f: int = 72) -> Path:
     """A phi3 whose q, k, v and gate, up rows are fused; k and v have 24 rows, no multiple of 16."""
-    n, d, heads, kv, head, f = 2, 64, 4, 1, 24, 72
+    n, d, kv = 2, 64, 1
     m = RandomModel("phi3", 8, **shape(n, d, heads, kv, head, f), **RMS, **{"attention.sliding_window": 400})
     frame(m, d, tied=False)
     for il in range(n):
@@ -123,6 +123,38 @@ def test_row_groups_of_a_file_must_not_cross_fused_tensors(tmp_path: Path) -> No
     path = fused_model(tmp_path, "bf16_r16")
     with pytest.raises(UnsupportedError, match=r"attn_qkv\.weight' of type bf16_r16 joins matrices"):
         Model.load(path)
+
+
+@pytest.mark.parametrize("options", [["IQ4_NL_R4"], ["--custom-q", "attn_qkv=iq4_nl_r4", "IQ4_NL_R4"], ["--repack"]])
+def test_joined_matrices_stay_plain_where_groups_would_cross(options: list[str], tmp_path: Path, capfd) -> None:
+    """22 rows of k and v are no multiple of 4, though the 396 rows of all three are; 96 of gate and up are."""
+    kind, out = "iq4_nl" if "--repack" in options else "bf16", tmp_path / "out.gguf"
+    files = [str(fused_model(tmp_path, kind, heads=16, head=22, f=96)), str(out)]
+    assert quantize.run([*options[:-1], *files, options[-1]] if "--repack" not in options else [*options, *files]) == 0
+    with GGUFFile.open(out) as file:
+        kinds = {name: registry.by_id(info.type_id).name for name, info in file.tensors.items() if ".0." in name}
+    assert (kinds["blk.0.attn_qkv.weight"], kinds["blk.0.ffn_up.weight"]) == ("iq4_nl", "iq4_nl_r4")
+    line = "tensor joins matrices of 352, 22, 22 rows, no multiples of 4, the row group of iq4_nl_r4 - using iq4_nl"
+    assert capfd.readouterr().err.count(line) == 2
+    assert np.isfinite(logits(Model.load(out))).all()
+
+
+def test_rearranging_says_which_joined_matrices_it_leaves(tmp_path: Path) -> None:
+    lines: list[str] = []
+    path = fused_model(tmp_path, "iq4_nl", heads=16, head=22, f=96)
+    model = Model.load(path, ModelParams(repack=True), log=lines.append)
+    assert model.replaced == {"blk.0.ffn_up.weight", "blk.1.ffn_up.weight"}
+    note = "tensor blk.0.attn_qkv.weight is not rearranged: row groups would cross the matrices that it joins"
+    assert f"llm_load_tensors: note: {note}" in lines
+
+
+def test_a_second_output_matrix_is_left_alone(tmp_path: Path) -> None:
+    """Files of --extra-output-tensor load, and say what they said without it."""
+    out, lines = tmp_path / "out.gguf", list[str]()
+    assert quantize.run(["--extra-output-tensor", "q4_0", str(TINY), str(out), "COPY"]) == 0
+    found = Model.load(out, log=lines.append)
+    assert "llm_load_tensors: note: tensor output_extra.weight is not used" in lines
+    assert np.array_equal(logits(found), logits(Model.load(TINY)))
 
 
 def copied(source: Path, path: Path, types: dict[str, str], alignment: int = 32, title: str = "") -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_attention import run_case, tolerance_of
+from attention_cases import run_case, tolerance_of
 
 from benchmarks.matmul_plans import Program
 from benchmarks.reference_attention import BF16, F16, Q5_1, Q8_0, TYPE_NAMES

@@ -13,8 +13,9 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.quants import registry
+from ikpy.tools.quantize_files import output_files
 from ikpy.tools.quantize_job import job_digest
-from ikpy.tools.quantize_plan import QuantizeOptions, make_plan, output_files
+from ikpy.tools.quantize_plan import QuantizeOptions, make_plan
 from tests.cpu.quantize_models import MODEL, types_of
 
 N_BLOCKS = 4

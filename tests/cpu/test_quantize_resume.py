@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import multiprocessing
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -16,19 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ikpy.cli.quantize import run
-from ikpy.errors import UsageError
-from ikpy.file_locks import lock_file
 from ikpy.gguf import disk_space
-from ikpy.gguf.types import GGUFValueType
-from ikpy.gguf.writer import GGUFWriter
-from ikpy.tools import quantize_job, resumable, tensor_convert
 from ikpy.tools.resumable import ResumableOutput
-
-OLD = b"an older file"
+from tests.cpu.interrupted_runs import OLD, leftovers, start, wait_for_data, write_model
 
 
 @pytest.fixture(scope="module")
@@ -37,59 +26,6 @@ def processes():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ikpy.cli.quantize", "ikpy.tools.quantize", "ikpy._native"])
     return context
-
-
-def write_model(path: Path, *, shards: int = 1, n_tensors: int = 6) -> str:
-    """A model of random matrices in so many files; returns the path of the first."""
-    rng = np.random.default_rng(4)
-    limit = None if shards == 1 else -(-n_tensors // shards)
-    with GGUFWriter(path, split_max_tensors=limit) as writer:
-        writer.add("general.architecture", GGUFValueType.STRING, "llama")
-        writer.add("llama.block_count", GGUFValueType.UINT32, n_tensors)
-        names = [f"blk.{i}.ffn_up.weight" for i in range(n_tensors)]
-        for name in names:
-            writer.add_tensor(name, (256, 192), 0)
-        for name in names:
-            writer.write(name, rng.standard_normal((192, 256)).astype(np.float32))
-    return str(path) if shards == 1 else f"{path}-00001-of-{shards:05d}.gguf"
-
-
-def child(arguments: list[str], log: str, file_limit: int = 0) -> None:
-    """The program in a process of its own, with small pieces; standard error goes to a file."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 2)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    tensor_convert.PIECE_ELEMENTS = 256 * 48
-    resumable.SYNC_SHARE = 1e9  # after every piece
-    if file_limit:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
-    os._exit(run(arguments))
-
-
-def start(processes, arguments: list[str], log: Path, file_limit: int = 0):
-    process = processes.Process(target=child, args=(arguments, str(log), file_limit))
-    process.start()
-    return process
-
-
-def wait_for_data(process, folder: Path) -> None:
-    """Until the process writes a file with a temporary name in the folder, or is over."""
-    before = part_times(folder)
-    while process.exitcode is None and before == part_times(folder):
-        process.join(0.005)
-
-
-def part_times(folder: Path) -> list[tuple[str, int]]:
-    """Temporary files and when they were written."""
-    found = []
-    for path in folder.glob(".*.part"):
-        with contextlib.suppress(FileNotFoundError):
-            found.append((path.name, path.stat().st_mtime_ns))
-    return sorted(found)
-
-
-def leftovers(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir() if p.name.startswith("."))
 
 
 @pytest.mark.parametrize(("shards", "n_kills"), [(1, 20), (3, 10)])
@@ -296,151 +232,6 @@ def test_long_names_of_shards(tmp_path, prefix):
     assert leftovers(tmp_path) == []
     for shard in shards:
         assert (tmp_path / f"{prefix}{shard}").read_bytes() == (tmp_path / f"out{shard}").read_bytes(), shard
-
-
-def test_two_runs_for_one_output(tmp_path):
-    writer = GGUFWriter(tmp_path / "out.gguf")
-    writer.add_tensor("a", (32,), 0)
-    layouts = writer.plan()
-    first = ResumableOutput(layouts, "job")
-    first.open()
-    with pytest.raises(UsageError, match="another process is writing this file"):
-        ResumableOutput(layouts, "job").open()
-    first.discard()
-    assert leftovers(tmp_path) == []
-
-
-def test_file_systems_without_locks(tmp_path, monkeypatch):
-    """Lustre and NFS as some mount them; other errors of locks are errors."""
-    for number in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO):
-
-        def refuse(*_, number=number):
-            raise OSError(number, os.strerror(number))
-
-        monkeypatch.setattr(fcntl, "flock", refuse)
-        path = tmp_path / f"{number}.lock"
-        with path.open("w") as file:
-            if number == errno.EIO:
-                with pytest.raises(OSError, match="Input/output error"):
-                    lock_file(file.fileno(), fcntl.LOCK_EX)
-            else:
-                lock_file(file.fileno(), fcntl.LOCK_EX)
-
-
-@pytest.mark.parametrize("damage", ["torn", "short", "foreign", "binary"])
-def test_damaged_journals(tmp_path, damage):
-    """Whatever a journal says, the file written after it is right."""
-    writer = GGUFWriter(tmp_path / "out.gguf")
-    writer.add_tensor("a", (4096,), 0)
-    (layout,) = writer.plan()
-    content = np.arange(4096, dtype=np.float32).tobytes()
-    output = ResumableOutput([layout], "job")
-    output.open()
-    output.write(0, content[:4096])
-    output.keep()
-    journal, part = tmp_path / ".out.gguf.journal", tmp_path / ".out.gguf.part"
-    if damage == "torn":
-        journal.write_bytes(journal.read_bytes() + b'{"file": 0, "posi')
-    elif damage == "short":
-        os.truncate(part, 50)
-    elif damage == "foreign":
-        journal.write_bytes(journal.read_bytes().replace(b'"job": "job"', b'"job": "x"'))
-    else:
-        journal.write_bytes(bytes(range(256)))
-    output = ResumableOutput([layout], "job")
-    assert output.open() == (damage == "torn")
-    (place,) = resumable.tensor_places(layout, 32)
-    done = output.resumed_bytes(0, place, len(content))
-    assert done == (4096 if damage == "torn" else 0)
-    output.write(0, content[done:])
-    output.publish()
-    assert (tmp_path / "out.gguf").read_bytes() == layout.header + content
-    assert leftovers(tmp_path) == []
-
-
-def test_killed_between_the_last_byte_and_the_name(tmp_path):
-    """A journal that says complete: the next run only renames."""
-    writer = GGUFWriter(tmp_path / "out.gguf")
-    writer.add_tensor("a", (32,), 0)
-    (layout,) = writer.plan()
-    output = ResumableOutput([layout], "job")
-    output.open()
-    output.write(0, bytes(128))
-    output._check_complete()
-    output._record({"complete": True})
-    output._close()
-    again = ResumableOutput([layout], "job")
-    assert again.open()
-    assert again.n_done_bytes == layout.nbytes, "no more room is needed"
-    assert again.resumed_bytes(0, len(layout.header), 128) == 128
-    again.publish()
-    assert (tmp_path / "out.gguf").stat().st_size == layout.nbytes
-
-
-def stopped_run(source: str, target: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quantizes and is interrupted after three tensors."""
-    calls: list[int] = []
-
-    def interrupt(self, index, position, real=ResumableOutput.pad):
-        real(self, index, position)
-        calls.append(position)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ResumableOutput, "pad", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run([*options, source, str(target), "Q4_K"])
-
-
-def write_imatrix(path: Path, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    entries = [(f"blk.{i}.ffn_up.weight", rng.uniform(1, 2, 256).astype("<f4")) for i in range(6)]
-    content = np.array([len(entries)], "<i4").tobytes()
-    for name, values in entries:
-        content += np.array([len(name)], "<i4").tobytes() + name.encode()
-        content += np.array([1, len(values)], "<i4").tobytes() + values.tobytes()
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("change", ["nothing", "imatrix", "source", "rule", "encoder"])
-def test_whatever_the_bytes_depend_on_starts_over(change, tmp_path, monkeypatch, capfd):
-    """Names, sizes and times of the files stay as they were."""
-    source, target, imatrix = tmp_path / "in.gguf", tmp_path / "out.gguf", tmp_path / "imatrix.dat"
-    write_model(source)
-    write_imatrix(imatrix, seed=1)
-    before = source.stat()
-    options = ["--imatrix", str(imatrix)]
-    stopped_run(str(source), target, options, monkeypatch)
-    if change == "imatrix":
-        write_imatrix(imatrix, seed=2)
-    elif change == "source":
-        content = source.read_bytes()
-        source.write_bytes(content[:-1000] + bytes(1000))
-        with source.open("r+b") as file:
-            file.seek(len(content) - 192 * 256 * 4)  # the last tensor, which the first run did not reach
-            file.write(np.float32(7).tobytes())
-        os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
-    elif change == "rule":
-        options += ["--custom-q", r"blk\.0\.ffn_up=q5_K"]
-    elif change == "encoder":
-        monkeypatch.setattr(quantize_job, "encoder_digest", lambda: "another build")
-    capfd.readouterr()
-    assert run([*options, str(source), str(target), "Q4_K"]) == 0
-    assert ("going on with the unfinished" in capfd.readouterr().err) == (change == "nothing")
-    assert run([*options, str(source), str(tmp_path / "whole.gguf"), "Q4_K"]) == 0
-    assert target.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
-
-
-def test_encoder_digest_covers_the_native_module(monkeypatch, tmp_path):
-    """A build from other sources is another encoder, though the version is the same."""
-    from ikpy._native import core
-
-    own = quantize_job.encoder_digest()
-    copy = tmp_path / Path(core.__file__).name
-    copy.write_bytes(Path(core.__file__).read_bytes() + b"\0")
-    monkeypatch.setattr(core, "__file__", str(copy))
-    assert quantize_job.encoder_digest.__wrapped__() != own
 
 
 LITTLE_MEMORY = """

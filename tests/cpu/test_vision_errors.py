@@ -12,6 +12,7 @@ import pytest
 import ikpy
 from ikpy import machine_memory
 from ikpy.errors import FileFormatError, IkpyError, ResourceError, UnsupportedError, UsageError
+from ikpy.vision import projector
 from ikpy.vision.projector import open_projector
 from tests.cpu.damage import damage_bytes, damage_gguf
 from tests.cpu.tile_towers import TOWERS, picture
@@ -69,6 +70,12 @@ def test_kinds_that_are_not_there(tmp_path: Path) -> None:
     for value in ("3", 3.0, float("nan"), True, [3.0, 4.0]):
         version = dataclasses.replace(TOWERS["minicpmv"], outer={"clip.minicpmv_version": value})
         refused(tmp_path, version, None, FileFormatError, "key clip.minicpmv_version must hold an integer")
+
+
+def test_more_patches_than_pictures_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of encoders that make every picture as large as the file says."""
+    monkeypatch.setattr(projector, "MAX_PATCHES", 63)
+    refused(tmp_path, GEMMA3, None, FileFormatError, "pictures of 8 x 8 patches .* at most 63 are possible")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from ikpy.vision.projector import Projector, open_projector
 from ikpy.vision.rows import MediaRows
 from tests.cpu import reference_tiles as reference
+from tests.cpu.row_checks import assert_rows
 from tests.cpu.tile_towers import (
     GOLDEN_ROWS,
     GOLDENS,
@@ -33,15 +34,6 @@ def projector(
     """The tower as a file, opened."""
     path = tower.write(folder / "mmproj.gguf", weights, types)
     return open_projector(str(path), n_embd=tower.text, n_threads=2, log=print, **options)
-
-
-def assert_rows(what: str, found: np.ndarray, expected: np.ndarray, bound: float) -> None:
-    """Errors relative to the largest value."""
-    assert found.shape == expected.shape, (what, found.shape, expected.shape)
-    errors = np.nan_to_num(np.abs(found - expected), nan=np.inf) / np.abs(expected).max()
-    row, element = np.unravel_index(errors.argmax(), errors.shape)
-    print(f"{what}: row {row}, element {element}: {errors[row, element]:.1e}")
-    assert errors[row, element] <= bound, f"{what}: row {row}, element {element}: {errors[row, element]:.1e}"
 
 
 def final_picture(tower: TileTower, rows: int, columns: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from ikpy.graph.placement import PlacementParams
 from tests.cpu.definition_checks import TOKENS
 from tests.cpu.plain_blocks import Form, made
 from tests.cpu.reference_models import RandomModel
-from tests.cpu.test_arch_alibi import BLOOM, BLOOM_SEVEN, JAIS, MPT, MPT_NORMED, REFACT
+from tests.cpu.test_arch_alibi import BAICHUAN, BLOOM, BLOOM_SEVEN, JAIS, MPT, MPT_EMBEDDED, MPT_NORMED, REFACT
 from tests.cpu.test_arch_chameleon import LEAST, chameleon
 from tests.cpu.test_arch_grok import grok, grok2
 from tests.cpu.test_arch_grovemoe import grovemoe
@@ -36,7 +36,7 @@ from tests.cuda.test_placement_matrix import assert_same
 
 N_PROMPT = 36
 FORMS = (PHI2_FUSED, STARCODER2, NEOX, FALCON_40B, STABLELM_12B, GPT2, CHATGLM, OLMO_BOUNDED, JAIS2, MAINCODER)
-BIASED = (BLOOM, BLOOM_SEVEN, MPT, MPT_NORMED, JAIS, REFACT)
+BIASED = (BLOOM, BLOOM_SEVEN, MPT, MPT_NORMED, MPT_EMBEDDED, JAIS, REFACT, BAICHUAN)
 PLACES: dict[str, dict[str, Any]] = {
     "all": {},
     "last layers": {"n_gpu_layers": 2},

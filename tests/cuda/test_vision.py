@@ -14,6 +14,7 @@ from ikpy.graph.placement import DeviceParams
 from ikpy.vision.grids import MEASURED_PATCHES
 from ikpy.vision.projector import Projector, open_projector
 from tests.cpu import tile_towers, tower_kinds
+from tests.cpu.row_checks import assert_rows
 from tests.cpu.tile_towers import TileTower
 from tests.cpu.vision_towers import GOLDEN_ROWS, GOLDENS, Tower
 
@@ -54,15 +55,6 @@ def small_picture(tower: Tower | TileTower, rows: int, columns: int) -> np.ndarr
         return tile_towers.picture(tower.side, tower.side)
     step = tower.patch * tower.further.get("projector.scale_factor", 1)
     return tile_towers.picture(rows // 2 * step, columns // 2 * step)
-
-
-def assert_rows(what: str, found: np.ndarray, expected: np.ndarray, bound: float) -> None:
-    """Errors relative to the largest value."""
-    assert found.shape == expected.shape, (what, found.shape, expected.shape)
-    errors = np.nan_to_num(np.abs(found - expected), nan=np.inf) / np.abs(expected).max()
-    row, element = np.unravel_index(errors.argmax(), errors.shape)
-    print(f"{what}: row {row}, element {element}: {errors[row, element]:.1e}")
-    assert errors[row, element] <= bound, f"{what}: row {row}, element {element}: {errors[row, element]:.1e}"
 
 
 @pytest.mark.parametrize("name", RECORDED)

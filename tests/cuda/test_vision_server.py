@@ -9,7 +9,7 @@ import pytest
 from ikpy.cli.presets import read_presets
 from tests.cuda.models import emulated
 from tests.picture_models import data_uri, png, write_grid_projector, write_grid_text, write_projector, write_text
-from tests.server.test_pictures import chat, client_of, picture, said, start, text
+from tests.server.picture_requests import chat, client_of, picture, said, start, text
 
 pytestmark = pytest.mark.usefixtures("emulation")
 QUESTION = text("whatis"), picture(1), text("this")

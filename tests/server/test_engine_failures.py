@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from ikpy.engine.sampling import Sampler, SamplingParams
 from ikpy.engine.session import take_state
 from ikpy.gguf.reader import GGUFFile
 from ikpy.server import slot_files
 from ikpy.server.build import Server
 from ikpy.server.errors import ApiError
-from ikpy.server.params import GenerationParams
 from ikpy.server.slots import Slot
-from ikpy.server.tasks import CompletionTask, Embedded, EmbeddingTask, Event, Failed, Finished, Task
+from ikpy.server.tasks import Embedded, EmbeddingTask, Event, Failed, Finished, Task
+from tests.server.engine_requests import ask, ended
 from tests.server.harness import MODELS, start_server
 from tests.server.live import PATIENCE, wait_for
 
@@ -48,19 +47,6 @@ def errors(lines: io.StringIO) -> list[tuple[str, str]]:
     """Message and error of the lines about failures."""
     found = [json.loads(line) for line in lines.getvalue().splitlines()]
     return [(line["msg"], line["error"]) for line in found if line["level"] == "ERR"]
-
-
-def ask(server: Server, prompt: list[int], n: int = 4) -> list[Event]:
-    """Events of a request, which go on to come."""
-    events: list[Event] = []
-    params = GenerationParams(SamplingParams(temperature=0.0), limit=n)
-    sampler = Sampler(params.sampling, server.front.vocab.n_tokens)
-    server.engine.submit(CompletionTask(prompt, events.append, params=params, sampler=sampler))
-    return events
-
-
-def ended(events: list[Event]) -> bool:
-    return wait_for(lambda: events and isinstance(events[-1], (Finished, Failed)))
 
 
 def refuse_bad_prompts(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

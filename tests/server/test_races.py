@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 
 from ikpy.engine.grammar import _TokenSource
-from ikpy.engine.sampling import Sampler, SamplingParams
 from ikpy.server import scheduler
 from ikpy.server.build import Server
 from ikpy.server.errors import SHUTTING_DOWN, ApiError
 from ikpy.server.log import ServerLog
-from ikpy.server.params import GenerationParams
 from ikpy.server.router.pool import Limits
-from ikpy.server.tasks import CompletionTask, Event, Failed, Finished, Task
+from ikpy.server.tasks import Failed, Task
+from tests.server.engine_requests import ask, ended
 from tests.server.harness import start_server
 from tests.server.live import PATIENCE, wait_for
 from tests.server.test_router_processes import routing, until
@@ -34,19 +33,6 @@ def server() -> Iterator[Server]:
     found = start_server("llama-server -m MODEL -t 1 -c 512 -np 1")
     yield found
     found.engine.stop(10)
-
-
-def ask(server: Server, prompt: list[int], n: int) -> list[Event]:
-    """Events of a request, which go on to come."""
-    events: list[Event] = []
-    params = GenerationParams(SamplingParams(temperature=0.0), limit=n)
-    sampler = Sampler(params.sampling, server.front.vocab.n_tokens)
-    server.engine.submit(CompletionTask(prompt, events.append, params=params, sampler=sampler))
-    return events
-
-
-def ended(events: list[Event]) -> bool:
-    return wait_for(lambda: events and isinstance(events[-1], (Finished, Failed)))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from ikpy.tools.sounds import Sound
 from tests.picture_models import data_uri, png, write_projector, write_text
 from tests.server.harness import read_events
 from tests.server.live import wait_for
-from tests.server.test_pictures import asked, logprobs, refused, said, start, text
+from tests.server.picture_requests import asked, logprobs, refused, said, start, text
 from tests.server.test_router import router
 from tests.sound_models import tone, wav, write_hearing_model, write_sound_projector
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ikpy.convert.config import Config
-from ikpy.convert.families.base import Change, Family, Keys, Modules, Targets, View
-from ikpy.convert.families.gpt2 import Gpt2Names
+from ikpy.convert.families.base import Change, Family, Keys, Modules, View, half_of_rows
+from ikpy.convert.families.gpt2 import Gpt2, Gpt2Names
 from ikpy.convert.families.plain import BLOOM_NAMES, NORMS, UNGATED, LayerNormFamily, interleaved_heads
 from ikpy.models.alibi import KEY, MAX_BIAS
 
@@ -158,7 +158,7 @@ class Mpt(LayerNormFamily):
         return frozenset(("position_embd.weight",) if is_embedded else ())
 
 
-class Jais(Gpt2Names):
+class Jais(Gpt2):
     """Embeddings and logits are scaled by the configuration's factors, which become part of the matrices."""
 
     arch = "jais"
@@ -180,11 +180,6 @@ class Jais(Gpt2Names):
 
     def keys(self) -> Keys:
         return super().keys() | {KEY: MAX_BIAS}
-
-    def view(self, target: str, source: str) -> View | None:
-        if source in self.modules and not target.endswith("norm"):
-            return lambda values: values.T
-        return super().view(target, source)
 
     def change(self, target: str) -> Change | None:
         config = self.config
@@ -237,10 +232,7 @@ class Refact(Family):
         self.config.require("multi_query false", shared)
 
     def view(self, target: str, source: str) -> View | None:
-        parts: Targets = self.modules.get(source, ())
-        if isinstance(parts, tuple) and target in parts:
-            return lambda rows: np.split(rows, 2)[parts.index(target)]
-        return super().view(target, source)
+        return half_of_rows(self.modules.get(source, ()), target) or super().view(target, source)
 
 
 _REFACT_UNIT = 256

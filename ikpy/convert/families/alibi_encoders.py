@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ikpy.convert.config import Config
-from ikpy.convert.families.base import Family, Keys, Modules, Targets, View
+from ikpy.convert.families.base import Family, Keys, Modules, View, half_of_rows
 from ikpy.convert.families.plain import interleaved_heads
 from ikpy.convert.sentence import dense_matrices, pooling_number
-from ikpy.errors import FileFormatError
+from ikpy.models.classifier import LABELS
 from ikpy.models.hparams import POOLINGS
 
 _NORMS = frozenset({"attn_q_norm", "attn_k_norm", "attn_output_norm", "attn_norm_2", "layer_output_norm"})
@@ -55,14 +53,6 @@ class Encoder(Family):
         return keys if pooling is None else keys | {"pooling_type": pooling}
 
 
-def labels_of(config: Config) -> list[str]:
-    """Names of the scores of a reranker."""
-    named = config.get("id2label", default=None) or {"0": "LABEL_0"}
-    if not isinstance(named, dict):
-        raise FileFormatError(f"{config.path}: 'id2label' is {named!r}, not an object")
-    return [str(label) for label in named.values()]
-
-
 class JinaBertV2(Encoder):
     """The published classes of jinaai/jina-bert-implementation and jina-bert-v2-qk-post-norm."""
 
@@ -99,10 +89,7 @@ class JinaBertV2(Encoder):
         config.require(f"feed_forward_type '{kind}'", kind in ("original", "geglu"))
 
     def view(self, target: str, source: str) -> View | None:
-        parts: Targets = self.modules.get(source, ())
-        if isinstance(parts, tuple) and target in parts:
-            return lambda rows: np.split(rows, 2)[parts.index(target)]
-        return super().view(target, source)
+        return half_of_rows(self.modules.get(source, ()), target) or super().view(target, source)
 
 
 class JinaReranker(JinaBertV2):
@@ -113,7 +100,7 @@ class JinaReranker(JinaBertV2):
     biases = JinaBertV2.biases | {"cls", "cls.output"}
 
     def keys(self) -> Keys:
-        labels: dict[str, Any] = {"classifier.output_labels": labels_of(self.config)}
+        labels: dict[str, Any] = {LABELS: self.config.labels()}
         return super().keys() | {"pooling_type": POOLINGS.index("rank")} | labels
 
 
@@ -173,5 +160,5 @@ class NeoBertRanker(NeoBert):
     outer: ClassVar[Mapping[str, str]] = {**NeoBert.outer, "dense": "cls", "classifier": "cls.output"}
 
     def keys(self) -> Keys:
-        labels: dict[str, Any] = {"classifier.output_labels": labels_of(self.config)}
+        labels: dict[str, Any] = {LABELS: self.config.labels()}
         return super().keys() | {"pooling_type": POOLINGS.index("rank")} | labels

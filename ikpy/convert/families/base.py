@@ -63,6 +63,13 @@ def rope_pairs(n_head: int) -> View:
     return view
 
 
+def half_of_rows(targets: Targets, target: str) -> View | None:
+    """The half of a matrix's rows that becomes one of two targets in turn; None where a module has a single target."""
+    if isinstance(targets, str) or target not in targets:
+        return None
+    return lambda rows: np.split(rows, 2)[targets.index(target)]
+
+
 def expert_half(target: str) -> View:
     """Gate or up [E, F, D] of the experts of a layer that are stored together [E, 2F, D]."""
     return lambda values: np.split(values, 2, axis=1)[target == "ffn_up_exps"]
@@ -186,7 +193,7 @@ class Family:
         config = self.config
         keys: Keys = {
             "block_count": config.n_layer,
-            "context_length": config.integer("max_position_embeddings"),
+            "context_length": config.n_context,
             "embedding_length": config.integer("hidden_size"),
             "feed_forward_length": config.integer("intermediate_size"),
             "attention.head_count": self.n_head,
@@ -301,7 +308,7 @@ class WindowFamily(Family):
 def full_window_note(config: Config) -> list[str]:
     """A note if the model attends to a window and its architecture has none."""
     window = config.get("sliding_window", default=None)
-    if not window or window >= config.integer("max_position_embeddings"):
+    if not window or window >= config.n_context:
         return []
     return [f"the attention window of {window} tokens is not part of this architecture; beyond it results differ"]
 

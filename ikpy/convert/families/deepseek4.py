@@ -179,7 +179,7 @@ class DeepSeekV4(Family):
             "rope.freq_base": float(config.rope("main")["rope_theta"]),
         }
         if rope["rope_type"] == "yarn":
-            original = rope.get("original_max_position_embeddings") or config.integer("max_position_embeddings")
+            original = rope.get("original_max_position_embeddings") or config.n_context
             keys |= {
                 "rope.scaling.type": "yarn",
                 "rope.scaling.factor": float(rope["factor"]),

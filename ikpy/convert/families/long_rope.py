@@ -17,7 +17,7 @@ class LongRope(Family):
     @property
     def original_context(self) -> int:
         """Context length of training before it was stretched."""
-        n_ctx = self.config.integer("max_position_embeddings")
+        n_ctx = self.config.n_context
         rope = self.config.rope()
         return int(
             rope.get("original_max_position_embeddings")
@@ -29,7 +29,7 @@ class LongRope(Family):
         keys: Keys = {"rope.scaling.original_context_length": self.original_context}
         rope = self.config.rope()
         if "long_factor" in rope:
-            factor = self.config.integer("max_position_embeddings") / self.original_context
+            factor = self.config.n_context / self.original_context
             magnitude = math.sqrt(1 + math.log(factor) / math.log(self.original_context)) if factor > 1 else 1.0
             keys["rope.scaling.attn_factor"] = float(rope.get("attention_factor") or magnitude)
         return keys

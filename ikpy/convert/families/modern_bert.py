@@ -8,6 +8,7 @@ from typing import ClassVar
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import Family, Keys, Modules
 from ikpy.convert.sentence import dense_matrices, pooling_number
+from ikpy.models.classifier import LABELS
 from ikpy.models.hparams import POOLINGS
 
 WINDOW_BASE = 10000.0
@@ -117,11 +118,10 @@ class ModernBertRanker(ModernBert):
 
     def keys(self) -> Keys:
         config = self.config
-        labels = config.get("id2label", default={"0": "LABEL_0"})
         pooling = config.get("classifier_pooling", default="cls")
         config.require(f"classifier_pooling '{pooling}'", pooling in ("cls", "mean"))
         return super().keys() | {
             "pooling_type": POOLINGS.index("rank"),
             "classifier.pooling_type": POOLINGS.index(pooling),
-            "classifier.output_labels": [str(label) for label in labels.values()],
+            LABELS: config.labels(),
         }

@@ -123,7 +123,7 @@ class Qwen(Family):
 
     def notes(self) -> list[str]:
         stretches = [name for name in ("use_dynamic_ntk", "use_logn_attn") if self.config.get(name, default=False)]
-        length = self.config.integer("max_position_embeddings")
+        length = self.config.n_context
         return [f"{' and '.join(stretches)} set in beyond {length} tokens and are left out"] if stretches else []
 
 

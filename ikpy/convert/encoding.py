@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ikpy.convert.families.base import Change
-from ikpy.convert.tensor_map import pieces
+from ikpy.convert.output_tensor import pieces
 from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError
 from ikpy.quants import registry

@@ -18,6 +18,7 @@ from ikpy.convert.families.base import (
     decay_rates,
     expert_half,
 )
+from ikpy.convert.families.prediction import APART
 from ikpy.convert.families.qwen import Qwen2Moe, Qwen3
 
 DELTA_NET: Modules = {
@@ -43,6 +44,7 @@ class Qwen35(Qwen3):
     """
 
     arch = "qwen35"
+    prediction_modules: ClassVar[Modules] = APART
     norm_offset = 1.0
     rotates_part = True
     rotary_fraction = 0.25

@@ -63,9 +63,16 @@ def changes_for_drafts(params: CommonParams) -> dict[str, Any]:
 def needs_of_drafts(session: Session) -> dict[str, Any]:
     """The same for a model. UsageError if it has no prediction layers that are to draft."""
     changes = changes_for_drafts(session.params)
-    if changes.get("token_states"):
+    if changes.get("token_states") and not _has_heads_apart(session.params.speculative.model_draft):
         session.model.prediction_head()
     return changes
+
+
+def _has_heads_apart(path: str | None) -> bool:
+    """Whether the draft file has the prediction layers that draft."""
+    from ikpy.tools.speculation import holds_heads_alone
+
+    return path is not None and holds_heads_alone(path)
 
 
 def speculative_params(params: CommonParams) -> SpeculativeParams:

@@ -105,6 +105,11 @@ class Architecture:
         return self.hp.n_embd
 
     @property
+    def predicts_alone(self) -> bool:
+        """Whether the file has prediction heads alone, and nothing that they read states of."""
+        return False
+
+    @property
     def n_prediction_heads(self) -> int:
         """Layers that each predict a token more than the one before, by `prediction_head`'s numbers; 0: none."""
         return 0
@@ -266,7 +271,8 @@ class Decoder(Architecture):
         self.output = output or self.token_embd
         self.logit_bias = weights.take_if(self.output_bias, "output.bias", (hp.n_vocab,))
         self.load_global(weights)
-        self.layers = [self.load_layer(weights, il, f"blk.{il}") for il in range(hp.n_layer)]
+        n_layer = 0 if self.predicts_alone else hp.n_layer
+        self.layers = [self.load_layer(weights, il, f"blk.{il}") for il in range(n_layer)]
 
     def take_norm(self, weights: WeightSource, name: str, presence: Presence = "required") -> Value | None:
         """The weight of a norm of n_embd elements; its bias, if it has one, is kept for `norm`."""

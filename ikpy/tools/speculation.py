@@ -17,6 +17,8 @@ from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.speculative import Drafter, Speculation, SpeculativeParams
 from ikpy.engine.suffix_draft import SuffixAutomaton, SuffixDraft
 from ikpy.errors import UsageError
+from ikpy.gguf.reader import GGUFFile
+from ikpy.models.prediction import has_heads_alone
 from ikpy.vocab import Vocab
 
 Maker = Callable[[int], Drafter]
@@ -46,19 +48,24 @@ def make_speculation(
 ) -> Speculation | None:
     """Drafters for the sequences of a context, None if nothing drafts.
 
-    ``model``: the one whose prediction head may draft ("mtp"); its context must keep token_states. A draft model is
-    asked last unless ``params.types`` places it. ``draft_params.n_seq_max`` is the number of sequences of the draft
-    model's and of the head's context, ``draft_params.media`` the pictures of the model's own, which heads see; that one
-    must keep `kept_states`. Raises UsageError for files that cannot be used.
+    ``model``: the one whose prediction head may draft ("mtp"), or that of a draft file which has heads alone; its
+    context must keep token_states. A draft model is asked last unless ``params.types`` places it.
+    ``draft_params.n_seq_max`` is the number of sequences of the draft model's and of the head's context,
+    ``draft_params.media`` the pictures of the model's own, which heads see; that one must keep `kept_states`. Raises
+    UsageError for files that cannot be used.
     """
     files = files or DraftFiles()
     types = [name for name in params.types if name != "none"]
-    if files.model is not None and "draft" not in types:
+    heads_alone = files.model is not None and holds_heads_alone(files.model)
+    if heads_alone and ("draft" in types or "mtp" not in types):
+        raise UsageError(f"'{files.model}' has prediction layers alone: --spec-type mtp drafts from them")
+    if files.model is not None and "draft" not in types and not heads_alone:
         types.append("draft")
     makers: list[Maker] = []
     for name in types:
         if name == "mtp":
-            makers.append(_head_maker(params, model, draft_params or ContextParams(), log))
+            source = None if model is None or not heads_alone else _model_of_heads(files.model, model, vocab, log)
+            makers.append(_head_maker(params, source or model, draft_params or ContextParams(), log))
         else:
             makers.append(_maker(name, params, vocab, files, draft_params or ContextParams(), log))
     media = draft_params.media if draft_params else None
@@ -104,6 +111,27 @@ def _head_maker(
     contexts = [Context(head, own, log=log) for head in model.prediction_heads()]
     n_ctx = contexts[0].n_ctx // own.n_seq_max
     return lambda seq_id: HeadDraft(*contexts, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
+
+
+def holds_heads_alone(path: str | os.PathLike[str]) -> bool:
+    """Whether a draft file has prediction layers and no model that they belong to."""
+    return has_heads_alone(GGUFFile.open(Path(path), header_only=True))
+
+
+def _model_of_heads(
+    path: str | os.PathLike[str] | None, model: Model, vocab: Vocab, log: Callable[[str], None] | None
+) -> Model:
+    """A file of prediction layers alone, which must be those of the model."""
+    assert path is not None
+    found = Model.load(path, ModelParams(header_only=model.params.header_only), log=log)
+    ours, theirs = ((m.hparams.arch, m.arch.state_size) for m in (model, found))
+    if ours != theirs:
+        (arch, width), (own_arch, own_width) = theirs, ours
+        raise UsageError(
+            f"'{path}': prediction layers of {arch} with states of {width}; the model is {own_arch} with {own_width}"
+        )
+    common_vocabulary(vocab, Vocab.from_metadata(found.gguf.metadata))
+    return found
 
 
 def _corpus(path: str, vocab: Vocab) -> SuffixAutomaton:

@@ -183,6 +183,8 @@ def make(kind: Kind, folder: Path) -> Made:
     if kind.ties:
         outer["lm_head.weight"] = outer[embedding]
     outer[embedding] = ("F32", (V, D), table.tobytes())
+    if kind.model is None:
+        more |= {f"{kind.prefix}.{n}": _rolled(entry, n) for n, entry in tensors.items() if n.startswith("hc_head_")}
     made.amend(whole, **kind.config)
     made.write_tensors(whole / "model.safetensors", {**tensors, **more})
     first = kind.layer_prefix.replace(f".{kind.layer}.", f".{kind.first_alone}.")
@@ -228,9 +230,9 @@ KINDS_OF_LAYERS = (
     Kind(
         "exaone-moe",
         "exaone-moe",
-        4,
+        0,
         **APART,
-        alone={**ONE, "layer_types": ["sliding_attention"], "mlp_layer_types": ["sparse"]},
+        alone={"num_hidden_layers": 1, "layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]},
     ),
     Kind("qwen3next", "qwen3next", **QWEN),
     Kind("qwen35", "qwen35", **QWEN),

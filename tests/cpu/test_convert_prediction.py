@@ -11,6 +11,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
+from ikpy.errors import UsageError
 from tests.cpu import prediction_checkpoints as predicting
 from tests.cpu.checkpoints import convert
 from tests.cpu.prediction_checkpoints import Kind, Parts
@@ -29,6 +30,32 @@ def test_logits(kind: Kind, tmp_path: Path) -> None:
     found = Context(head, EXACT).decode(Batch.single(made.tokens, logits="all"), made.states)
     error = np.abs(found - expected).max(axis=1) / np.abs(expected).max()
     assert error.max() < TOLERANCE, f"token {error.argmax()} is off by {error.max():.1e}"
+
+
+@pytest.mark.parametrize("kind", predicting.KINDS_OF_LAYERS, ids=lambda kind: kind.name)
+def test_files_of_their_own(kind: Kind, tmp_path: Path) -> None:
+    """--mtp: layers, embeddings, last norm and output matrix alone, which give the same logits bit by bit; --no-mtp."""
+    made = predicting.make(kind, tmp_path)
+    whole = convert(made.folder, tmp_path / "with", outtype="f32")
+    own = convert(made.folder, tmp_path / "only", outtype="f32", prediction="only")
+    without = convert(made.folder, tmp_path / "without", outtype="f32", prediction="none")
+    blocks = {name.split(".")[1] for name in own.tensors if name.startswith("blk.")}
+    arch = whole.metadata["general.architecture"]
+    n_layer = without.metadata[f"{arch}.block_count"]
+    assert blocks == {str(n_layer)} and {"token_embd.weight", "tokenizer.ggml.tokens"} <= {*own.tensors, *own.metadata}
+    assert {name for name in whole.tensors if not name.startswith(f"blk.{n_layer}.")} == set(without.tensors)
+    assert f"{arch}.nextn_predict_layers" not in without.metadata
+    assert own.metadata[f"{arch}.block_count"] == n_layer + 1
+    heads = (Model.load(file.path).prediction_head() for file in (whole, own))
+    first, second = (
+        Context(head, EXACT).decode(Batch.single(made.tokens, logits="all"), made.states) for head in heads
+    )
+    if (
+        kind.name != "deepseek-v4"
+    ):  # whose layers have a last mixer of their own, which only such files have a place for
+        np.testing.assert_array_equal(first, second)
+    with pytest.raises(UsageError, match="prediction layers alone"):
+        Context(Model.load(own.path), EXACT)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,8 @@ class Qwen4Exp(Qwen35Moe):
     @property
     def ngram_layer(self) -> int | None:
         """The layer with embeddings of n-grams, counted from 0."""
+        if self.predicts_alone:
+            return None
         layers = sorted(set(self.config.get("ple_layer_ids", default=[])))
         self.config.require(f"n-gram embeddings in {len(layers)} layers", len(layers) <= 1)
         return layers[0] - 1 if layers else None

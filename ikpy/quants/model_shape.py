@@ -13,7 +13,14 @@ TOKEN_EMBEDDING = "token_embd.weight"
 PER_LAYER_TOKEN_EMBEDDING = "per_layer_token_embd.weight"
 OUTPUT = "output.weight"
 EMBEDDINGS = (TOKEN_EMBEDDING, PER_LAYER_TOKEN_EMBEDDING)
+OWN_EMBEDDING = ".nextn.embed_tokens.weight"
+"""How the name of a prediction layer's own embedding ends."""
 _KEYS_AND_VALUES = re.compile(r"blk\.(\d+)\.attn_[kv]\.weight")
+
+
+def is_looked_up(name: str) -> bool:
+    """Whether rows of a tensor are looked up by token: no product has it, so that no importance matrix knows it."""
+    return name in EMBEDDINGS or name.endswith(OWN_EMBEDDING)
 
 
 @dataclass(frozen=True)

@@ -55,24 +55,21 @@ def changes_for_drafts(params: CommonParams) -> dict[str, Any]:
     settings = speculative_params(params)
     if params.speculative.model_draft is None and not set(settings.types) - {"none"}:
         return {}
+    from ikpy.engine.speculative import READING_TYPES
     from ikpy.tools.speculation import kept_states
 
-    return {"token_states": "mtp" in settings.types, "n_kept_states": kept_states(settings)}
+    return {"token_states": not READING_TYPES.isdisjoint(settings.types), "n_kept_states": kept_states(settings)}
 
 
 def needs_of_drafts(session: Session) -> dict[str, Any]:
     """The same for a model. UsageError if it has no prediction layers that are to draft."""
     changes = changes_for_drafts(session.params)
-    if changes.get("token_states") and not _has_heads_apart(session.params.speculative.model_draft):
-        session.model.prediction_head()
+    if changes.get("token_states"):
+        from ikpy.tools.speculation import prepare_model
+
+        types = speculative_params(session.params).types
+        prepare_model(types, session.params.speculative.model_draft, session.model)
     return changes
-
-
-def _has_heads_apart(path: str | None) -> bool:
-    """Whether the draft file has the prediction layers that draft."""
-    from ikpy.tools.speculation import holds_heads_alone
-
-    return path is not None and holds_heads_alone(path)
 
 
 def speculative_params(params: CommonParams) -> SpeculativeParams:

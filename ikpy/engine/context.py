@@ -60,8 +60,8 @@ class Context:
         self.params = params or ContextParams()
         if model.arch.predicts_alone:
             raise UsageError(
-                f"{model.gguf.path}: the file has prediction layers alone; give it with -md and --spec-type mtp beside "
-                "the model"
+                f"{model.gguf.path}: the file has prediction layers alone; give it with -md and --spec-type "
+                f"{model.arch.drafts_as} beside the model"
             )
         self.plan_only = model.params.header_only
         self._log = log or (lambda _: None)

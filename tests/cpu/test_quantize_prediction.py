@@ -78,7 +78,7 @@ def test_embeddings_are_never_interleaved(command: str, source: Path, tmp_path: 
 
 
 def test_importance_of_all_matrices(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`imatrix --mtp` sees every matrix but the embedding, which needs no values, so that the lowest types are possible.
+    """`imatrix --mtp` sees every matrix but the embedding, which needs no values: the lowest types are possible.
     With data of the model alone they are refused.
     """
     loaded, out = Model.load(source), tmp_path / "out.gguf"

@@ -5,7 +5,7 @@
 
 `capture` needs xllamacpp and numpy alone. The file gets `tokens` [T], `logits` [T, V] and `states` [T, W] of the model,
 and of every layer `logits0` [T - 1, V] and `states0` [T - 1, W], whose entry i read token i + 1 and the state behind
-token i at position i. Caches are F32.
+token i at position i. Caches are F32. `--draft FILE` names a file of the layers alone (`ikpy convert --mtp`).
 """
 
 from __future__ import annotations
@@ -99,13 +99,10 @@ def library() -> ctypes.CDLL:
 class Peer:
     """A model and its prediction layers."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, draft: str | None = None) -> None:
         lib = self.lib = library()
-        params = lib.llama_model_default_params()
-        params.load_mtp, params.use_extra_bufts = True, False
-        self.model = lib.llama_model_load_from_file(path.encode(), params)
-        if not self.model:
-            raise RuntimeError(f"llama.cpp does not load {path}")
+        self.model = self._load(path)
+        layers = self._load(draft) if draft else self.model
         self.n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
         self.width = lib.llama_model_n_embd_out(self.model)
         settings = lib.llama_context_default_params()
@@ -114,9 +111,17 @@ class Peer:
         settings.n_threads = settings.n_threads_batch = 1
         self.target = lib.llama_init_from_model(self.model, settings)
         settings.ctx_type, settings.ctx_other = PREDICTING, self.target
-        self.drafting = lib.llama_init_from_model(self.model, settings)
+        self.drafting = lib.llama_init_from_model(layers, settings)
         self._call("set_embeddings_nextnP13llama_contextbb", 26, self.target, True, False)
         self._call("set_embeddings_nextnP13llama_contextbb", 26, self.drafting, True, True)
+
+    def _load(self, path: str) -> int:
+        params = self.lib.llama_model_default_params()
+        params.load_mtp, params.use_extra_bufts = True, False
+        model: int | None = self.lib.llama_model_load_from_file(path.encode(), params)
+        if not model:
+            raise RuntimeError(f"llama.cpp does not load {path}")
+        return model
 
     def _call(self, name: str, length: int, *arguments: Any) -> Any:
         return getattr(self.lib, f"_Z{length}llama_{name}")(*arguments)
@@ -154,9 +159,9 @@ class Peer:
         return self.run(self.drafting, tokens, states)
 
 
-def capture(path: str, tokens: list[int], n_heads: int, out: str) -> None:
+def capture(path: str, draft: str | None, tokens: list[int], n_heads: int, out: str) -> None:
     """Writes what the peer computes."""
-    peer = Peer(path)
+    peer = Peer(path, draft)
     logits, states = peer.run(peer.target, tokens)
     found = {"tokens": np.array(tokens, np.int32), "logits": logits, "states": states}
     for number in range(n_heads):
@@ -164,7 +169,7 @@ def capture(path: str, tokens: list[int], n_heads: int, out: str) -> None:
     np.savez(out, **found)  # type: ignore[arg-type]
 
 
-def check(path: str, captured: str) -> None:
+def check(path: str, draft: str | None, captured: str) -> None:
     """Prints the largest difference of every row of ours, relative to the largest value."""
     from ikpy import Batch, Context, Model
     from ikpy import ContextParams as Settings
@@ -183,7 +188,8 @@ def check(path: str, captured: str) -> None:
     context = Context(model, settings(token_states=True))
     report("logits of the model", context.decode(Batch.single(tokens, logits="all")), peer["logits"])
     report("its states", context.token_states, peer["states"])
-    for number, head in enumerate(model.prediction_heads()):
+    layers = Model.load(draft) if draft else model
+    for number, head in enumerate(layers.prediction_heads()):
         context = Context(head, settings(embeddings=True))
         logits = context.decode(Batch.single(tokens[1:], logits="all"), np.ascontiguousarray(peer["states"][:-1]))
         report(f"logits of layer {number}", logits, peer[f"logits{number}"])
@@ -197,6 +203,7 @@ def main() -> None:
     for name in ("capture", "check"):
         command = commands.add_parser(name)
         command.add_argument("model")
+        command.add_argument("--draft")
         if name == "check":
             command.add_argument("captured")
             continue
@@ -205,9 +212,9 @@ def main() -> None:
         command.add_argument("--out", required=True)
     args = parser.parse_args()
     if args.command == "check":
-        check(args.model, args.captured)
+        check(args.model, args.draft, args.captured)
     else:
-        capture(args.model, args.tokens, args.heads, args.out)
+        capture(args.model, args.draft, args.tokens, args.heads, args.out)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from ikpy.tools.media_tokens import ProjectorOptions, new_reader, open_beside, p
 from ikpy.tools.pictures import picture_from
 from ikpy.tools.sampler_setup import make_sampler
 from ikpy.tools.sounds import sound_from
-from ikpy.tools.speculation import DraftFiles, kept_states, make_speculation
+from ikpy.tools.speculation import DraftFiles, kept_states, make_speculation, prepare_model
 from ikpy.tools.stop_strings import StopFilter
 from ikpy.vocab import Vocab
 
@@ -97,8 +97,7 @@ class LLM:
         given = list(context_values.get("adapters", ()))
         context_values["adapters"] = [*given, *(LoraAdapter.load(name, self.model) for name, _ in lora)]
         self._adapter_scales = [1.0] * len(given) + [scale for _, scale in lora]
-        if speculative and "mtp" in speculative.types:
-            self.model.prediction_head()  # says so if there is none
+        if speculative and prepare_model(speculative.types, draft_files.model if draft_files else None, self.model):
             context_values["token_states"] = True
         if speculative or draft_files:
             context_values["n_kept_states"] = kept_states(speculative or SpeculativeParams())

@@ -39,11 +39,22 @@ def convert(
             "instead of the text model.",
         ),
     ] = False,
+    mtp: Annotated[
+        bool,
+        typer.Option(
+            "--mtp",
+            help="Write a file of the prediction layers alone, for -md of other commands, instead of the whole model.",
+        ),
+    ] = False,
+    no_mtp: Annotated[
+        bool, typer.Option("--no-mtp", help="Leave out layers that predict further tokens (MTP).")
+    ] = False,
     outfile: Annotated[
         str | None,
         typer.Option(
             "--outfile",
-            help="File to write, mmproj- in front of its name with --mmproj. [default: NAME-TYPE.gguf in the folder]",
+            help="File to write, mmproj- in front of its name with --mmproj. [default: NAME-TYPE.gguf in the folder, "
+            "mtp- in front with --mtp]",
         ),
     ] = None,
     outtype: Annotated[
@@ -79,12 +90,17 @@ def convert(
 ) -> None:
     """Make a GGUF file from a Hugging Face checkpoint (safetensors)."""
     from ikpy.convert import Conversion, ConvertOptions, ProjectorConversion
+    from ikpy.errors import UsageError
     from ikpy.tools.sizes import parse_size
 
     for option, given in (("--no-lazy", no_lazy), ("--use-temp-file", use_temp_file)):
         if given:
             print(f"warning: no effect: {option} (a tensor is read when it is written)", file=sys.stderr)
+    chosen = [name for name, given in (("--mmproj", mmproj), ("--mtp", mtp), ("--no-mtp", no_mtp)) if given]
+    if len(chosen) > 1:
+        raise UsageError(f"{chosen[0]} and {chosen[1]} do not go together")
     options = ConvertOptions(
+        prediction="only" if mtp else "none" if no_mtp else "keep",
         outtype=outtype.lower(),
         outfile=outfile or "",
         model_name=model_name or "",

@@ -42,7 +42,7 @@ def to_draft_settings(text: str, warn: Warn) -> list[tuple[str, Any]]:
     return settings
 
 
-SPECULATION_ALIASES = {"draft-simple": "draft", "draft-mtp": "mtp"}
+SPECULATION_ALIASES = {"draft-simple": "draft", "draft-mtp": "mtp", "draft-eagle3": "eagle3"}
 
 
 def to_speculation(text: str, warn: Warn) -> list[str]:

@@ -55,16 +55,20 @@ def changes_for_drafts(params: CommonParams) -> dict[str, Any]:
     settings = speculative_params(params)
     if params.speculative.model_draft is None and not set(settings.types) - {"none"}:
         return {}
+    from ikpy.engine.speculative import READING_TYPES
     from ikpy.tools.speculation import kept_states
 
-    return {"token_states": "mtp" in settings.types, "n_kept_states": kept_states(settings)}
+    return {"token_states": not READING_TYPES.isdisjoint(settings.types), "n_kept_states": kept_states(settings)}
 
 
 def needs_of_drafts(session: Session) -> dict[str, Any]:
     """The same for a model. UsageError if it has no prediction layers that are to draft."""
     changes = changes_for_drafts(session.params)
     if changes.get("token_states"):
-        session.model.prediction_head()
+        from ikpy.tools.speculation import prepare_model
+
+        types = speculative_params(session.params).types
+        prepare_model(types, session.params.speculative.model_draft, session.model)
     return changes
 
 

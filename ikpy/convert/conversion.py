@@ -14,11 +14,13 @@ from ikpy.convert.config import Config
 from ikpy.convert.families import family
 from ikpy.convert.layer_gaps import check_gaps
 from ikpy.convert.loading import check_loads
+from ikpy.convert.output_tensor import OutputTensor
 from ikpy.convert.planned_file import FILE_TYPES, PlannedFile, PlannedTensor, half_type
+from ikpy.convert.prediction import choose
 from ikpy.convert.projectors import has_projector
 from ikpy.convert.rope import scaling_notes
 from ikpy.convert.stored_matrix import BLOCK_TYPES, WEIGHT
-from ikpy.convert.tensor_map import OutputTensor, map_tensors
+from ikpy.convert.tensor_map import map_tensors
 from ikpy.convert.tokenizer import tokenizer_keys
 from ikpy.convert.weights import Weights
 from ikpy.convert.words import to_float32
@@ -62,6 +64,8 @@ _ALWAYS_F32 = (
     "altup_predict_coef.weight",
     "altup_router.weight",
 )
+PREDICTING_PREFIX = "mtp-"
+"""Of the names of files that have prediction layers alone."""
 _STORED_AS = {"q4_0": "INT4", "q4_1": "INT4 with zero points", "nvfp4": "NVFP4"}
 QUANTIZATION_VERSION = 2
 
@@ -75,6 +79,7 @@ class Conversion(PlannedFile):
         config = Config(self.checkpoint.config, self.checkpoint.folder / "config.json")
         self.family = family(config)
         self.weights = Weights(self.checkpoint, rounds=self.options.outtype != "f32")
+        choose(self.weights.names(), self.family, self.options.prediction, self.checkpoint.folder)
         mapped = map_tensors(self.weights, self.family)
         self.layer_values = mapped.layer_values
         matrices = [output for output in mapped.outputs if _is_matrix(output)]
@@ -91,7 +96,7 @@ class Conversion(PlannedFile):
         self.name = self.options.model_name or Path(self.checkpoint.folder).resolve().name
         self.notes = self.family.notes() + scaling_notes(config)
         if mapped.skipped_layers:
-            self.notes.append(f"{len(mapped.skipped_layers)} tensors of prediction layers (MTP) are left out")
+            self.notes.append(self._prediction_note(mapped.skipped_layers))
         if mapped.skipped_parts:
             hint = "; --mmproj writes the encoder of pictures or sound" if has_projector(self.checkpoint) else ""
             parts = f"{len(mapped.skipped_parts)} tensors of other parts are left out"
@@ -100,7 +105,9 @@ class Conversion(PlannedFile):
         if n := self.weights.cache_scales():
             self.notes.append(f"{n} scales of FP8 caches are left out: caches have the type that is asked for")
         self.metadata = self._metadata()
-        self.path = self.options.outfile or str(self.checkpoint.folder / f"{self.name}-{self.outtype.upper()}.gguf")
+        prefix = PREDICTING_PREFIX if self.family.predicts_alone else ""
+        usual = self.checkpoint.folder / f"{prefix}{self.name}-{self.outtype.upper()}.gguf"
+        self.path = self.options.outfile or str(usual)
         header = self._declared(GGUFWriter(self.path)).plan()[0].header
         check_loads(GGUFFile.of_header(header, str(self.checkpoint.folder)), self.family, mapped.outputs)
         check_gaps((output.name for output in mapped.outputs), self.family, self.checkpoint.folder)
@@ -108,6 +115,14 @@ class Conversion(PlannedFile):
     @property
     def arch(self) -> str:
         return self.family.arch
+
+    def _prediction_note(self, skipped: list[str]) -> str:
+        """Which tensors of prediction layers are left out, and why."""
+        count = f"{len(skipped)} tensors of prediction layers (MTP) are left out"
+        if self.options.prediction == "none":
+            return count
+        kept = bool(self.family.prediction_modules)
+        return f"{count}: files of this architecture have {'no place for them' if kept else 'none'}"
 
     # types
 
@@ -171,7 +186,10 @@ class Conversion(PlannedFile):
         }
         embedding = next(t.output for t in self.tensors if t.output.name == "token_embd.weight")
         n_vocab = embedding.shape[0]
-        values |= {f"{arch}.{key}": value for key, value in self.family.keys().items()}
+        keys_of_model = self.family.keys()
+        if self.family.n_predict:
+            keys_of_model |= self.family.prediction_keys(keys_of_model)
+        values |= {f"{arch}.{key}": value for key, value in keys_of_model.items()}
         values[f"{arch}.vocab_size"] = n_vocab
         for tensor in self.tensors:
             if tensor.output.name == "token_types.weight":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from ikpy.convert.families.base import Change
+from ikpy.convert.output_tensor import pieces
 from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError
 from ikpy.quants import registry
@@ -74,15 +73,3 @@ def _is_finite(data: np.ndarray, target: str, ne0: int) -> bool:
 
 def _not_finite(name: str) -> FileFormatError:
     return FileFormatError(f"tensor '{name}' contains NaN or infinite values; the checkpoint is damaged")
-
-
-def pieces(array: np.ndarray, max_elements: int) -> Iterator[np.ndarray]:
-    """The rows of an array [..., n] in order, as contiguous arrays [rows, n] of about max_elements."""
-    if array.ndim > 2 and array.size > max_elements and not array.flags.c_contiguous:  # no copy of all of it
-        for matrix in array:
-            yield from pieces(matrix, max_elements)
-        return
-    rows = array.reshape(-1, array.shape[-1])
-    step = max(1, max_elements // max(1, rows.shape[1]))
-    for first in range(0, rows.shape[0], step):
-        yield np.ascontiguousarray(rows[first : first + step])

@@ -30,7 +30,8 @@ def check_gaps(names: Iterable[str], family: Family, folder: Path) -> None:
     """FileFormatError if a tensor is missing in some layers only, or in a layer that has none, names being those of the
     planned GGUF file.
 
-    Loading finds the tensors that no layer can do without. The others would count as zeros or as ones.
+    Loading finds the tensors that no layer can do without. The others would count as zeros or as ones. Prediction
+    layers need not be as the others.
     """
     layers: dict[str, set[int]] = defaultdict(set)
     outer = family.needed_outer_tensors()
@@ -38,7 +39,10 @@ def check_gaps(names: Iterable[str], family: Family, folder: Path) -> None:
         outer -= {name}
         if name.startswith("blk."):
             _, il, rest = name.split(".", 2)
-            layers[rest].add(int(il))
+            if int(il) < family.config.n_layer:
+                layers[rest].add(int(il))
+    if family.predicts_alone:
+        return
     if outer:
         raise FileFormatError(f"{folder}: {min(outer)} is missing; the checkpoint is incomplete")
     for rest in sorted(family.needed_tensors()):

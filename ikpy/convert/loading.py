@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ikpy.convert.families.base import Family
-from ikpy.convert.tensor_map import OutputTensor
+from ikpy.convert.output_tensor import OutputTensor
 from ikpy.errors import FileFormatError
 from ikpy.models import architecture
+from ikpy.models.base import Architecture
 from ikpy.models.keys import Keys
 from ikpy.models.weights import WeightSource
 
@@ -22,9 +23,23 @@ def check_loads(planned: GGUFFile, family: Family, outputs: Iterable[OutputTenso
     planned: a file without data, whose path is that of the checkpoint.
     """
     keys = Keys(planned)
-    weights = _PlannedWeights(planned, family, outputs)
-    architecture(keys.arch)(keys, weights, _silent)
+    known = list(outputs)
+    weights = _PlannedWeights(planned, family, known)
+    model = architecture(keys.arch)(keys, weights, _silent)
     weights.check_all_used()
+    if family.n_predict:
+        _check_prediction_layers(model, planned, family, known)
+
+
+def _check_prediction_layers(
+    model: Architecture, planned: GGUFFile, family: Family, outputs: Iterable[OutputTensor]
+) -> None:
+    """The same of layers that are no part of the model's own graph: of those that run."""
+    for number in range(model.n_prediction_heads):
+        weights, prefix = _PlannedWeights(planned, family, outputs), f"blk.{family.config.n_layer + number}."
+        model.prediction_head(weights, number)
+        weights.skip(*(name for name in planned.tensors if not name.startswith(prefix)))
+        weights.check_all_used()
 
 
 class _PlannedWeights(WeightSource):
@@ -54,7 +69,7 @@ class _PlannedWeights(WeightSource):
         return f"layer {block} lacks {name}{source}" if is_layer else f"{name}{source} is missing"
 
     def _modules(self, is_layer: bool) -> list[tuple[str, tuple[str, ...]]]:
-        known = self.family.modules if is_layer else self.family.outer
+        known = {**self.family.modules, **self.family.prediction_modules} if is_layer else self.family.outer
         return [(m, (targets,) if isinstance(targets, str) else targets) for m, targets in known.items()]
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint
-from ikpy.convert.encoding import PIECE_ELEMENTS, column_lengths, encode, multiplied, pieces, scaled_rows, unit_columns
+from ikpy.convert.encoding import PIECE_ELEMENTS, column_lengths, encode, multiplied, scaled_rows, unit_columns
 from ikpy.convert.options import OUTPUT_TYPES, ConvertOptions
+from ikpy.convert.output_tensor import OutputTensor, Part, pieces
 from ikpy.convert.stored_matrix import BLOCK_TYPES
-from ikpy.convert.tensor_map import OutputTensor, Part
 from ikpy.convert.weights import Weights
 from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError, ResourceError, UsageError
@@ -125,6 +125,9 @@ class PlannedFile:
         if tensor.constant is not None:
             yield tensor.constant.view(np.uint8)
             return
+        if tensor.output.joins_columns:
+            yield from self._joined(tensor)
+            return
         for part in tensor.output.parts:
             try:
                 yield from self._encoded_part(tensor, part)
@@ -134,12 +137,30 @@ class PlannedFile:
         if tensor.output.n_repeated:
             yield from self._repeated_row(tensor, tensor.output.parts[0])
 
+    def _joined(self, tensor: PlannedTensor) -> Iterator[np.ndarray]:
+        """Matrices whose columns lie beside each other."""
+        sources = [part.source for part in tensor.output.parts]
+        try:
+            values = np.concatenate([self._decoded(source) for source in sources], axis=1)
+        except MemoryError:
+            raise ResourceError(f"not enough memory to convert tensor '{sources[0]}' to {tensor.type}") from None
+        for source in sources:
+            self.weights.release(source)
+        for rows in pieces(values, PIECE_ELEMENTS):
+            yield encode(rows, "f32", tensor.type, None, sources[0])
+
     def _repeated_row(self, tensor: PlannedTensor, part: Part) -> Iterator[np.ndarray]:
         """The first row of a matrix as often as it follows the last."""
         first = self.weights.load(part.source, self.weights.kind(part.source))[:1]
         coded = encode(first, self.weights.kind(part.source), tensor.type, tensor.output.change, part.source)
         for _ in range(tensor.output.n_repeated):
             yield coded
+
+    def _decoded(self, source: str) -> np.ndarray:
+        """The values f32 of a checkpoint tensor, whatever they are stored as."""
+        kind = self.weights.kind(source)
+        kind = "f32" if kind in (*BLOCK_TYPES, "mxfp4") else kind
+        return to_float32(self.weights.load(source, kind), kind)
 
     def _floats(self, source: str) -> np.ndarray:
         """The values f32 of a checkpoint tensor."""

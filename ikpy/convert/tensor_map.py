@@ -8,60 +8,31 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ikpy.convert.families.base import Change, Family, Targets, View
+from ikpy.convert.families.base import Change, Family, Targets
+from ikpy.convert.output_tensor import OutputTensor, Part
 from ikpy.convert.stored_matrix import BLOCK_TYPES
-from ikpy.convert.tensor_order import place
-from ikpy.convert.weights import MXFP4_BLOCK, MXFP4_BYTES, Weights
+from ikpy.convert.tensor_order import sort_key
+from ikpy.convert.tensor_paths import APART, Place, place
+from ikpy.convert.tensor_shapes import Arranger
+from ikpy.convert.weights import Weights
 from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
 
-_TEXT_PART = re.compile(r"^(model\.)?(language|text)_model\.(model\.)?")
 # Images, sound, and tables that are computed anyway.
 _OTHER_PARTS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection"
     r"|vqmodel|mm_projector|merger|connector|mlp1|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
     r"|^(model\.)?image_newline$|rotary(_pos)?_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
 )
-_PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
+SHARED_WITH_PREDICTION = ("token_embd", "output_norm", "output")
+"""Outer tensors that a file of prediction layers alone has."""
 # What layers behind the last one have if they predict further tokens.
 _PREDICTS = re.compile(r"(^|[._])(eh_proj|enorm|hnorm|shared_head|final_layernorm)\.")
-_LAYER = re.compile(
-    r"(?:(?:(?:model|backbone|gpt_neox|encoder|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:(?:transformer|rwkv)\.)?(?:h|blocks|decoder_layer)"
-    r"|(?:bert\.)?encoder\.layer|(?:model\.)?transformer_encoder)"
-    r"\.(\d+)\.(.+)"
-)
 _EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.)|(?<=moe\.))(\d+)(?=\.|$)")
 _STACKED = re.compile(r"(?<=\.)\d+$")
 _SHARD = re.compile(r"(?<=\.shard_)(\d+)$")
 _PROBED = 64
 _SUFFIX = re.compile(r"\.(weight|bias)$")
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one checkpoint tensor gives to a GGUF tensor; expert is its place in a stack or among shards, else None."""
-
-    source: str
-    view: View | None
-    expert: int | None
-
-
-@dataclass
-class OutputTensor:
-    """A GGUF tensor: parts, change of the values, kind of the sources, shape slowest dimension first; factors of the
-    rows of a matrix; whether its columns are divided by their lengths; checkpoint tensor of as many elements that
-    multiplies them, "" for none; how often the first row follows the last; whether parts are rows behind each other."""
-
-    name: str
-    change: Change | None
-    kind: str
-    parts: list[Part] = field(default_factory=list)
-    shape: tuple[int, ...] = ()
-    row_factors: np.ndarray | None = None
-    unit_columns: bool = False
-    factor: str = ""
-    n_repeated: int = 0
-    is_sharded: bool = False
 
 
 @dataclass
@@ -87,13 +58,15 @@ def map_tensors(weights: Weights, family: Family) -> TensorMap:
 class _Mapper:
     def __init__(self, weights: Weights, family: Family) -> None:
         self.weights, self.family, self.names = weights, family, set(weights.names())
+        self.arranger = Arranger(weights, family)
         self.outputs: dict[str, OutputTensor] = {}
         self.unknown: list[str] = []
         self.strange_biases: list[str] = []
         self.factors: dict[str, str] = {}
         self.unused_output = ""
         self.later: dict[int, list[str]] = {}
-        targets = (name for names in family.modules.values() for name in _names(names))
+        known = (*family.modules.values(), *family.prediction_modules.values())
+        targets = (name for names in known for name in _names(names))
         self.order = {name: i for i, name in enumerate(targets)}
         self.map = TensorMap([])
 
@@ -103,22 +76,41 @@ class _Mapper:
         if _OTHER_PARTS.search(name):
             self.map.skipped_parts.append(name)
             return
-        if _PREDICTION.search(name):
-            self.map.skipped_layers.append(name)
+        where = place(name, self.family)
+        if where.predicts:
+            self._take_prediction(name, where)
+        elif self.family.predicts_alone and (where.layer is not None or not self._is_shared(where.path)):
             return
-        path = name
-        prefix = _TEXT_PART.match(name)
-        if prefix:
-            rest = name[prefix.end() :]
-            path = rest if rest.startswith("lm_head") else f"model.{rest}"
-        layer = _LAYER.fullmatch(path)
-        if layer and int(layer[1]) >= self.family.config.n_layer:
-            self.map.skipped_layers.append(name)
-            self.later.setdefault(int(layer[1]), []).append(name)
-        elif layer and _SUFFIX.sub("", path) not in self.family.outer:
-            self._take_layer(name, int(layer[1]), layer[2])
+        elif where.layer is not None:
+            self._take_layer(name, where.layer, where.path)
         else:
-            self._take_outer(name, path)
+            self._take_outer(name, where.path)
+
+    def _is_shared(self, path: str) -> bool:
+        """Whether prediction layers need an outer tensor of the model."""
+        return self.family.outer.get(_SUFFIX.sub("", path)) in SHARED_WITH_PREDICTION
+
+    def _take_prediction(self, name: str, where: Place) -> None:
+        """A tensor of layers that predict further tokens, which may be of all of them."""
+        family, module = self.family, _SUFFIX.sub("", where.path)
+        end = family.prediction_ends.get(module)
+        if not family.n_predict or (end and not family.predicts_alone):
+            self.map.skipped_layers.append(name)
+            if where.layer is not None and not APART.match(name):
+                self.later.setdefault(family.config.n_layer + where.layer, []).append(name)
+        elif end:
+            self._add(f"{end}.weight", None, Part(name, None, None))
+        else:
+            first, n = (0, family.n_predict) if where.layer is None else (where.layer, 1)
+            for number in range(first, first + n):
+                self._take_layer(name, family.config.n_layer + number, where.path)
+
+    def _targets(self, module: str, il: int) -> Targets | None:
+        """What a module of a layer becomes, which may be one that predicts."""
+        family = self.family
+        if il < family.config.n_layer:
+            return family.targets(module, il)
+        return family.prediction_modules.get(module) or family.modules.get(module)
 
     def _take_layer(self, name: str, il: int, path: str) -> None:
         if path in self.family.layer_values or path in self.family.layer_lists:
@@ -134,7 +126,11 @@ class _Mapper:
         if module in self.family.factors:
             self.factors[f"blk.{il}.{self.family.factors[module]}.weight"] = name
             return
-        targets = self.family.targets(_EXPERT.sub("{e}", module), il)
+        column = self.family.prediction_columns.get(module) if il >= self.family.config.n_layer else None
+        if column is not None:
+            self._add(f"blk.{il}.nextn.eh_proj.weight", None, Part(name, None, column), joins_columns=True)
+            return
+        targets = self._targets(_EXPERT.sub("{e}", module), il)
         if module in self.family.unused:
             self.map.skipped_parts.append(name)
             return
@@ -196,7 +192,15 @@ class _Mapper:
         value = self.family.config.get("tie_word_embeddings", default=None)
         return None if value is None else bool(value)
 
-    def _add(self, target: str, change: Change | None, part: Part, *, is_sharded: bool = False) -> None:
+    def _add(
+        self,
+        target: str,
+        change: Change | None,
+        part: Part,
+        *,
+        is_sharded: bool = False,
+        joins_columns: bool = False,
+    ) -> None:
         is_table = target.removesuffix(".weight").split(".", 2)[-1] in self.family.tables
         kind = self.weights.kind(part.source)
         if is_table and kind != "i32":
@@ -204,9 +208,13 @@ class _Mapper:
         if kind == "i32" and not is_table:
             raise self.weights.unknown_type(part.source)
         self.weights.check_scales(part.source)
-        if kind in BLOCK_TYPES and (change or not self._keeps_blocks(part) or not _takes_blocks(target, kind)):
+        if kind in BLOCK_TYPES and (
+            joins_columns or change or not self._keeps_blocks(part) or not _takes_blocks(target, kind)
+        ):
             kind = "f32"
-        output = self.outputs.setdefault(target, OutputTensor(target, change, kind, is_sharded=is_sharded))
+        output = self.outputs.setdefault(
+            target, OutputTensor(target, change, kind, is_sharded=is_sharded, joins_columns=joins_columns)
+        )
         if output.parts and part.expert is None:
             raise FileFormatError(f"tensors '{output.parts[0].source}' and '{part.source}' are both {target}")
         if output.kind != kind:
@@ -229,22 +237,25 @@ class _Mapper:
         self._check_biases()
         self._add_tied_output()
         for output in self.outputs.values():
-            self._arrange(output)
+            self.arranger.arrange(output)
             self._take_row_factors(output)
         self._take_factors()
         for name, output in self.outputs.items():
             has_scale = f"{name.removesuffix('.weight')}.scale" in self.outputs
             output.kind = "f32" if output.kind == "nvfp4" and (has_scale or output.is_sharded) else output.kind
         self._check_layers()
-        self.map.outputs = sorted(self.outputs.values(), key=lambda output: place(output.name, self.order))
+        self.map.outputs = sorted(self.outputs.values(), key=lambda output: sort_key(output.name, self.order))
         return self.map
 
     def _refuse_unknown(self) -> None:
         if self.unknown:
             method = self.weights.quantization
+            predicts = self.family.n_predict and place(self.unknown[0], self.family).predicts
             raise UnsupportedError(
                 f"{self.weights.checkpoint.folder}: tensor {_listed(self.unknown)} has no place in architecture "
-                f"{self.family.arch}" + (f" (quantization '{method}')" if method else "")
+                f"{self.family.arch}"
+                + (f" (quantization '{method}')" if method else "")
+                + ("; --no-mtp leaves prediction layers out" if predicts else "")
             )
 
     def _check_biases(self) -> None:
@@ -288,47 +299,6 @@ class _Mapper:
                 f"{self.family.arch} cannot have another output matrix"
             )
 
-    def _arrange(self, output: OutputTensor) -> None:
-        """Puts experts in order and computes the shape."""
-        folder = self.weights.checkpoint.folder
-        if output.is_sharded:
-            self._join_shards(output)
-            return
-        shapes = {self._part_shape(part) for part in output.parts}
-        if len(shapes) != 1:
-            raise FileFormatError(f"{folder}: the experts of {output.name} differ in shape: {sorted(shapes)}")
-        shape = shapes.pop()
-        if output.parts[0].expert is not None:
-            target = output.name.removesuffix(".weight").split(".", 2)[-1]
-            kind, kinds = ("expert", "experts") if "exps" in target else ("part", "parts")
-            numbers, needed = [part.expert for part in output.parts], self.family.n_parts(target)
-            missing = sorted(set(range(needed)).difference(numbers))
-            if missing or len(numbers) != needed:
-                which = f"{kind} {missing[0]} is missing" if missing else "there are more"
-                raise FileFormatError(f"{folder}: {output.name} needs {needed} {kinds}, found {len(numbers)} ({which})")
-            output.parts.sort(key=lambda part: part.expert or 0)
-            shape = (len(numbers), *shape)
-        rows = self.family.padded_rows(output.name.removesuffix(".weight"))
-        if rows > shape[0] > 0:
-            output.n_repeated = rows - shape[0]
-            output.kind = "f32" if output.kind in BLOCK_TYPES else output.kind
-            shape = (rows, *shape[1:])
-        output.shape = shape
-
-    def _join_shards(self, output: OutputTensor) -> None:
-        """Puts shards in order, whose rows follow each other."""
-        folder, n = self.weights.checkpoint.folder, self.family.n_shards
-        output.parts.sort(key=lambda part: part.expert or 0)
-        numbers = [part.expert for part in output.parts]
-        if numbers != list(range(n)):
-            missing = next((i for i in range(n) if i not in numbers), None)
-            which = f"shard {missing} is missing" if missing is not None else "there are more"
-            raise FileFormatError(f"{folder}: {output.name} needs {n} shards, found {len(numbers)} ({which})")
-        shapes = [self._part_shape(part) for part in output.parts]
-        if any(len(shape) != 2 or shape[1] != shapes[0][1] for shape in shapes):
-            raise FileFormatError(f"{folder}: the shards of {output.name} differ in shape: {sorted(set(shapes))}")
-        output.shape = (sum(shape[0] for shape in shapes), shapes[0][1])
-
     def _take_row_factors(self, output: OutputTensor) -> None:
         if not output.name.startswith("blk."):
             output.unit_columns = self.family.unit_columns(output.name.removesuffix(".weight"))
@@ -356,26 +326,11 @@ class _Mapper:
             factored.factor = source
             factored.kind = "f32" if factored.kind in BLOCK_TYPES else factored.kind
 
-    def _part_shape(self, part: Part) -> tuple[int, ...]:
-        """Shape after the view, found without reading: views are applied to an array without memory."""
-        shape = self.weights.shape(part.source)
-        is_mxfp4 = self.weights.kind(part.source) == "mxfp4"
-        if is_mxfp4:
-            shape = (*shape[:-1], shape[-1] // MXFP4_BLOCK * MXFP4_BYTES)
-        if part.view is not None:
-            try:
-                shape = part.view(np.broadcast_to(np.uint8(0), shape)).shape
-            except (ValueError, IndexError):
-                raise FileFormatError(
-                    f"{self.weights.checkpoint.folder}: shape {list(shape)} of tensor '{part.source}' does not fit "
-                    "config.json"
-                ) from None
-        return (*shape[:-1], shape[-1] // MXFP4_BYTES * MXFP4_BLOCK) if is_mxfp4 else shape
-
     def _check_layers(self) -> None:
         found = {int(name.split(".")[1]) for name in self.outputs if name.startswith("blk.")}
-        for il in range(self.family.config.n_layer):
-            if il not in found and not self.family.is_empty(il):
+        first, n = self.family.config.n_layer if self.family.predicts_alone else 0, self.family.config.n_layer
+        for il in range(first, n + self.family.n_predict):
+            if il not in found and not (il < n and self.family.is_empty(il)):
                 raise FileFormatError(f"{self.weights.checkpoint.folder}: the tensors of layer {il} are missing")
         for il, names in self.later.items():
             if not any(_PREDICTS.search(name) for name in names):

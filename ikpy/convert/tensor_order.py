@@ -8,7 +8,7 @@ from collections.abc import Mapping
 _STACK = re.compile(r"(enc|dec)\.blk\.(\d+)\.")
 
 
-def place(name: str, order: Mapping[str, int]) -> tuple[int, int, int, str]:
+def sort_key(name: str, order: Mapping[str, int]) -> tuple[int, int, int, str]:
     """Sort key of a tensor: embedding, layers (of an encoder, then of a decoder) in the order of the family's modules,
     the rest.
     """

@@ -59,6 +59,11 @@ class Context:
     ) -> None:
         self.model = model
         self.params = with_texts(model, params or ContextParams())
+        if model.arch.predicts_alone:
+            raise UsageError(
+                f"{model.gguf.path}: the file has prediction layers alone; give it with -md and --spec-type "
+                f"{model.arch.drafts_as} beside the model"
+            )
         self.plan_only = model.params.header_only
         self._log = log or (lambda _: None)
         self.params.check()

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from ikpy.engine.session import SequenceState
 
 NGRAM_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
-SPECULATION_TYPES = ("none", *NGRAM_TYPES, "suffix", "draft", "mtp")
+SPECULATION_TYPES = ("none", *NGRAM_TYPES, "suffix", "draft", "mtp", "eagle3")
+READING_TYPES = frozenset({"mtp", "eagle3"})
+"""Drafters that read states of the model, which its context must keep."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "deepseek4": "ikpy.models.deepseek4:DeepSeek4",
     "dots1": "ikpy.models.dots1:Dots1",
     "dots3note": "ikpy.models.dots3note:Dots3Note",
+    "eagle3": "ikpy.models.eagle3:Eagle3",
     "ernie4_5": "ikpy.models.ernie4_5:Ernie45",
     "ernie4_5-moe": "ikpy.models.ernie4_5:Ernie45Moe",
     "eurobert": "ikpy.models.eurobert:EuroBert",

@@ -17,6 +17,7 @@ class BailingMoe2(RoutedMoe):
     fused_qkv = "required"
     rotates_whole_head = False
     default_gating = REQUIRED
+    prediction_norms = ("nextn.shared_head_norm", "layer_output_norm")
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ikpy.errors import UsageError
@@ -40,6 +40,8 @@ class Architecture:
     reads_grids: ClassVar[bool] = False
     # Heads may have no part that other models rotate.
     may_lack_rope: ClassVar[bool] = False
+    drafts_as: ClassVar[str] = "mtp"
+    """--spec-type of files that have layers which draft for a model, and nothing else."""
     # Tables so large, and of which tokens read so few rows, that they stay in the mapped file whatever is asked for.
     mapped_tables: ClassVar[frozenset[str]] = frozenset()
 
@@ -108,6 +110,11 @@ class Architecture:
     def state_size(self) -> int:
         """Elements of the hidden state of a token that a prediction head reads."""
         return self.hp.n_embd
+
+    @property
+    def predicts_alone(self) -> bool:
+        """Whether the file has prediction heads alone, and nothing that they read states of."""
+        return False
 
     @property
     def n_prediction_heads(self) -> int:
@@ -233,6 +240,14 @@ class Architecture:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class LayerInputs:
+    """Layers whose inputs, one below the other, a drafter reads through a matrix [n * D, W] of its own."""
+
+    layers: tuple[int, ...]
+    joining: Value
+
+
 class Decoder(Architecture):
     """The usual frame: embedding, layers, final norm, output matrix."""
 
@@ -244,6 +259,8 @@ class Decoder(Architecture):
     norm_bias: ClassVar[Presence] = "none"
     embeds_positions: ClassVar[bool] = False
     """Whether positions have embeddings, which are added to those of the tokens."""
+    layer_inputs: LayerInputs | None = None
+    """What contexts that keep the states of tokens give instead of the states behind the last layer."""
     layer_norm: bool = False
     """Whether norms take the mean off; files say their epsilon under another key, unless epsilon_key names it."""
     epsilon_key: ClassVar[str] = ""
@@ -271,7 +288,8 @@ class Decoder(Architecture):
         self.output = output or self.token_embd
         self.logit_bias = weights.take_if(self.output_bias, "output.bias", (hp.n_vocab,))
         self.load_global(weights)
-        self.layers = [self.load_layer(weights, il, f"blk.{il}") for il in range(hp.n_layer)]
+        n_layer = 0 if self.predicts_alone else hp.n_layer
+        self.layers = [self.load_layer(weights, il, f"blk.{il}") for il in range(n_layer)]
 
     def take_norm(self, weights: WeightSource, name: str, presence: Presence = "required") -> Value | None:
         """The weight of a norm of n_embd elements; its bias, if it has one, is kept for `norm`."""
@@ -324,20 +342,33 @@ class Decoder(Architecture):
 
     def build(self, b: BatchGraph) -> Value | None:
         x = self.embed(b)
+        read: dict[int, Value] = {}
         for il in range(self.hp.n_layer):
+            read[il] = x
             x = b.steer(il, self.layer(b, il, x))
             if il < self.n_deep and not self.reads_states:
                 x = b.with_deep_rows(il, x)
-        if b.keeps_states and b.n_outputs != b.n_tokens:
+        keeps_states = b.keeps_states
+        if keeps_states and self.layer_inputs is not None:
+            b.token_states, keeps_states = self.joined_inputs(b, read, self.layer_inputs), False
+        if keeps_states and b.n_outputs != b.n_tokens:
             b.token_states = self.states_of_all(b)
         if b.n_outputs == 0:
             return None
         y = self.final_state(b, x)
         state = y if self.predicts_from_normed else x
         b.embeddings = state if self.reads_states else y
-        if b.keeps_states and b.n_outputs == b.n_tokens:
+        if keeps_states and b.n_outputs == b.n_tokens:
             b.token_states = state
         return self.logits(b, y)
+
+    def joined_inputs(self, b: BatchGraph, read: dict[int, Value], inputs: LayerInputs) -> Value:
+        """States [W, T] of a drafter, made of inputs [D, T] of layers."""
+        g, d = b.graph, self.hp.n_embd
+        both = g.new(len(inputs.layers) * d, b.n_tokens)
+        for i, il in enumerate(inputs.layers):
+            g.copy(read[il], both.slice0(i * d, d))
+        return g.mul_mat(inputs.joining, both)
 
     def states_of_all(self, b: BatchGraph) -> Value:
         """States [D, T] of all tokens where the last layer keeps the output rows only."""

@@ -78,11 +78,10 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
             raise FileFormatError(f"{keys.gguf.path}: the attention temperature needs an original context length")
         if not self.heads_differ and len(set(hp.n_head)) != 1:
             raise FileFormatError(f"{keys.gguf.path}: Unsupported configuration: layers differ in head count")
+        is_lite = any(name.endswith(".attn_q.weight") for name in keys.gguf.tensors)
         hp.extra.update(
             # Models without a low-rank query ("lite") need no such key.
-            q_lora_rank=keys.u32(
-                "attention.q_lora_rank", 0 if "blk.0.attn_q.weight" in keys.gguf.tensors else REQUIRED
-            ),
+            q_lora_rank=keys.u32("attention.q_lora_rank", 0 if is_lite else REQUIRED),
             kv_lora_rank=keys.u32("attention.kv_lora_rank"),
         )
         self.read_experts(keys, hp)

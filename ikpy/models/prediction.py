@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import ClassVar, TypeVar
 
 from ikpy.errors import FileFormatError
+from ikpy.gguf.reader import GGUFFile
 from ikpy.graph.ir import Value
 from ikpy.models.base import Architecture, Decoder
 from ikpy.models.batch import BatchGraph
@@ -40,6 +41,7 @@ class PredictionLayers(Decoder):
     """Whether every further layer predicts a token more; else the first one predicts all."""
     runs_prediction_layers: ClassVar[bool] = True
     _n_heads: int = 0
+    _predicts_alone: bool = False
 
     @classmethod
     def n_layers(cls, keys: Keys) -> int:
@@ -53,6 +55,14 @@ class PredictionLayers(Decoder):
                 f"{keys.gguf.path}: {self.n_predict_layers} prediction layers of {hp.n_layer} layers leave none to run"
             )
         hp.n_layer -= self.n_predict_layers
+
+    @property
+    def predicts_alone(self) -> bool:
+        return self._predicts_alone
+
+    def load(self, weights: WeightSource) -> None:
+        self._predicts_alone = has_heads_alone(weights.gguf)
+        super().load(weights)
 
     def load_global(self, weights: WeightSource) -> None:
         super().load_global(weights)
@@ -77,6 +87,7 @@ class PredictionLayers(Decoder):
         il = self.hp.n_layer + number
         d, prefix = self.hp.n_embd, f"blk.{il}.nextn"
         head = copy.copy(self)
+        head._predicts_alone = False
         head.prediction = Prediction(
             weights.take(f"{prefix}.eh_proj.weight", (2 * d, d)),
             weights.take(f"{prefix}.enorm.weight", (d,)),
@@ -133,6 +144,13 @@ class PredictionLayers(Decoder):
         g.copy(state.reshape(d, n, n_tokens), both.slice0(d, d))
         joined = g.mul_mat(prediction.joined, both.reshape(2 * d, n * n_tokens))
         return joined if n == 1 else joined.reshape(d, n, n_tokens)
+
+
+def has_heads_alone(gguf: GGUFFile) -> bool:
+    """Whether a file has layers that predict further tokens, but none that runs (`mtp-*.gguf`)."""
+    arch = gguf.get("general.architecture")
+    is_counted = bool(gguf.get(f"{arch}.nextn_predict_layers"))
+    return is_counted and not any(name.startswith("blk.0.") for name in gguf.tensors)
 
 
 def from_layer(values: list[T], layer: int) -> list[T]:

@@ -88,7 +88,8 @@ class Qwen4Exp(StreamDecoder, Qwen35Moe):
 
     def load_global(self, weights: WeightSource) -> None:
         super().load_global(weights)
-        self.mixer = take_mixer(weights, "output_hc", self.hp.n_embd, self.stream_sizes, last=True)
+        if not self.predicts_alone:
+            self.mixer = take_mixer(weights, "output_hc", self.hp.n_embd, self.stream_sizes, last=True)
 
     def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention | DeltaNet:  # type: ignore[override]
         attn = super().load_attention(weights, il, prefix)

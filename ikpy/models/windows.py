@@ -16,6 +16,11 @@ def window_layers(keys: Keys, n_layer: int, period: int) -> list[bool]:
     """
     if keys.has(PATTERN):
         return [bool(flag) for flag in keys.per_layer(PATTERN, n_layer)]
+    return usual_window_layers(n_layer, period)
+
+
+def usual_window_layers(n_layer: int, period: int) -> list[bool]:
+    """All layers but every period-th have a window."""
     return [(il + 1) % period != 0 for il in range(n_layer)]
 
 

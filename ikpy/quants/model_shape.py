@@ -15,7 +15,14 @@ OUTPUT = "output.weight"
 EXTRA_OUTPUT = "output_extra.weight"
 """A second output matrix, which no model here reads."""
 EMBEDDINGS = (TOKEN_EMBEDDING, PER_LAYER_TOKEN_EMBEDDING)
+OWN_EMBEDDING = ".nextn.embed_tokens.weight"
+"""How the name of a prediction layer's own embedding ends."""
 _KEYS_AND_VALUES = re.compile(r"blk\.(\d+)\.attn_[kv]\.weight")
+
+
+def is_looked_up(name: str) -> bool:
+    """Whether rows of a tensor are looked up by token: no product has it, so that no importance matrix knows it."""
+    return name in EMBEDDINGS or name.endswith(OWN_EMBEDDING)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,14 @@ from types import MappingProxyType
 from ikpy.errors import UnsupportedError
 from ikpy.quants import registry
 from ikpy.quants.mixture import Mixture, TypeOptions
-from ikpy.quants.model_shape import EMBEDDINGS, OUTPUT, PER_LAYER_TOKEN_EMBEDDING, TOKEN_EMBEDDING, ModelShape
+from ikpy.quants.model_shape import (
+    OUTPUT,
+    OWN_EMBEDDING,
+    PER_LAYER_TOKEN_EMBEDDING,
+    TOKEN_EMBEDDING,
+    ModelShape,
+    is_looked_up,
+)
 from ikpy.quants.policy_tables import ROW_SIZE_FALLBACK
 from ikpy.quants.registry import FileType, TensorType
 
@@ -95,7 +102,7 @@ def keeps_type(name: str) -> bool:
 
 def needs_imatrix(name: str, type_name: str, ftype: str) -> bool:
     """Whether quantizing this tensor to this type without importance data is refused."""
-    if name in (TOKEN_EMBEDDING, OUTPUT):
+    if name in (TOKEN_EMBEDDING, OUTPUT) or name.endswith(OWN_EMBEDDING):
         return False
     return type_name in _NEED_IMATRIX or (type_name == "q2_K" and ftype == "Q2_K_S")
 
@@ -143,7 +150,7 @@ class TypePolicy:
         if role and (choice.forced or self.pure):
             choice.remedy = _by_option(TypeOptions.option(role))
         fit_row(choice, name, shape)
-        if name in EMBEDDINGS:
+        if is_looked_up(name):
             self._plain_embedding(choice)
             fit_row(choice, name, shape)  # blocks of iq1_s and iq1_m are longer than those of their interleaved types
         fit_groups(choice, name, shape)

@@ -14,7 +14,7 @@ from ikpy.errors import IkpyError, UnsupportedError, escaped
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.quants import registry
 from ikpy.quants.mixture import TypeOptions
-from ikpy.quants.model_shape import EMBEDDINGS, EXTRA_OUTPUT, OUTPUT, TOKEN_EMBEDDING, ModelShape
+from ikpy.quants.model_shape import EXTRA_OUTPUT, OUTPUT, TOKEN_EMBEDDING, ModelShape, is_looked_up
 from ikpy.quants.policy import (
     REFUSED_WITHOUT_IMATRIX,
     Choice,
@@ -165,7 +165,8 @@ class Plan:
             return text, ""
         more = f" and {len(without) - SHOWN_NAMES} more" if len(without) > SHOWN_NAMES else ""
         text += f"; none for {shown}{more}"
-        if len(without) < len(converted) or set(without) <= {*EMBEDDINGS, OUTPUT, EXTRA_OUTPUT}:
+        needs_none = {OUTPUT, EXTRA_OUTPUT, *filter(is_looked_up, without)}
+        if len(without) < len(converted) or set(without) <= needs_none:
             return text, ""
         return text, "the importance matrix has values for none of the converted tensors; is it one of another model?"
 
@@ -216,7 +217,7 @@ def _repack_step(name: str, info: TensorInfo, options: QuantizeOptions, parts: S
     current = registry.by_id(info.type_id).name
     target = repack_target(current)
     wanted = not options.repack_patterns or any(p.search(name) for p in options.repack_patterns)
-    is_fixed = name in EMBEDDINGS or keeps_type(name)
+    is_fixed = is_looked_up(name) or keeps_type(name)
     if not target or not wanted or is_fixed or not _fits(registry.by_name(target), info.shape):
         target = current
     if target != current and not registry.by_name(target).keeps_apart(parts):

@@ -29,7 +29,7 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import align_up
 from ikpy.quants import registry
 from ikpy.quants.mixture import TypeOptions
-from ikpy.quants.model_shape import EMBEDDINGS
+from ikpy.quants.model_shape import is_looked_up
 from ikpy.quants.policy import needs_imatrix, plain_type
 from ikpy.quants.registry import FileType
 from ikpy.threads import hardware_threads
@@ -201,8 +201,8 @@ def _layout(name: str, step: Step, *, interleaved: bool) -> str:
     row = registry.by_name(name)
     rows = (step.source.shape[1], *step.parts)
     if row.interleave > 1:
-        return row.name if row.keeps_apart(rows) and step.name not in EMBEDDINGS else plain_type(row)
-    target = registry.repack_target(name) if interleaved and step.name not in EMBEDDINGS else ""
+        return row.name if row.keeps_apart(rows) and not is_looked_up(step.name) else plain_type(row)
+    target = registry.repack_target(name) if interleaved and not is_looked_up(step.name) else ""
     return target if target and registry.by_name(target).keeps_apart(rows) else name
 
 

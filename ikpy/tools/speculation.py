@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,9 +14,14 @@ from ikpy.engine.model_draft import ModelDraft
 from ikpy.engine.ngram_cache import CacheDraft, EarlierTexts, NgramCache
 from ikpy.engine.ngram_draft import NgramMapKey, NgramMapValues, NgramMod, NgramPool, NgramSimple
 from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.engine.reading_draft import ReadingDraft
+from ikpy.engine.reading_layer import reading_layer
 from ikpy.engine.speculative import Drafter, Speculation, SpeculativeParams
 from ikpy.engine.suffix_draft import SuffixAutomaton, SuffixDraft
 from ikpy.errors import UsageError
+from ikpy.gguf.reader import GGUFFile
+from ikpy.models.eagle3 import Eagle3
+from ikpy.models.prediction import has_heads_alone
 from ikpy.vocab import Vocab
 
 Maker = Callable[[int], Drafter]
@@ -46,19 +51,24 @@ def make_speculation(
 ) -> Speculation | None:
     """Drafters for the sequences of a context, None if nothing drafts.
 
-    ``model``: the one whose prediction head may draft ("mtp"); its context must keep token_states. A draft model is
-    asked last unless ``params.types`` places it. ``draft_params.n_seq_max`` is the number of sequences of the draft
-    model's and of the head's context, ``draft_params.media`` the pictures of the model's own, which heads see; that one
-    must keep `kept_states`. Raises UsageError for files that cannot be used.
+    ``model``: the one whose prediction head may draft ("mtp"), or that of a draft file which has heads alone; its
+    context must keep token_states. A draft model is asked last unless ``params.types`` places it.
+    ``draft_params.n_seq_max`` is the number of sequences of the draft model's and of the head's context,
+    ``draft_params.media`` the pictures of the model's own, which heads see; that one must keep `kept_states`. Raises
+    UsageError for files that cannot be used.
     """
     files = files or DraftFiles()
     types = [name for name in params.types if name != "none"]
-    if files.model is not None and "draft" not in types:
+    kind = _check_kind(types, files.model)
+    if kind == "draft" and "draft" not in types:
         types.append("draft")
     makers: list[Maker] = []
     for name in types:
         if name == "mtp":
-            makers.append(_head_maker(params, model, draft_params or ContextParams(), log))
+            source = None if model is None or kind != "mtp" else _model_of_heads(files.model, model, vocab, log)
+            makers.append(_head_maker(params, source or model, draft_params or ContextParams(), log))
+        elif name == "eagle3":
+            makers.append(_reading_maker(params, files, model, vocab, draft_params or ContextParams(), log))
         else:
             makers.append(_maker(name, params, vocab, files, draft_params or ContextParams(), log))
     media = draft_params.media if draft_params else None
@@ -104,6 +114,77 @@ def _head_maker(
     contexts = [Context(head, own, log=log) for head in model.prediction_heads()]
     n_ctx = contexts[0].n_ctx // own.n_seq_max
     return lambda seq_id: HeadDraft(*contexts, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
+
+
+def kind_of_drafter(path: str | os.PathLike[str] | None) -> str:
+    """Which drafter a draft file is for: draft (a model), mtp (prediction layers alone) or eagle3; "" for no file."""
+    if path is None:
+        return ""
+    gguf = GGUFFile.open(Path(path), header_only=True)
+    if gguf.get("general.architecture") == "eagle3":
+        return "eagle3"
+    return "mtp" if has_heads_alone(gguf) else "draft"
+
+
+def _check_kind(types: list[str], path: str | os.PathLike[str] | None) -> str:
+    """The kind of a draft file. UsageError unless the types are those that it can be for."""
+    kind = kind_of_drafter(path)
+    own = {"mtp": "has prediction layers alone", "eagle3": "reads what layers of a model read"}
+    if kind in own and (kind not in types or "draft" in types):
+        raise UsageError(f"'{path}' {own[kind]}: --spec-type {kind} drafts from it")
+    if "eagle3" in types and kind != "eagle3":
+        raise UsageError("--spec-type eagle3 needs a drafter of that kind: give its file with -md")
+    if {"mtp", "eagle3"} <= set(types):
+        raise UsageError("--spec-type mtp and eagle3 read other states of the model: name one of them")
+    return kind
+
+
+def prepare_model(types: Iterable[str], path: str | os.PathLike[str] | None, model: Model) -> bool:
+    """Whether contexts of a model must keep states for these drafts; it is told which. UsageError if it has none."""
+    if "eagle3" in types:
+        _check_kind(list(types), path)
+        assert path is not None
+        reading_layer(model, path)
+        return True
+    if "mtp" in types and kind_of_drafter(path) != "mtp":
+        model.prediction_head()
+    return "mtp" in types
+
+
+def _reading_maker(
+    params: SpeculativeParams,
+    files: DraftFiles,
+    model: Model | None,
+    vocab: Vocab,
+    draft_params: ContextParams,
+    log: Callable[[str], None] | None,
+) -> Maker:
+    if model is None or files.model is None:
+        raise UsageError("--spec-type eagle3 needs the model itself and a draft file: give one with -md")
+    layer = reading_layer(model, files.model)
+    assert isinstance(layer.arch, Eagle3)
+    common_vocabulary(vocab, Vocab.from_metadata(layer.gguf.metadata))
+    tokens = layer.arch.target_tokens
+    own = replace(draft_params, embeddings=True, token_states=False, n_kept_states=0, adapters=(), media=None)
+    context = Context(layer, own, log=log)
+    n_ctx = context.n_ctx // own.n_seq_max
+    return lambda seq_id: ReadingDraft(context, tokens, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
+
+
+def _model_of_heads(
+    path: str | os.PathLike[str] | None, model: Model, vocab: Vocab, log: Callable[[str], None] | None
+) -> Model:
+    """A file of prediction layers alone, which must be those of the model."""
+    assert path is not None
+    found = Model.load(path, ModelParams(header_only=model.params.header_only), log=log)
+    ours, theirs = ((m.hparams.arch, m.arch.state_size) for m in (model, found))
+    if ours != theirs:
+        (arch, width), (own_arch, own_width) = theirs, ours
+        raise UsageError(
+            f"'{path}': prediction layers of {arch} with states of {width}; the model is {own_arch} with {own_width}"
+        )
+    common_vocabulary(vocab, Vocab.from_metadata(found.gguf.metadata))
+    return found
 
 
 def _corpus(path: str, vocab: Vocab) -> SuffixAutomaton:

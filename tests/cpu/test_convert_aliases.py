@@ -241,3 +241,18 @@ def test_sarvam_30b_rotates_whole_heads(tmp_path: Path) -> None:
 def test_what_no_file_of_sarvam_can_say(what: str, config: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(IkpyError, match=what):
         Conversion(tiny.write(SARVAM_MOE, tmp_path / "checkpoint", **config))
+
+
+@pytest.mark.parametrize("given", [{}, {"mrope_section": [16, 8, 8]}])
+def test_qwen35_has_sections(given: dict[str, list[int]], tmp_path: Path) -> None:
+    """Those of its definition where the configuration has none: llama.cpp asks for the key."""
+    folder = made.copy("qwen35", tmp_path)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0, **given}
+    made.amend(folder, head_dim=64, rope_parameters=rope)
+    rows = {"q_proj": (512, 64), "k_proj": (128, 64), "v_proj": (128, 64), "o_proj": (64, 256), "q_norm": (64,)}
+    shapes = {f"{name}.weight": shape for name, shape in {**rows, "k_norm": (64,)}.items()}
+    own = {f"model.layers.3.self_attn.{name}": made.bf16(np.ones(shape)) for name, shape in shapes.items()}
+    made.change_tensors(folder, lambda tensors: tensors.update(own))
+    file = convert(folder, tmp_path)
+    sections = given.get("mrope_section", [11, 11, 10])
+    assert np.asarray(file.get("qwen35.rope.dimension_sections")).tolist() == [*sections, 0]

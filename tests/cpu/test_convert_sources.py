@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ikpy.convert import Conversion, ConvertOptions
-from ikpy.convert.encoding import pieces
+from ikpy.convert.output_tensor import pieces
 from ikpy.convert.weights import scale_blocks
 from ikpy.convert.words import e4m3_values
 from ikpy.engine.batch import Batch

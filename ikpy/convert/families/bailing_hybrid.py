@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import EXPERTS, SHARED, Change, Keys, Modules, Targets
 from ikpy.convert.families.kimi_linear import KimiLinear
+from ikpy.convert.families.prediction import WITH_LAYER_NORM
 
 _GATE = "attention.g_proj"
+_LIMITS = ("expert", "swiglu_clamp_exp"), ("share_expert", "swiglu_clamp_shexp")
+"""Lists of bounds in the configuration, and their keys."""
 # Values of a configuration that the architecture takes for granted.
 _ALWAYS: Mapping[str, object] = {
     "gated_attention_proj_granularity_type": "head_wise",
@@ -32,6 +35,7 @@ class BailingHybrid(KimiLinear):
     """As files of llama.cpp, which applies the bounds of SwiGLU that transformers leaves out."""
 
     arch = "bailingmoe3"
+    prediction_modules: ClassVar[Modules] = {**WITH_LAYER_NORM, _GATE: "attn_gate"}
     usual_pre = "bailingmoe2"
     defaults: ClassVar[Mapping[str, int | float]] = {"norm_topk_prob": True, "rope_theta": 6e6}
     outer: ClassVar[Mapping[str, str]] = {
@@ -99,18 +103,27 @@ class BailingHybrid(KimiLinear):
             "kda.gate_lower_bound": config.number("kda_lower_bound", default=-5.0),
             "expert_shared_feed_forward_length": config.integer("moe_shared_expert_intermediate_size", default=width),
         }
-        for name, key in (("expert", "swiglu_clamp_exp"), ("share_expert", "swiglu_clamp_shexp")):
+        for name, key in _LIMITS:
             if config.get(f"{name}_swiglu_limit_list", default=None) is not None:
-                keys[key] = self._limits(f"{name}_swiglu_limit_list")
+                keys[key] = self._limits(f"{name}_swiglu_limit_list")[: config.n_layer]
         return keys
 
+    def prediction_lists(self) -> Mapping[str, list[Any]]:
+        start = self.config.n_layer
+        lists: dict[str, list[Any]] = {"attention.head_count_kv": [1] * self.n_predict}
+        for name, key in _LIMITS:
+            if self.config.get(f"{name}_swiglu_limit_list", default=None) is not None:
+                limits = [*self._limits(f"{name}_swiglu_limit_list"), *[0.0] * self.n_predict]
+                lists[key] = limits[start : start + self.n_predict]
+        return lists
+
     def _limits(self, name: str) -> list[float]:
-        """Bounds of the layers that run, 0 for none; prediction layers may be listed as well."""
+        """Bounds of the layers, 0 for none; prediction layers may be listed as well."""
         values, n_layer = self.config.get(name), self.config.n_layer
         numbers = [0 if value is None else value for value in values] if isinstance(values, list) else []
         is_list = len(numbers) >= n_layer and all(isinstance(n, int | float) and n >= 0 for n in numbers)
         self.config.require(f"{name} {values!r} of {n_layer} layers", is_list)
-        return [float(n) for n in numbers[:n_layer]]
+        return [float(n) for n in numbers]
 
     def targets(self, module: str, layer: int) -> Targets | None:
         if module == _GATE:

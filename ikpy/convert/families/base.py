@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -51,6 +52,15 @@ MIXTRAL_EXPERTS: dict[str, Targets] = {
     "block_sparse_moe.experts.{e}.w2": "ffn_down_exps",
     "block_sparse_moe.experts.{e}.w3": "ffn_up_exps",
 }
+
+
+_APART = re.compile(r"(?:model\.)?mtp\.(?:(?:layers\.)?(\d+)\.)?(.+)")
+
+
+def place_apart(path: str) -> tuple[int | None, str] | None:
+    """Number of a prediction layer (None: all of them) and name within it of `mtp.*`; None for other tensors."""
+    found = _APART.fullmatch(path)
+    return (int(found[1]) if found[1] else None, found[2]) if found else None
 
 
 def rope_pairs(n_head: int) -> View:
@@ -132,6 +142,14 @@ class Family:
     usual_pre: ClassVar[str] = ""  # pre-tokenizer of the published models, where splitting alone does not tell
     # Values of transformers' configuration class that published files leave out.
     defaults: ClassVar[Mapping[str, int | float]] = {}
+    # Layers that predict further tokens: modules that they have beside those of layers; none where files have none.
+    prediction_modules: ClassVar[Modules] = {}
+    # Modules of theirs whose matrices lie side by side in nextn.eh_proj, with their places.
+    prediction_columns: ClassVar[Mapping[str, int]] = {}
+    # Modules of theirs that files of a model have no place for -> their tensors in a file of prediction layers alone.
+    prediction_ends: ClassVar[Mapping[str, str]] = {}
+    n_predict: int = 0  # prediction layers of the file
+    predicts_alone: bool = False  # whether these are all that the file has
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -212,6 +230,21 @@ class Family:
     def targets(self, module: str, layer: int) -> Targets | None:
         """What a module of a layer becomes; None: it has no place."""
         return self.modules.get(module)
+
+    def prediction_place(self, path: str) -> tuple[int | None, str] | None:
+        """Number of the prediction layer (None: all of them) and name within it of a tensor apart from the layers
+        (`mtp.*`); None if that is not known.
+        """
+        return place_apart(path)
+
+    def prediction_lists(self) -> Mapping[str, list[Any]]:
+        """Entries of the n_predict prediction layers in keys that list a value per layer."""
+        return {}
+
+    def prediction_keys(self, keys: Keys) -> Keys:
+        """What becomes of the keys of a file with prediction layers."""
+        longer = {name: [*keys[name], *values] for name, values in self.prediction_lists().items() if name in keys}  # type: ignore[misc]
+        return {"block_count": self.config.n_layer + self.n_predict, "nextn_predict_layers": self.n_predict, **longer}
 
     def view(self, target: str, source: str) -> View | None:
         """Change of layout from a checkpoint module to a GGUF tensor (both without suffix), None for none."""

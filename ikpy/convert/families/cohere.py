@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from ikpy.convert.families.base import ATTENTION, DENSE, EXPERTS, HEAD_NORMS, SHARED, Family, Keys, Modules
+from ikpy.convert.families.prediction import BEHIND
 
 _LAYERS_WITH_HEAD_NORMS = 64
 
@@ -58,6 +59,7 @@ class Cohere2Moe(CommandR):
     """
 
     arch = "cohere2moe"
+    prediction_modules: ClassVar[Modules] = BEHIND
     drops_zero_biases = True
     has_output = True
     has_windows = True

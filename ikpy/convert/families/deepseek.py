@@ -20,6 +20,7 @@ from ikpy.convert.families.base import (
     group_note,
     routing_keys,
 )
+from ikpy.convert.families.prediction import BEHIND
 from ikpy.convert.rope import yarn_corners
 
 
@@ -133,6 +134,7 @@ class DeepSeekV3(DeepSeekV2):
     """Sigmoid routing with a selection bias."""
 
     gating = 2
+    prediction_modules: ClassVar[Modules] = BEHIND
 
 
 INDEXER: dict[str, Targets] = {

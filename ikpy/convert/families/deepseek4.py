@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ikpy.convert.families.base import Family, Keys, Modules, Targets, View, expert_half, routing_keys
+from ikpy.convert.families.prediction import columns
 from ikpy.convert.rope import yarn_corners
 from ikpy.errors import FileFormatError
 
 _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 _GATE_UP = ("ffn_gate_exps", "ffn_up_exps")
 _SQRT_SOFTPLUS = 4
+_PARTS = ("fn", "base", "scale")
+"""Of what mixes residual streams."""
 
 
 def streams(module: str, target: str, join: str) -> dict[str, Targets]:
     """Projection, offsets and scales that mix the residual streams around a branch."""
-    return {f"{module}{join}{part}": f"{target}_{part}" for part in ("fn", "base", "scale")}
+    return {f"{module}{join}{part}": f"{target}_{part}" for part in _PARTS}
 
 
 def _compressor(module: str, target: str, names: tuple[str, str, str, str]) -> dict[str, Targets]:
@@ -34,6 +38,13 @@ class DeepSeekV4(Family):
     """Names are those of the official repository and of transformers, which writes either and a mixture of them."""
 
     arch = "deepseek4"
+    prediction_modules: ClassVar[Modules] = {
+        "enorm": "nextn.enorm",
+        "hnorm": "nextn.hnorm",
+        "norm": "nextn.shared_head_norm",
+    }
+    prediction_columns: ClassVar[Mapping[str, int]] = columns("e_proj", "h_proj")
+    prediction_ends: ClassVar[Mapping[str, str]] = {f"hc_head_{part}": f"output_hc_{part}" for part in _PARTS}
     needs_output = True
     has_windows = True
     rotates_part = True
@@ -44,8 +55,8 @@ class DeepSeekV4(Family):
         "embed": "token_embd",
         "norm": "output_norm",
         "head": "output",
-        **{f"hc_head_{part}": f"output_hc_{part}" for part in ("fn", "base", "scale")},
-        **{f"model.hc_head.hc_{part}": f"output_hc_{part}" for part in ("fn", "base", "scale")},
+        **{f"hc_head_{part}": f"output_hc_{part}" for part in _PARTS},
+        **{f"model.hc_head.hc_{part}": f"output_hc_{part}" for part in _PARTS},
     }
     modules: ClassVar[Modules] = {
         "attn_norm": "attn_norm",
@@ -187,6 +198,12 @@ class DeepSeekV4(Family):
                 **yarn_corners(rope),
             }
         return keys
+
+    def prediction_lists(self) -> Mapping[str, list[Any]]:
+        return {
+            "attention.compress_ratios": [0] * self.n_predict,  # they attend to a window alone
+            "swiglu_clamp_exp": [self.config.number("swiglu_limit")] * self.n_predict,
+        }
 
     def view(self, target: str, source: str) -> View | None:
         if source == "mlp.experts.gate_up_proj":

@@ -23,6 +23,7 @@ from ikpy.convert.families.base import (
     group_note,
     routing_keys,
 )
+from ikpy.convert.families.prediction import BEHIND
 from ikpy.convert.rope import section_keys
 
 
@@ -131,6 +132,7 @@ class Glm4Moe(Family):
     biases = needed_biases = QKV
     rotates_part = True
     rotary_fraction = 0.5
+    prediction_modules: ClassVar[Modules] = BEHIND
     modules: ClassVar[Modules] = {
         **ATTENTION,
         **HEAD_NORMS,

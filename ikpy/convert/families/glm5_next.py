@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import Keys, Modules, View, flat
 from ikpy.convert.families.deepseek import INDEXER, DeepSeekV3, full_indexers, indexer_keys
 from ikpy.convert.families.deepseek4 import streams
 from ikpy.convert.families.kimi_linear import KDA, KimiLinear
+from ikpy.convert.families.prediction import BEHIND
 
 _ATTENDS = ("indexed_attention", "full_attention")
 _PERIOD = 4  # of layers that attend, where the configuration lists none
@@ -21,6 +22,7 @@ class Glm5Next(KimiLinear):
     """As Kimi Linear, with indexers and residual streams."""
 
     arch = "glm5-next"
+    prediction_modules: ClassVar[Modules] = BEHIND
     usual_pre = "glm4"
     bounds_decays = True
     biases = needed_biases = frozenset({"indexer.k_norm"})
@@ -107,6 +109,14 @@ class Glm5Next(KimiLinear):
         if not all(full[il] for il in range(config.n_layer) if attends[il]):
             keys["attention.indexer.types"] = full
         return keys
+
+    def prediction_lists(self) -> Mapping[str, list[Any]]:
+        limits = [self.config.number("swiglu_limit")] * self.n_predict
+        return {
+            "attention.head_count_kv": [1] * self.n_predict,
+            "swiglu_clamp_exp": limits,
+            "swiglu_clamp_shexp": limits,
+        }
 
     def view(self, target: str, source: str) -> View | None:
         return flat if target == "ssm_a" else super().view(target, source)

@@ -21,12 +21,14 @@ from ikpy.convert.families.base import (
     feed_forward,
     routing_keys,
 )
+from ikpy.convert.families.prediction import BEHIND
 
 
 class HyV3(Family):
     """Names of the published checkpoints (`mlp.router.gate`, `mlp.shared_mlp`) and those of transformers."""
 
     arch = "hy_v3"
+    prediction_modules: ClassVar[Modules] = {**BEHIND, "final_layernorm": "nextn.shared_head_norm"}
     bare = BARE | {"exp_probs_b"}  # as in files of llama.cpp
     defaults: ClassVar[Mapping[str, int | float]] = {"rope_theta": 11158840.0}
     modules: ClassVar[Modules] = {

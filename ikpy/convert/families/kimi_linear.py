@@ -52,6 +52,7 @@ class KimiLinear(LatentHead, DeepSeekV3):
     """Recurrent layers have no KV heads."""
 
     arch = "kimi-linear"
+    prediction_modules: ClassVar[Modules] = {}
     needs_output = False
     usual_pre = "kimi-k2"
     bounds_decays: ClassVar[bool] = False

@@ -22,6 +22,7 @@ from ikpy.convert.families.base import (
     group_note,
     routing_keys,
 )
+from ikpy.convert.families.prediction import WITH_LAYER_NORM
 
 
 class Dots1(Family):
@@ -140,6 +141,7 @@ class BailingMoe2(Family):
     """Fused q, k and v; routing keys of Ling 2.0."""
 
     arch = "bailingmoe2"
+    prediction_modules: ClassVar[Modules] = WITH_LAYER_NORM
     rotates_part = True
     needs_output = True
     outer: ClassVar[Mapping[str, str]] = _BAILING_OUTER

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import Change, Family, Keys, Modules, View
 from ikpy.convert.families.mamba2 import CONV, mamba2, mamba2_change, mamba2_view
+from ikpy.convert.families.prediction import BEHIND
 
+_NETWORK_NORM = "network_norm"
+"""Norm of the experts of a prediction layer, whose other norm is called alike in checkpoints."""
 # Names of the published configurations -> those of others.
 _NAMES = {"layer_norm_epsilon": "rms_norm_eps", "attention_head_dim": "head_dim"}
 _KINDS = {
@@ -104,6 +107,11 @@ class NemotronHMoe(NemotronH):
     """Routed experts, which may read latents, and a shared one."""
 
     arch = "nemotron_h_moe"
+    prediction_modules: ClassVar[Modules] = {
+        **BEHIND,
+        _NETWORK_NORM: "post_attention_norm",
+        "final_layernorm": "nextn.shared_head_norm",
+    }
     biases = frozenset({CONV, "attn_output"})
     modules: ClassVar[Modules] = {
         **{
@@ -126,6 +134,19 @@ class NemotronHMoe(NemotronH):
         n_group = config.integer("n_group", default=1)
         config.require("dense layers beside layers of experts", "-" not in self.pattern)
         config.require(f"n_group {n_group}", n_group <= max(1, config.integer("topk_group", default=1)))
+
+    def prediction_place(self, path: str) -> tuple[int | None, str] | None:
+        """Two layers of a checkpoint, one that attends and one with experts, are one."""
+        number, name = super().prediction_place(path) or (None, "")
+        if number is None:
+            return None
+        return number // 2, f"{_NETWORK_NORM}.weight" if number % 2 and name == "norm.weight" else name
+
+    def prediction_lists(self) -> Mapping[str, list[Any]]:
+        return {
+            "attention.head_count_kv": [self.n_head_kv] * self.n_predict,
+            "feed_forward_length": [self.n_ff("E")] * self.n_predict,
+        }
 
     def n_ff(self, kind: str) -> int:
         return self.config.integer("moe_intermediate_size") if kind == "E" else 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ikpy.convert.families.base import Change, Family, Keys, Modules, Targets, View
+from ikpy.convert.families.prediction import columns
 from ikpy.convert.families.qwen_next import Qwen35Moe
 
 _ATTENDS = ("full_attention", "indexed_attention")
@@ -36,6 +37,12 @@ class Qwen4Exp(Qwen35Moe):
     """Rows of the n-gram table come in shards, constants of its hashes as tensors of integers."""
 
     arch = "qwen4exp"
+    prediction_modules: ClassVar[Modules] = {
+        "pre_fc_norm_embedding": "nextn.enorm",
+        "pre_fc_norm_hidden": "nextn.hnorm",
+        **_mixer("hyper_connection_mixer", "nextn.hc_head"),
+    }
+    prediction_columns: ClassVar[Mapping[str, int]] = columns("fc_embedding", "fc_hidden")
     rotary_fraction = 1.0
     outer: ClassVar[Mapping[str, str]] = {
         **{module: target for module, target in Family.outer.items() if target != "output_norm"},
@@ -93,6 +100,8 @@ class Qwen4Exp(Qwen35Moe):
     @property
     def ngram_layer(self) -> int | None:
         """The layer with embeddings of n-grams, counted from 0."""
+        if self.predicts_alone:
+            return None
         layers = sorted(set(self.config.get("ple_layer_ids", default=[])))
         self.config.require(f"n-gram embeddings in {len(layers)} layers", len(layers) <= 1)
         return layers[0] - 1 if layers else None
@@ -147,6 +156,12 @@ class Qwen4Exp(Qwen35Moe):
             "hyper_connection.low_rank": config.integer("hc_lowrank"),
         }
         return keys | (self._ngram_keys(self.ngram_layer) if self.ngram_layer is not None else {})
+
+    def prediction_lists(self) -> Mapping[str, list[Any]]:
+        return {
+            "attention.recurrent_layers": [False] * self.n_predict,
+            "attention.compress_ratios": [self.config.integer("indexer_compress_ratio")] * self.n_predict,
+        }
 
     def _ngram_keys(self, layer: int) -> Keys:
         config = self.config

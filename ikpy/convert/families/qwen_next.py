@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from ikpy.convert.families.base import (
     decay_rates,
     expert_half,
 )
+from ikpy.convert.families.prediction import APART
 from ikpy.convert.families.qwen import Qwen2Moe, Qwen3
 
 DELTA_NET: Modules = {
@@ -43,9 +44,11 @@ class Qwen35(Qwen3):
     """
 
     arch = "qwen35"
+    prediction_modules: ClassVar[Modules] = APART
     norm_offset = 1.0
     rotates_part = True
     rotary_fraction = 0.25
+    usual_sections: ClassVar[Sequence[int]] = (11, 11, 10)  # rotated pairs of a time, a row and a column
     usual_pre = "qwen35"
     modules: ClassVar[Modules] = {**GATED_ATTENTION, **DENSE}
 
@@ -81,7 +84,6 @@ class Qwen35(Qwen3):
 
     def keys(self) -> Keys:
         config = self.config
-        sections = config.rope().get("mrope_section") or []
         keys = super().keys() | {
             "full_attention_interval": config.integer("full_attention_interval", default=INTERVAL),
             "ssm.conv_kernel": config.integer("linear_conv_kernel_dim"),
@@ -90,7 +92,13 @@ class Qwen35(Qwen3):
             "ssm.time_step_rank": self.n_value_heads,
             "ssm.group_count": self.n_key_heads,
         }
+        sections = config.rope().get("mrope_section") or self._sections_by_default
         return keys | ({"rope.dimension_sections": [*sections, 0]} if sections else {})
+
+    @property
+    def _sections_by_default(self) -> Sequence[int]:
+        """llama.cpp does not load files without any, though they change nothing for text."""
+        return self.usual_sections if 2 * sum(self.usual_sections) <= self.n_rot else ()
 
     def may_lack(self, target: str, layer: int) -> bool:
         return target == "attn_gate.weight"  # of recurrent layers, which have no head norms
@@ -146,6 +154,7 @@ class Qwen3Next(Qwen35Moe):
     """Projections of a head of keys and its heads of values lie together; the file keeps the order of the heads."""
 
     arch = "qwen3next"
+    usual_sections: ClassVar[Sequence[int]] = ()
     usual_pre = "qwen2"
     modules: ClassVar[Modules] = {
         **Qwen35Moe.modules,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import ATTENTION, DENSE, HEAD_NORMS, Keys, Modules, WindowFamily, feed_forward
+from ikpy.convert.families.prediction import BEHIND
 from ikpy.convert.rope import llama3_factors
 
 # Names of the published configuration -> those of its relatives.
@@ -27,6 +29,8 @@ _ALWAYS: dict[str, tuple[object, ...]] = {
     "use_bidirectional_attention": (False,),
     "yarn_only_types": (["full_attention"],),
 }
+_LIMITS = ("swiglu_limits", "swiglu_clamp_exp"), ("swiglu_limits_shared", "swiglu_clamp_shexp")
+"""Bounds in the configuration, and their keys."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _FRACTIONS = {_FULL: 0.5, _SLIDING: 1.0}
 """Which part of a head the layers rotate."""
@@ -64,6 +68,11 @@ class Step35(WindowFamily):
     """The experts of a layer are stored together; norms are stored as differences from 1."""
 
     arch = "step35"
+    prediction_modules: ClassVar[Modules] = {
+        **BEHIND,
+        "transformer.shared_head.norm": "nextn.shared_head_norm",
+        "transformer.shared_head.output": "nextn.shared_head_head",
+    }
     needs_output = True
     norm_offset = 1.0
     rope_scalings = ("llama3",)
@@ -83,6 +92,7 @@ class Step35(WindowFamily):
         config.values = {new: values[old] for old, new in _NAMES.items() if old in values} | values
         kinds = config.get("layer_types", default=[_FULL] * config.n_layer)
         config.require(f"layer_types of {config.n_layer} layers", len(kinds) >= config.n_layer)
+        self.kinds_behind = list(kinds[config.n_layer :])
         kinds = list(kinds[: config.n_layer])
         config.values |= {"layer_types": kinds, "rope_parameters": rope_by_kind(config, kinds), "rope_theta": None}
         super().__init__(config)
@@ -129,10 +139,30 @@ class Step35(WindowFamily):
             known = ("default", "llama3") if kind == _FULL else ("default",)
             config.require(f"RoPE scaling '{scaling}' of {kind} layers", scaling in known)
 
-    def keys(self) -> Keys:
-        config, windows, own = self.config, self.window_layers, self.windowed
+    @property
+    def heads(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Heads of q, and of k and v, of full layers and of those with a window."""
+        own = self.windowed
         heads = self.n_head, own.integer("num_attention_heads", default=self.n_head)
-        kv = self.n_head_kv, own.integer("num_attention_groups", default=self.n_head_kv)
+        return heads, (self.n_head_kv, own.integer("num_attention_groups", default=self.n_head_kv))
+
+    def prediction_lists(self) -> Mapping[str, list[Any]]:
+        """Kinds of layers that are not listed are full ones."""
+        kinds, n = [*self.kinds_behind, *[_FULL] * self.n_predict][: self.n_predict], self.config.n_layer
+        windows, (heads, kv) = [kind == _SLIDING for kind in kinds], self.heads
+        lists: dict[str, list[Any]] = {
+            "attention.head_count": [heads[window] for window in windows],
+            "attention.head_count_kv": [kv[window] for window in windows],
+            "attention.sliding_window_pattern": [int(window) for window in windows],
+        }
+        for name, key in _LIMITS:
+            values = self.config.get(name, default=[])
+            listed = values[n : n + self.n_predict] if isinstance(values, list) else [values] * self.n_predict
+            lists[key] = [float(bound or 0) for bound in listed] + [0.0] * (self.n_predict - len(listed))
+        return lists
+
+    def keys(self) -> Keys:
+        config, windows, (heads, kv) = self.config, self.window_layers, self.heads
         keys = super().keys() | {
             "attention.head_count": [heads[window] for window in windows],
             "attention.head_count_kv": [kv[window] for window in windows],
@@ -144,7 +174,7 @@ class Step35(WindowFamily):
             "expert_weights_norm": True,
             "expert_gating_func": 2,
         }
-        for name, key in (("swiglu_limits", "swiglu_clamp_exp"), ("swiglu_limits_shared", "swiglu_clamp_shexp")):
+        for name, key in _LIMITS:
             if config.get(name, default=None):
                 keys[key] = [float(bound or 0) for bound in _per_layer(config, name, config.n_layer, 0.0)]
         return keys

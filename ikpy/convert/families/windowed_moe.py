@@ -17,6 +17,7 @@ from ikpy.convert.families.base import (
     group_note,
     routing_keys,
 )
+from ikpy.convert.families.prediction import APART
 
 
 class _WindowedMoe(WindowFamily):
@@ -38,6 +39,7 @@ class ExaoneMoe(_WindowedMoe):
     """K-EXAONE."""
 
     arch = "exaone-moe"
+    prediction_modules: ClassVar[Modules] = APART
     rope_scalings = ("llama3",)
     modules: ClassVar[Modules] = {
         **ATTENTION,

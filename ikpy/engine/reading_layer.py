@@ -1,0 +1,44 @@
+"""The layer of a draft file that reads inputs of a model's layers (EAGLE-3)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ikpy.engine.model import Model
+from ikpy.errors import UsageError
+from ikpy.gguf.reader import GGUFFile
+from ikpy.models import architecture
+from ikpy.models.base import Decoder
+from ikpy.models.eagle3 import Eagle3
+from ikpy.models.keys import Keys
+from ikpy.models.weights import WeightSource
+
+
+def reading_layer(model: Model, path: str | os.PathLike[str]) -> Model:
+    """The layer as a model of its own, on the CPU. From then on contexts of ``model`` that keep the states of tokens
+    keep what the layer reads.
+
+    UsageError for files and models that do not go together.
+    """
+    header_only = model.params.header_only
+    gguf = GGUFFile.open(Path(path), header_only=header_only)
+    keys = Keys(gguf)
+    weights, own = (WeightSource(file, _silent, header_only=header_only) for file in (gguf, model.gguf))
+    arch = architecture(keys.arch)(keys, weights, _silent)
+    if not isinstance(arch, Eagle3):
+        raise UsageError(f"'{path}' is no drafter of --spec-type eagle3 but a model ({keys.arch})")
+    weights.check_all_used()
+    target = model.arch
+    if model.devices is not None or not isinstance(target, Decoder) or type(target).build is not Decoder.build:
+        what = "on a GPU" if model.devices is not None else f"of architecture {model.hparams.arch}"
+        raise UsageError(f"--spec-type eagle3: a model {what} cannot give what the drafter reads")
+    if arch.target_size != model.hparams.n_embd:
+        width = model.hparams.n_embd
+        raise UsageError(f"'{path}' reads states of {arch.target_size} numbers, those of the model have {width}")
+    target.layer_inputs = arch.beside(own, model.hparams.n_layer)
+    return Model(gguf, arch, model.params, {**own.values, **weights.values})
+
+
+def _silent(_: str) -> None:
+    """The file is one of several: what loading tells is told of the model."""

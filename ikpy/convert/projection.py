@@ -13,7 +13,7 @@ from ikpy.convert.planned_file import FILE_TYPES, PlannedFile, PlannedTensor, ha
 from ikpy.convert.projectors import projector
 from ikpy.convert.projectors.tensors import Wanted
 from ikpy.convert.stored_matrix import BLOCK_TYPES
-from ikpy.convert.tensor_map import OutputTensor, Part
+from ikpy.convert.tensor_map import THINKER, OutputTensor, Part
 from ikpy.convert.weights import Weights
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.quants import registry
@@ -40,7 +40,7 @@ class ProjectorConversion(PlannedFile):
         outputs = [self._output(tensor, names) for tensor, names in wanted]
         self.outtype = self._output_type([output for output in outputs if len(output.shape) > 1])
         self.tensors = [
-            PlannedTensor(output, self._tensor_type(tensor, output))
+            PlannedTensor(output, self._tensor_type(tensor, output), tensor.values)
             for (tensor, _), output in zip(wanted, outputs, strict=True)
         ]
         self.name = self.options.model_name or Path(self.checkpoint.folder).resolve().name
@@ -109,7 +109,7 @@ class ProjectorConversion(PlannedFile):
         """Names in the checkpoint by those that the projector asks for."""
         names: dict[str, str] = {}
         for name in self.weights.names():
-            path = name.removeprefix("model.")
+            path = name.removeprefix(THINKER).removeprefix("model.")
             for old, new in self.projector.renames.items():
                 path = new + path.removeprefix(old) if path.startswith(old) else path
             if path in names:

@@ -15,11 +15,14 @@ from ikpy.convert.weights import MXFP4_BLOCK, MXFP4_BYTES, Weights
 from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
 
+THINKER = "thinker."
+"""Before the names of the text model and of encoders of Omni models."""
 _TEXT_PART = re.compile(r"^(model\.)?(language|text)_model\.(model\.)?")
-# Images, sound, and tables that are computed anyway.
+# Images, sound, speech, and tables that are computed anyway.
 _OTHER_PARTS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection"
     r"|vqmodel|mm_projector|merger|connector|mlp1|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
+    r"|^(talker|token2wav|code2wav)\."
     r"|^(model\.)?image_newline$|rotary(_pos)?_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
@@ -97,16 +100,16 @@ class _Mapper:
     def take(self, name: str) -> None:
         if 0 in self.weights.stored(name).shape:
             return
-        if _OTHER_PARTS.search(name):
+        path = name.removeprefix(THINKER)
+        if _OTHER_PARTS.search(path):
             self.map.skipped_parts.append(name)
             return
-        if _PREDICTION.search(name):
+        if _PREDICTION.search(path):
             self.map.skipped_layers.append(name)
             return
-        path = name
-        prefix = _TEXT_PART.match(name)
+        prefix = _TEXT_PART.match(path)
         if prefix:
-            rest = name[prefix.end() :]
+            rest = path[prefix.end() :]
             path = rest if rest.startswith("lm_head") else f"model.{rest}"
         layer = _LAYER.fullmatch(path)
         if layer and int(layer[1]) >= self.family.config.n_layer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -36,7 +36,9 @@ NO_MEDIA = "{} input is not supported - hint: if this is unexpected, you may nee
 
 
 class PictureEncoder(Protocol):
-    """The part of a projector that is used."""
+    """The part of a projector that is used. n_deep: further parts of rows."""
+
+    n_deep: int
 
     def encode(self, content: Any, /) -> Sequence[str | MediaRows]: ...
 
@@ -64,7 +66,7 @@ Layout: TypeAlias = list[list[int] | Run]
 
 class MediaReader:
     """Gives pictures and sounds the tokens of a text model, if there is a projector of theirs. n_deep: further parts of
-    rows that the model reads, which sounds have not. One thread at a time may use it."""
+    rows that the model reads, which sounds have not, and pictures of some files. One thread at a time may use it."""
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class MediaReader:
         self.store = store
         self._projector = projector
         self._sounds = sounds
-        self._n_deep = n_deep
+        self._missing = {"image": n_deep - (projector.n_deep if projector else 0), "audio": n_deep}
         self._vocab = vocab
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
         self._running: WeakValueDictionary[bytes, Generator[None, None, None]] = WeakValueDictionary()
@@ -100,13 +102,16 @@ class MediaReader:
     def _encoded(self, media: Media) -> Iterator[str | MediaRows]:
         """What `encode` gives; the pieces of a sound are encoded one after the other."""
         self.check(media)
+        pieces: Iterable[str | MediaRows]
         if media.what == "image":
             assert self._projector is not None
-            yield from self._projector.encode(media.content())
-            return
-        assert self._sounds is not None
-        for piece in self._sounds.encoded(media.content()):
-            yield piece if isinstance(piece, str) or not self._n_deep else piece.widened(self._n_deep)
+            pieces = self._projector.encode(media.content())
+        else:
+            assert self._sounds is not None
+            pieces = self._sounds.encoded(media.content())
+        missing = self._missing[media.what]
+        for piece in pieces:
+            yield piece if isinstance(piece, str) or not missing else piece.widened(missing)
 
     def tokens(self, parts: Sequence[str | Media], n_ubatch: int, *, add_special: bool = True) -> list[int]:
         """Ids of texts and media in turn; of every text by itself. ``add_special``: with begin and end tokens.
@@ -301,9 +306,19 @@ def open_beside(
 def new_reader(
     encoders: Encoders, model: Model, vocab: Vocab, log: Callable[[str], None], n_bytes: int | None = None
 ) -> MediaReader:
-    """A reader with a store for so many bytes of rows; takes the memory of the projectors' devices."""
+    """A reader with a store for so many bytes of rows; takes the memory of the projectors' devices.
+
+    UsageError for pictures with features for other layers than the model's. With none they are read: Qwen3-Omni's files
+    of llama.cpp have none.
+    """
     from ikpy.engine.media import MediaStore
 
+    pictures, n_deep = encoders.pictures, model.arch.n_deep
+    if pictures and pictures.n_deep not in (0, n_deep):
+        raise UsageError(
+            f"{pictures.path}: pictures have features for {pictures.n_deep} layers, the text model takes those for "
+            f"{n_deep} (n_deepstack_layers): convert both from one checkpoint"
+        )
     encoders.take_memory(log)
     store = MediaStore(model.hparams.n_vocab, n_bytes or ONE_TEXT_BYTES)
-    return MediaReader(encoders.pictures, store, vocab, encoders.sounds, model.arch.n_deep)
+    return MediaReader(encoders.pictures, store, vocab, encoders.sounds, n_deep)

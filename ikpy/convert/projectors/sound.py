@@ -37,7 +37,10 @@ def column(bias: np.ndarray) -> np.ndarray:
 
 
 class SoundProjector(FileProjector):
-    """config: values of the whole model, those of its text part first; audio: of the encoder."""
+    """config: values of the whole model, those of its text part first; audio: of the encoder.
+
+    last_norm: module of the norm behind the layers. key_bias: whether keys have one.
+    """
 
     parts: ClassVar[tuple[str, ...]] = ("audio_tower.", "multi_modal_projector.")
     defaults: ClassVar[Mapping[str, int | str]] = {
@@ -49,6 +52,9 @@ class SoundProjector(FileProjector):
         "max_source_positions": N_POSITIONS,
     }
     act: ClassVar[str] = "gelu"  # of the projector
+    last_norm: ClassVar[str] = "layer_norm"
+    key_bias: ClassVar[bool] = False
+    n_positions: ClassVar[int] = N_POSITIONS
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         path = checkpoint.folder / "config.json"
@@ -99,16 +105,24 @@ class SoundProjector(FileProjector):
         }
 
     def tensors(self) -> Iterator[Wanted]:
+        yield from self.front()
+        yield from self.positions()
+        for il in range(self.n_layer):
+            for target, module in MODULES.items():
+                yield from self.module(f"a.blk.{il}.{target}", target, f"{TOWER}.layers.{il}.{module}")
+        yield from norm("a.post_ln", f"{TOWER}.{self.last_norm}", self.n)
+        yield from self.projection()
+
+    def front(self) -> Iterator[Wanted]:
+        """What makes states of frames."""
         for i, n_in in ((1, self.n_mel), (2, self.n)):
             source = f"{TOWER}.conv{i}"
             yield Wanted(f"a.conv1d.{i}.weight", f"{source}.weight", (self.n, n_in, 3), floats=True)
             yield Wanted(f"a.conv1d.{i}.bias", f"{source}.bias", (self.n,), column, exact=True)
-        yield table("a.position_embd.weight", f"{TOWER}.embed_positions.weight", N_POSITIONS, self.n)
-        for il in range(self.n_layer):
-            for target, module in MODULES.items():
-                yield from self.module(f"a.blk.{il}.{target}", target, f"{TOWER}.layers.{il}.{module}")
-        yield from norm("a.post_ln", f"{TOWER}.layer_norm", self.n)
-        yield from self.projection()
+
+    def positions(self) -> Iterator[Wanted]:
+        """What is added to states."""
+        yield table("a.position_embd.weight", f"{TOWER}.embed_positions.weight", self.n_positions, self.n)
 
     def module(self, full: str, target: str, source: str) -> Iterator[Wanted]:
         """Tensors of a module of a layer."""
@@ -117,7 +131,7 @@ class SoundProjector(FileProjector):
             return
         n_out = self.n_ff if target == "ffn_up" else self.n
         n_in = self.n_ff if target == "ffn_down" else self.n
-        yield from linear(full, source, n_out, n_in, bias=target != "attn_k")
+        yield from linear(full, source, n_out, n_in, bias=self.key_bias or target != "attn_k")
 
     def projection(self) -> Iterator[Wanted]:
         """What leads to the text model."""

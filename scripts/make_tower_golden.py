@@ -120,7 +120,7 @@ def heard(tower: TowerCheckpoint) -> np.ndarray:
     found = listen(tower.sound(), sampling_rate=16000, padding=padding, return_attention_mask=True, return_tensors="pt")
     with torch.no_grad():
         features = opened(tower).model.get_audio_features(found.input_features, found.attention_mask)
-    return features.last_hidden_state.numpy()
+    return features.pooler_output.numpy()
 
 
 def joined(part: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -131,14 +131,17 @@ def joined(part: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 def main() -> None:
     """Writes the golden files."""
-    for tower in made.TOWERS:
+    for tower in (*made.TOWERS, *made.HEARING_ALONE):
         if tower.golden_of:
             continue
-        rows = dots_ocr_rows.rows(tower) if tower.config["model_type"] == "dots_ocr" else features(tower)
+        found = {"sound": heard(tower)} if tower.hears else {}
+        if "vision_config" in tower.config:
+            is_dots = tower.config["model_type"] == "dots_ocr"
+            found["rows"] = dots_ocr_rows.rows(tower) if is_dots else features(tower)
         tower.golden.parent.mkdir(exist_ok=True)
-        sound = {"sound": heard(tower)[list(GOLDEN_ROWS)]} if tower.hears else {}
-        np.savez_compressed(tower.golden, rows=rows[list(GOLDEN_ROWS)], **sound)
-        print(f"{tower.name}: {rows.shape}, |rows| {np.abs(rows).mean():.2f}, {tower.golden.stat().st_size} bytes")
+        np.savez_compressed(tower.golden, **{name: rows[list(GOLDEN_ROWS)] for name, rows in found.items()})
+        sizes = ", ".join(f"{name} {rows.shape}, {np.abs(rows).mean():.2f}" for name, rows in found.items())
+        print(f"{tower.name}: {sizes}, {tower.golden.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

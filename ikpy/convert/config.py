@@ -11,19 +11,21 @@ from ikpy.errors import FileFormatError
 _REQUIRED = object()
 # Layers, experts, elements of a head: many times what any model has, and few enough to list them all.
 MAX_COUNT = 1 << 16
+TEXT_PARTS = ("text_config", "llm_config", "lm_config")
 _TIED = "tie_word_embeddings"
 # Models whose whole alone says in transformers whether embeddings are tied; what it does not say is false.
 _WHOLE_TELLS = ("glm5_next",)
 
 
 class Config:
-    """Values of the language model: those of `text_config` (InternVL: `llm_config`) over the outer ones.
+    """Values of the language model: those of `text_config` (InternVL: `llm_config`, GLM-ASR: `lm_config`) over the
+    outer ones.
 
     FileFormatError if it is none.
     """
 
     def __init__(self, values: dict[str, Any], path: Path) -> None:
-        name = "text_config" if values.get("text_config") else "llm_config"
+        name = next((name for name in TEXT_PARTS if values.get(name)), TEXT_PARTS[0])
         inner = values.get(name) or {}
         if not isinstance(inner, dict):
             raise FileFormatError(f"{path}: '{name}' is not an object")

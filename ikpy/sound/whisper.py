@@ -17,9 +17,9 @@ from ikpy.sound.params import PART, SoundParams
 from ikpy.sound.projector import SoundProjector, SoundSource
 from ikpy.sound.samples import Samples
 from ikpy.sound.spectrogram import HOP, whisper_spectrogram
-from ikpy.vision.encoder import VisionTransformer
+from ikpy.vision.encoder import Rotate, VisionTransformer
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.grids import ranges_of
+from ikpy.vision.grids import ranges_of, turned
 from ikpy.vision.params import size
 from ikpy.vision.weights import ProjectorWeights, value_of
 
@@ -32,6 +32,7 @@ LEAST_FRAMES = 3
 KERNEL = 3
 MAX_STACK = 64
 GLM_EPS, ULTRAVOX_EPS = 1e-5, 1e-6
+ROPE_BASE = 10000.0
 
 
 def neighbours(frames: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -41,9 +42,9 @@ def neighbours(frames: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class Front:
-    """The convolutions and the positions behind them."""
+    """The convolutions and the positions behind them, unless queries and keys are rotated instead."""
 
-    def __init__(self, weights: ProjectorWeights, params: SoundParams) -> None:
+    def __init__(self, weights: ProjectorWeights, params: SoundParams, *, positions: bool = True) -> None:
         n, n_in = params.n_embd, KERNEL * params.n_mel
         name = "a.conv1d.1.weight"
         first = weights.source.take(name, (KERNEL, params.n_mel, n), (n_in, n))
@@ -52,11 +53,15 @@ class Front:
         self.second = value_of(filters.transpose(0, 2, 1).reshape(n, -1), "a.conv1d.2.weight")
         self.biases = [weights.table(f"a.conv1d.{i}.bias", (n,), (1, n)).reshape(n) for i in (1, 2)]
         self.zeros = value_of(np.zeros(n, np.float32), "a.conv1d.2.zeros")
+        self.positions = self._read_positions(weights, n) if positions else None
+
+    @staticmethod
+    def _read_positions(weights: ProjectorWeights, n: int) -> Value:
         name = "a.position_embd.weight"
         n_positions = weights.shape(name)[1]
         if n_positions < N_FRAMES // 2:
             raise FileFormatError(f"{weights.gguf.path}: {name} has {n_positions} positions, not {N_FRAMES // 2}")
-        self.positions = weights.table(name, (n, n_positions)).slice(1, 0, N_FRAMES // 2)
+        return weights.table(name, (n, n_positions)).slice(1, 0, N_FRAMES // 2)
 
     def build(self, b: PictureGraph, start: int, n: int) -> Value:
         """f32 [D, half of n] of n frames from one on, which have zeros around them."""
@@ -68,7 +73,7 @@ class Front:
         g.copy(x, around.slice(1, 1, n))
         windows = g.copy(around.view((KERNEL * d, half), (2 * around.strides[1],)), g.new(KERNEL * d, half))
         x = b.activated(g.mul_mat(self.second, windows, self.biases[1]), "gelu_erf")
-        return g.add(x, self.positions.slice(1, 0, half))
+        return x if self.positions is None else g.add(x, self.positions.slice(1, 0, half))
 
 
 class SoundTransformer(VisionTransformer):
@@ -86,12 +91,13 @@ class SoundTransformer(VisionTransformer):
 
 
 class WhisperProjector(SoundProjector):
-    """Rows for whole pieces: what follows the sound is heard as silence."""
+    """Rows for whole pieces: what follows the sound is heard as silence. rotates: instead of adding positions."""
 
     pairs = False
+    rotates = False
 
     def load(self, source: SoundSource) -> None:
-        self.front = Front(source.weights, self.params)
+        self.front = Front(source.weights, self.params, positions=not self.rotates)
         self.tower = SoundTransformer(source.weights, self.params, pairs=self.pairs)
         self.load_projector(source)
 
@@ -113,7 +119,12 @@ class WhisperProjector(SoundProjector):
         return (neighbours(frames[start : start + N_FRAMES]) for start in range(0, n, N_FRAMES))
 
     def build(self, b: PictureGraph) -> Value:
-        return self.projected(b, self.tower.layers(b, self.front.build(b, 0, b.n_patches)))
+        x = self.front.build(b, 0, b.n_patches)
+        return self.projected(b, self.tower.layers(b, x, rotate=self.rotation(b, x.shape[1])))
+
+    def rotation(self, b: PictureGraph, n: int) -> Rotate | None:
+        """Rotates queries and keys of n states."""
+        return None
 
 
 class Qwen2AudioProjector(WhisperProjector):
@@ -215,7 +226,18 @@ class VoxtralProjector(StackedProjector):
 
 
 class GlmaProjector(StackedProjector):
-    """GLM-ASR as llama.cpp knows it: a norm and two matrices; a row of the file before and behind those of a piece."""
+    """GLM-ASR: a norm and two matrices; a row of the file before and behind those of a piece.
+
+    Neighbouring elements of the first half of a head rotate. llama.cpp adds the positions of the file instead, which
+    the model does not use.
+    """
+
+    rotates = True
+
+    def rotation(self, b: PictureGraph, n: int) -> Rotate:
+        n_pairs = self.params.head_size // 4
+        table = b.floats(turned(np.arange(n), ROPE_BASE ** -(np.arange(n_pairs) / n_pairs)))
+        return lambda b, heads: b.graph.rope(heads, table, neox=False)
 
     def load_projector(self, source: SoundSource) -> None:
         weights = source.weights

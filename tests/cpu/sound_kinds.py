@@ -35,8 +35,8 @@ TOWERS = {
     "gemma4ua": SoundTower("gemma4ua", d=640, layers=0, eps=1e-6),
 }
 IN_TRANSFORMERS = ("qwen2a", "voxtral", "musicflamingo", "qwen3a", "qwen2.5o", "gemma4a", "gemma4ua")
-LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo", "glma", "gemma4a", "gemma4ua", "qwen3a")
-"""Of Voxtral and Qwen2.5-Omni it makes other rows than the models do."""
+LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo", "gemma4a", "gemma4ua", "qwen3a")
+"""Of Voxtral, Qwen2.5-Omni and GLM-ASR it makes other rows than the models do."""
 
 
 # Names of files -> those of transformers, of Gemma 4 and of its layers.

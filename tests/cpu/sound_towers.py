@@ -139,7 +139,8 @@ class _Maker:
                 self.linear(f"{p}.attn_{part}", t.d, t.d, bias=part != "k" or t.kind == "qwen3a")
             self.linear(f"{p}.ffn_up", t.ff, t.d)
             self.linear(f"{p}.ffn_down", t.d, t.ff)
-        self.norm("a.post_ln", t.d)
+        if t.kind != "glma":
+            self.norm("a.post_ln", t.d)
 
     def make_ultravox(self) -> None:
         t = self.tower

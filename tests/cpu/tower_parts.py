@@ -19,7 +19,7 @@ MERGED = 4 * N
 BREAK = 9
 """[IMG_BREAK] of Pixtral."""
 GOLDEN_ROWS = (0, 1, -1)
-HEARING = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
+HEARING = ("glmasr", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 BOUNDS = {"min": -1.5, "max": 1.75}
 """Of inputs and outputs of matrices."""
 
@@ -48,7 +48,7 @@ class TowerCheckpoint:
 
     @property
     def hears(self) -> bool:
-        """Whether a golden row of a sound is recorded, too."""
+        """Whether rows of a sound are recorded."""
         return self.config["model_type"] in HEARING
 
     def sound(self) -> np.ndarray:

@@ -61,6 +61,7 @@ FAMILIES = {
     "glm5_next": "glm5_next:Glm5Next",
     "glm5_next_text": "glm5_next:Glm5Next",
     "glm_moe_dsa": "deepseek:GlmMoeDsa",
+    "glmasr": "llama:Llama",
     "gpt2": "gpt2:Gpt2",
     "gpt_bigcode": "gpt2:GptBigCode",
     "gpt_neox": "plain:GptNeoX",

@@ -20,6 +20,7 @@ PROJECTORS = {
     "glm4v": "glm_v:Glm4v",
     "glm4v_moe": "glm_v:Glm4v",
     "glm5_next": "glm_v:Glm5v",
+    "glmasr": "glm_asr:GlmAsr",
     "idefics3": "siglip:Idefics3",
     "internvl": "internvl:InternVL",
     "internvl_chat": "internvl:InternVLChat",
@@ -58,7 +59,8 @@ _BY_ENCODER = {("llava", "pixtral"): "pixtral:Pixtral"}
 def has_projector(checkpoint: Checkpoint) -> bool:
     """Whether a model of this type may have a projector that is known."""
     model_type = checkpoint.config.get("model_type")
-    has_encoder = any(isinstance(checkpoint.config.get(f"{part}_config"), dict) for part in ("vision", "audio"))
+    parts = "vision", "audio", "whisper"
+    has_encoder = any(isinstance(checkpoint.config.get(f"{part}_config"), dict) for part in parts)
     return has_encoder and isinstance(model_type, str) and model_type in PROJECTORS
 
 

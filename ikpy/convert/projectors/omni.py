@@ -136,6 +136,6 @@ class Qwen3Omni(Qwen3VL):
         if not self.deep_layers:
             return []
         return [
-            "features of the encoder's layers, which the text model takes, are in the file; llama.cpp, which leaves them"
-            " out, does not load it beside the encoder of sound"
+            "the file has the features of layers that the text model takes; llama.cpp, which leaves them out, does not "
+            "load it beside the encoder of sound"
         ]

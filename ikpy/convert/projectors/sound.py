@@ -4,7 +4,7 @@ text model."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,7 +39,7 @@ def column(bias: np.ndarray) -> np.ndarray:
 class SoundProjector(FileProjector):
     """config: values of the whole model, those of its text part first; audio: of the encoder.
 
-    last_norm: module of the norm behind the layers. key_bias: whether keys have one.
+    modules: of layers. last_norm: module of the norm behind them. key_bias: whether keys have one.
     """
 
     parts: ClassVar[tuple[str, ...]] = ("audio_tower.", "multi_modal_projector.")
@@ -55,13 +55,14 @@ class SoundProjector(FileProjector):
     last_norm: ClassVar[str] = "layer_norm"
     key_bias: ClassVar[bool] = False
     n_positions: ClassVar[int] = N_POSITIONS
+    modules: Mapping[str, str] = MODULES
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         path = checkpoint.folder / "config.json"
-        values = checkpoint.config.get("audio_config")
+        self.checkpoint, self.config = checkpoint, Config(checkpoint.config, path)
+        values = self.encoder_values()
         if not isinstance(values, dict):
             raise FileFormatError(f"{path}: there is no 'audio_config'; the model takes no sound")
-        self.checkpoint, self.config = checkpoint, Config(checkpoint.config, path)
         self.audio = Config({**self.defaults, **values}, path.with_name("config.json (audio_config)"))
         self.n = self.audio.count("d_model", "hidden_size")
         self.n_head = self.audio.count("encoder_attention_heads", "num_attention_heads")
@@ -69,6 +70,10 @@ class SoundProjector(FileProjector):
         self.n_layer = self.audio.count("encoder_layers", "num_hidden_layers")
         self.n_mel = self.audio.count("num_mel_bins")
         self.n_text = self.find_text_width()
+
+    def encoder_values(self) -> Any:
+        """What config.json says of the encoder."""
+        return self.checkpoint.config.get("audio_config")
 
     def find_text_width(self) -> int:
         """Elements of a token's embedding."""
@@ -108,10 +113,14 @@ class SoundProjector(FileProjector):
         yield from self.front()
         yield from self.positions()
         for il in range(self.n_layer):
-            for target, module in MODULES.items():
+            for target, module in self.modules.items():
                 yield from self.module(f"a.blk.{il}.{target}", target, f"{TOWER}.layers.{il}.{module}")
-        yield from norm("a.post_ln", f"{TOWER}.{self.last_norm}", self.n)
+        yield from self.last()
         yield from self.projection()
+
+    def last(self) -> Iterator[Wanted]:
+        """The norm behind the layers."""
+        yield from norm("a.post_ln", f"{TOWER}.{self.last_norm}", self.n)
 
     def front(self) -> Iterator[Wanted]:
         """What makes states of frames."""

@@ -312,7 +312,7 @@ class _Reader:
         """Ids by role: texts of tokenizer_config.json, else ids of the configuration; ends of turns from
         generation_config.json."""
         generation = self.checkpoint.json("generation_config.json")
-        inner = next(filter(None, map(self.checkpoint.config.get, TEXT_PARTS)), {})
+        inner: dict[str, Any] = next(filter(None, map(self.checkpoint.config.get, TEXT_PARTS)), {})
         config = {**self.checkpoint.config, **inner}
         roles: dict[str, int] = {}
         for role in ("bos", "eos", "unk", "sep", "pad", "mask", *self.further_roles):

@@ -165,10 +165,21 @@ _MODEL_TYPES = {
 }
 
 
+# Of the text part, by the version of the whole.
+_MINICPM = {"2.5": "llama", "2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}
+
+
+def _model_type(config: Config) -> str:
+    """The model type that tells the family."""
+    if config.model_type in ("minicpmv", "minicpmo"):
+        return _MINICPM.get(config.minicpm_version, config.model_type)
+    return _MODEL_TYPES.get(config.class_name, config.model_type)
+
+
 def family(config: Config) -> Family:
     """The family of a configuration; UnsupportedError names the known ones."""
     name = config.class_name
-    model_type = _MODEL_TYPES.get(name, config.model_type)
+    model_type = _model_type(config)
     target = FAMILIES.get(model_type)
     if target is None:
         known = ", ".join(sorted(FAMILIES))

@@ -32,6 +32,8 @@ PROJECTORS = {
     "llama4": "llama4:Llama4",
     "llava": "siglip:Llava",
     "llava_next": "siglip:LlavaNext",
+    "minicpmo": "minicpmv_resampler:MiniCpmV",
+    "minicpmv": "minicpmv_resampler:MiniCpmV",
     "minicpmv4_6": "minicpmv:MiniCpmV46",
     "minimax_m3_vl": "minimax_m3:MiniMaxM3",
     "mistral3": "pixtral:Pixtral",

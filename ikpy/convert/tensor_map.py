@@ -15,14 +15,13 @@ from ikpy.convert.weights import MXFP4_BLOCK, MXFP4_BYTES, Weights
 from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
 
-THINKER = "thinker."
-"""Before the names of the text model and of encoders of Omni models."""
+THINKER = "thinker."  # before the names of the text model and of encoders of Omni models
 _TEXT_PART = re.compile(r"^((model\.)?(language|text)_model|llm)\.(model\.)?")
 # Images, sound, speech, and tables that are computed anyway.
 _OTHER_PARTS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection"
     r"|vqmodel|mm_projector|merger|connector|mlp1|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
-    r"|^(talker|token2wav|code2wav)\.|^(vpm|resampler|apm|tts|audio_projection_layer)\."
+    r"|^(talker|token2wav|code2wav|vpm|resampler|apm|tts|audio_projection_layer)\."
     r"|^(model\.)?image_newline$|rotary(_pos)?_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
 )
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")

@@ -113,8 +113,21 @@ class WhisperProjector(SoundProjector):
     def n_frame_elements(self) -> int:
         return KERNEL * self.params.n_mel
 
+    @staticmethod
+    def n_pieces(n_samples: int) -> int:
+        """Of a sound; one of whole pieces is followed by silence."""
+        return (n_samples // HOP + 1) // N_FRAMES + 1
+
+    def n_rows(self, n_samples: int) -> int:
+        return self.n_pieces(n_samples) * self.n_piece_rows
+
+    @property
+    def n_piece_rows(self) -> int:
+        """Rows of a piece."""
+        return N_FRAMES // 2 // (2 if self.pairs else 1)
+
     def pieces(self, samples: Samples) -> Iterable[NDArray[np.float32]]:
-        n = N_FRAMES * ((len(samples) // HOP + 1) // N_FRAMES + 1)
+        n = N_FRAMES * self.n_pieces(len(samples))
         frames = whisper_spectrogram(samples, self.params.n_mel, n)
         return (neighbours(frames[start : start + N_FRAMES]) for start in range(0, n, N_FRAMES))
 
@@ -151,6 +164,16 @@ class Qwen25OmniProjector(Qwen2AudioProjector):
     llama.cpp hears it as Qwen2-Audio does, which is not how the model is trained.
     """
 
+    def n_rows(self, n_samples: int) -> int:
+        n = max(n_samples // HOP, LEAST_FRAMES)
+        lengths = (min(N_FRAMES, n - start) for start in range(0, n, N_FRAMES))
+        return sum(int(self.states_of(length).sum()) // 2 for length in lengths if length >= LEAST_FRAMES)
+
+    @staticmethod
+    def states_of(n: int) -> NDArray[np.int64]:
+        """States of every window of n frames."""
+        return np.array([(min(WINDOW, n - start) + 1) // 2 for start in range(0, n, WINDOW)])
+
     def pieces(self, samples: Samples) -> list[NDArray[np.float32]]:
         n = max(len(samples) // HOP, LEAST_FRAMES)
         frames = whisper_spectrogram(samples, self.params.n_mel, n)
@@ -161,7 +184,7 @@ class Qwen25OmniProjector(Qwen2AudioProjector):
 
     def build(self, b: PictureGraph) -> Value:
         g, lengths = b.graph, [min(WINDOW, b.n_patches - start) for start in range(0, b.n_patches, WINDOW)]
-        halves = np.array([(n + 1) // 2 for n in lengths])
+        halves = self.states_of(b.n_patches)
         x = g.new(self.params.n_embd, int(halves.sum()))
         for i, n in enumerate(lengths):
             g.copy(self.front.build(b, i * WINDOW, n), x.slice(1, i * WINDOW // 2, int(halves[i])))
@@ -199,6 +222,10 @@ class StackedProjector(WhisperProjector):
         super().load(source)
 
     @property
+    def n_piece_rows(self) -> int:
+        return N_FRAMES // 2 // self.stack
+
+    @property
     def n_joined(self) -> int:
         """Elements of the states of a row."""
         return self.params.n_embd * self.stack
@@ -233,6 +260,10 @@ class GlmaProjector(StackedProjector):
     """
 
     rotates = True
+
+    @property
+    def n_piece_rows(self) -> int:
+        return super().n_piece_rows + len(self.ends)
 
     def rotation(self, b: PictureGraph, n: int) -> Rotate:
         n_pairs = self.params.head_size // 4

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from ikpy.errors import UsageError
 from ikpy.tools.media_marks import MARKER
+from ikpy.tools.sounds import Sound
 
 if TYPE_CHECKING:
     from ikpy.backends.cuda.api import Device
@@ -47,6 +48,8 @@ class SoundEncoder(Protocol):
     """The part of a projector of sound that is used."""
 
     def encoded(self, content: Any, /) -> Iterator[str | MediaRows]: ...
+
+    def n_rows(self, n_samples: int, /) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,20 @@ class MediaReader:
         if add_special and vocab.add_eos and vocab.eos is not None:
             found.append(vocab.eos)
         return found
+
+    def least(self, parts: Sequence[str | Media]) -> int:
+        """Tokens that `tokens` would give at least: of pictures and sounds without those of the text around them, and
+        none of pictures that were not seen. Nothing is encoded."""
+        vocab = self._vocab
+        n_special = bool(vocab.add_bos and vocab.bos is not None) + bool(vocab.add_eos and vocab.eos is not None)
+        found = (len(self._text(part)) if isinstance(part, str) else self._least(part) for part in parts)
+        return n_special + sum(found)
+
+    def _least(self, media: Media) -> int:
+        if (layout := self._layouts.get(media.key)) is not None:
+            return sum(len(item.ids) if isinstance(item, Run) else len(item) for item in layout)
+        n_samples = media.n_samples if isinstance(media, Sound) else None
+        return 0 if n_samples is None or self._sounds is None else self._sounds.n_rows(n_samples)
 
     def _text(self, text: str) -> list[int]:
         return self._vocab.tokenize(text, add_special=False, parse_special=True)

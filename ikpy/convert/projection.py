@@ -9,11 +9,12 @@ import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.conversion import QUANTIZATION_VERSION
+from ikpy.convert.model_parts import THINKER
 from ikpy.convert.planned_file import FILE_TYPES, PlannedFile, PlannedTensor, half_type
 from ikpy.convert.projectors import projector
 from ikpy.convert.projectors.tensors import Wanted
 from ikpy.convert.stored_matrix import BLOCK_TYPES
-from ikpy.convert.tensor_map import THINKER, OutputTensor, Part
+from ikpy.convert.tensor_map import OutputTensor, Part
 from ikpy.convert.weights import Weights
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.quants import registry

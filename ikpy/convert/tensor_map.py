@@ -10,20 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ikpy.convert.families.base import Change, Family, Targets, View
+from ikpy.convert.model_parts import OTHER_PARTS, TEXT_PART, THINKER
 from ikpy.convert.stored_matrix import BLOCK_TYPES
 from ikpy.convert.weights import MXFP4_BLOCK, MXFP4_BYTES, Weights
 from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
 
-THINKER = "thinker."  # before the names of the text model and of encoders of Omni models
-_TEXT_PART = re.compile(r"^((model\.)?(language|text)_model|llm)\.(model\.)?")
-# Images, sound, speech, and tables that are computed anyway.
-_OTHER_PARTS = re.compile(
-    r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection"
-    r"|vqmodel|mm_projector|merger|connector|mlp1|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
-    r"|^(talker|token2wav|code2wav|vpm|resampler|apm|tts|audio_projection_layer)\."
-    r"|^(model\.)?image_newline$|rotary(_pos)?_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
-)
 _PREDICTION = re.compile(r"^model\.mtp_|^mtp\.")
 _LAYER = re.compile(
     r"(?:(?:(?:model|backbone|gpt_neox|encoder|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:transformer\.)?(?:h|blocks|decoder_layer)"
@@ -100,13 +92,13 @@ class _Mapper:
         if 0 in self.weights.stored(name).shape:
             return
         path = name.removeprefix(THINKER)
-        if _OTHER_PARTS.search(path):
+        if OTHER_PARTS.search(path):
             self.map.skipped_parts.append(name)
             return
         if _PREDICTION.search(path):
             self.map.skipped_layers.append(name)
             return
-        prefix = _TEXT_PART.match(path)
+        prefix = TEXT_PART.match(path)
         if prefix:
             rest = path[prefix.end() :]
             path = rest if rest.startswith("lm_head") else f"model.{rest}"

@@ -30,6 +30,7 @@ FAMILIES = {
     "gemma4a": "gemma4.Gemma4AudioProjector",
     "gemma4ua": "gemma4.Gemma4UnifiedAudioProjector",
     "glma": "whisper.GlmaProjector",
+    "meralion": "whisper.MeralionProjector",
     "musicflamingo": "whisper.MusicFlamingoProjector",
     "qwen2.5o": "whisper.Qwen25OmniProjector",
     "qwen2a": "whisper.Qwen2AudioProjector",

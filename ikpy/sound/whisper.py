@@ -314,3 +314,27 @@ class UltravoxProjector(StackedProjector):
         x = b.linear(self.up, g.rms_norm(self.joined(x), self.norm_pre, ULTRAVOX_EPS))
         x = g.gated(x.slice0(half, half), x.slice0(0, half), "silu")
         return b.linear(self.down, g.rms_norm(x, self.norm_mid, ULTRAVOX_EPS))
+
+
+class MeralionProjector(StackedProjector):
+    """MERaLiON 2 (arXiv:2412.09818): a norm of every state, a matrix over states side by side, a gated network.
+
+    llama.cpp norms the states of a row together.
+    """
+
+    def load_projector(self, source: SoundSource) -> None:
+        weights = source.weights
+        self.norm = weights.norm("mm.a.norm_pre", self.params.n_embd)
+        self.first = weights.linear("mm.a.mlp.0", self.n_joined)
+        self.gate = weights.linear("mm.a.mlp.1", self.first.n_out)
+        self.pool = weights.linear("mm.a.mlp.2", self.first.n_out, self.gate.n_out)
+        self.last = weights.linear("mm.a.mlp.3", self.gate.n_out)
+
+    @property
+    def n_out(self) -> int:
+        return self.last.n_out
+
+    def projected(self, b: PictureGraph, x: Value) -> Value:
+        x = self.joined(b.layer_norm(self.norm, x, self.params.eps))
+        x = b.activated(b.linear(self.first, x), "silu")
+        return b.linear(self.last, b.graph.gated(b.linear(self.gate, x), b.linear(self.pool, x), "silu"))

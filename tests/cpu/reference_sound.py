@@ -49,6 +49,11 @@ def spectrogram(samples: np.ndarray, n_mel: int, n_frames: int) -> np.ndarray:
     return np.maximum(levels, levels.max() - 8) / 4 + 1
 
 
+def silu(x: np.ndarray) -> np.ndarray:
+    """x times its sigmoid."""
+    return x / (1 + np.exp(-x))
+
+
 def gelu(x: np.ndarray) -> np.ndarray:
     """x P(X <= x) of the normal distribution."""
     return x * 0.5 * (1 + _ERF(x / math.sqrt(2)))
@@ -126,6 +131,10 @@ def projected(t: SoundTower, w: Weights, x: np.ndarray) -> np.ndarray:
         rows = linear(gelu(linear(x, w, "mm.a.mlp.1")), w, "mm.a.mlp.2")
         return np.concatenate([w["v.boi"][None], rows, w["v.eoi"][None]])
     x = norm(x, w, "a.post_ln", t.eps)
+    if t.kind == "meralion":
+        x = norm(x, w, "mm.a.norm_pre", t.eps).reshape(-1, t.d * t.stack)
+        x = silu(linear(x, w, "mm.a.mlp.0"))
+        return linear(silu(linear(x, w, "mm.a.mlp.1")) * linear(x, w, "mm.a.mlp.2"), w, "mm.a.mlp.3")
     x = x[: len(x) // t.stack * t.stack].reshape(-1, t.d * t.stack)
     if t.kind == "voxtral":
         return linear(gelu(linear(x, w, "mm.a.mlp.1")), w, "mm.a.mlp.2")

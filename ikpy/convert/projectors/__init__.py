@@ -32,6 +32,7 @@ PROJECTORS = {
     "llama4": "llama4:Llama4",
     "llava": "siglip:Llava",
     "llava_next": "siglip:LlavaNext",
+    "meralion2": "sound:Meralion",
     "minicpmo": "minicpmv_resampler:MiniCpmV",
     "minicpmv": "minicpmv_resampler:MiniCpmV",
     "minicpmv4_6": "minicpmv:MiniCpmV46",
@@ -61,7 +62,7 @@ _BY_ENCODER = {("llava", "pixtral"): "pixtral:Pixtral"}
 def has_projector(checkpoint: Checkpoint) -> bool:
     """Whether a model of this type may have a projector that is known."""
     model_type = checkpoint.config.get("model_type")
-    parts = "vision", "audio", "whisper"
+    parts = "vision", "audio", "whisper", "speech"
     has_encoder = any(isinstance(checkpoint.config.get(f"{part}_config"), dict) for part in parts)
     return has_encoder and isinstance(model_type, str) and model_type in PROJECTORS
 

@@ -37,7 +37,7 @@ def column(bias: np.ndarray) -> np.ndarray:
 
 
 class SoundProjector(FileProjector):
-    """config: values of the whole model, those of its text part first; audio: of the encoder.
+    """config: values of the whole model, those of its text part first; audio: of the encoder. tower: its module.
 
     modules: of layers. last_norm: module of the norm behind them. key_bias: whether keys have one.
     """
@@ -52,6 +52,7 @@ class SoundProjector(FileProjector):
         "max_source_positions": N_POSITIONS,
     }
     act: ClassVar[str] = "gelu"  # of the projector
+    tower: ClassVar[str] = TOWER
     last_norm: ClassVar[str] = "layer_norm"
     key_bias: ClassVar[bool] = False
     n_positions: ClassVar[int] = N_POSITIONS
@@ -114,24 +115,24 @@ class SoundProjector(FileProjector):
         yield from self.positions()
         for il in range(self.n_layer):
             for target, module in self.modules.items():
-                yield from self.module(f"a.blk.{il}.{target}", target, f"{TOWER}.layers.{il}.{module}")
+                yield from self.module(f"a.blk.{il}.{target}", target, f"{self.tower}.layers.{il}.{module}")
         yield from self.last()
         yield from self.projection()
 
     def last(self) -> Iterator[Wanted]:
         """The norm behind the layers."""
-        yield from norm("a.post_ln", f"{TOWER}.{self.last_norm}", self.n)
+        yield from norm("a.post_ln", f"{self.tower}.{self.last_norm}", self.n)
 
     def front(self) -> Iterator[Wanted]:
         """What makes states of frames."""
         for i, n_in in ((1, self.n_mel), (2, self.n)):
-            source = f"{TOWER}.conv{i}"
+            source = f"{self.tower}.conv{i}"
             yield Wanted(f"a.conv1d.{i}.weight", f"{source}.weight", (self.n, n_in, 3), floats=True)
             yield Wanted(f"a.conv1d.{i}.bias", f"{source}.bias", (self.n,), column, exact=True)
 
     def positions(self) -> Iterator[Wanted]:
         """What is added to states."""
-        yield table("a.position_embd.weight", f"{TOWER}.embed_positions.weight", self.n_positions, self.n)
+        yield table("a.position_embd.weight", f"{self.tower}.embed_positions.weight", self.n_positions, self.n)
 
     def module(self, full: str, target: str, source: str) -> Iterator[Wanted]:
         """Tensors of a module of a layer."""
@@ -225,3 +226,34 @@ class Ultravox(SoundProjector):
         yield from norm("mm.a.norm_pre", "multi_modal_projector.ln_pre", self.n * self.stack, bias=False)
         yield from norm("mm.a.norm_mid", "multi_modal_projector.ln_mid", self.width // 2, bias=False)
         yield from self.two_matrices(self.n * self.stack, self.width, self.width // 2, bias=False)
+
+
+class Meralion(SoundProjector):
+    """MERaLiON 2: a norm of every state, a matrix over states side by side, a gated network."""
+
+    kind = "meralion"
+    parts = ("speech_encoder.", "ln_speech.", "speech_audio_adapter.")
+    tower = "speech_encoder"
+
+    def encoder_values(self) -> Any:
+        return self.checkpoint.config.get("speech_config")
+
+    @property
+    def stack(self) -> int:
+        return self.config.count("speech_mlp_scale_factor", default=15)
+
+    def check(self) -> None:
+        super().check()
+        self.config.require(f"speech_mlp_scale_factor {self.stack}", 0 < self.stack <= N_POSITIONS)
+        self.check_value(self.config, "speech_mlp_use_projection", True)
+
+    def projection(self) -> Iterator[Wanted]:
+        source, wide = "speech_audio_adapter", 4 * self.n
+        yield from norm("mm.a.norm_pre", "ln_speech", self.n)
+        yield from linear("mm.a.mlp.0", f"{source}.mlp_adapter.0", self.n, self.n * self.stack)
+        yield from linear("mm.a.mlp.1", f"{source}.gate_proj", wide, self.n)
+        yield from linear("mm.a.mlp.2", f"{source}.pool_proj", wide, self.n)
+        yield from linear("mm.a.mlp.3", f"{source}.out_proj", self.n_text, wide)
+
+    def notes(self) -> list[str]:
+        return ["llama.cpp norms the states of a row together, not each by itself as the model does"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,16 @@ import numpy as np
 import pytest
 
 from ikpy.convert import Conversion, ConvertOptions, ProjectorConversion
+from ikpy.convert.checkpoint import Checkpoint
+from ikpy.convert.config import Config
+from ikpy.convert.families import family
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.sound.projector import known_encoders, open_sound_projector
 from ikpy.vision.projector import open_projector
 from tests.cpu import omni_checkpoints as omni
 from tests.cpu import seeded_checkpoints as tiny
-from tests.cpu.checkpoints import amend, read_json
+from tests.cpu.checkpoints import Tensors, amend, change_tensors, read_json
 from tests.cpu.seeded_checkpoints import Tiny
 from tests.cpu.test_convert_projectors import converted, refused
 from tests.cpu.tower_checkpoints import write
@@ -128,3 +132,46 @@ def test_odd_thinkers(tmp_path: Path) -> None:
     refused(folder, "'text_config' is not an object")
     with pytest.raises(FileFormatError, match="'text_config' is not an object"):
         Conversion(folder)
+
+
+# Qwen3-ASR, which has the encoder of sound alone
+
+
+def asr_checkpoint(folder: Path, *, published: bool) -> Path:
+    """One with the weights of the tiny Qwen3-Omni: in the names of its repository, or in those of transformers."""
+    write(omni.QWEN3_OMNI, folder)
+    config = read_json(folder / "config.json")
+    audio, text = config["audio_config"], {**config["text_config"], "max_position_embeddings": 64, "rms_norm_eps": 1e-6}
+    parts = {"audio_config": audio, "text_config": {**text, "model_type": "qwen3_asr_text" if published else "qwen3"}}
+    whole = {"thinker_config": {**parts, "model_type": "qwen3_asr_thinker"}} if published else parts
+    config = {"architectures": ["Qwen3ASRForConditionalGeneration"], "model_type": "qwen3_asr", **whole}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    def rename(tensors: Tensors) -> None:
+        found = {name: tensor for name, tensor in tensors.items() if name.startswith("audio_tower.")}
+        tensors.clear()
+        for name, tensor in found.items():
+            later = name.replace("audio_tower.proj", "multi_modal_projector.linear_")
+            tensors[f"thinker.{name}" if published else f"model.{later}"] = tensor
+
+    change_tensors(folder, rename)
+    return folder
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_qwen3_asr(published: bool, tmp_path: Path) -> None:
+    """Rows of a sound; architectures of the text part."""
+    folder = asr_checkpoint(tmp_path / "checkpoint", published=published)
+    file = converted(folder)
+    assert known_encoders(file) == {"audio"} and file.metadata["clip.audio.projector_type"] == "qwen3a"
+    sounds = open_sound_projector(file.path, n_embd=TEXT, n_threads=1, log=print)
+    tower = omni.QWEN3_OMNI
+    found = [piece.values for piece in sounds.encode(tower.sound()) if not isinstance(piece, str)]
+    rows, expected = np.concatenate(found)[list(GOLDEN_ROWS)], np.load(tower.golden)["sound"]
+    assert np.abs(rows - expected).max() < 2e-5 * np.abs(expected).max()
+    config = Config(Checkpoint(folder).config, folder / "config.json")
+    made = family(config)
+    assert made.arch == ("qwen3vl" if published else "qwen3")
+    if published:
+        keys = made.keys()
+        assert keys["n_deepstack_layers"] == 0 and keys["rope.dimension_sections"] == [4, 6, 6, 0]

@@ -138,6 +138,7 @@ FAMILIES = {
     "qwen3": "qwen:Qwen3",
     "qwen3_5_moe_text": "qwen_next:Qwen35Moe",
     "qwen3_5_text": "qwen_next:Qwen35",
+    "qwen3_asr_text": "qwen_vl:Qwen3VL",
     "qwen3_moe": "qwen:Qwen3Moe",
     "qwen3_omni_moe_text": "qwen_vl:Qwen3VLMoe",
     "qwen3_next": "qwen_next:Qwen3Next",

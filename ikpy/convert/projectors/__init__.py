@@ -45,6 +45,7 @@ PROJECTORS = {
     "qwen2_vl": "qwen_vl:Qwen2VL",
     "qwen3_5": "qwen_vl:Qwen3VL",
     "qwen3_5_moe": "qwen_vl:Qwen3VL",
+    "qwen3_asr": "omni:Qwen3Asr",
     "qwen3_omni_moe": "omni:Qwen3Omni",
     "qwen3_omni_moe_thinker": "omni:Qwen3Omni",
     "qwen3_vl": "qwen_vl:Qwen3VL",

@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni and Qwen3-Omni: encoders of pictures and of sound in one file."""
+"""Qwen2.5-Omni and Qwen3-Omni: encoders of pictures and of sound in one file; Qwen3-ASR, which only hears."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Qwen3OmniSound(OmniSound):
     """Three convolutions over pitches and time in front, two matrices behind."""
 
     kind = "qwen3a"
-    parts = ("audio_tower.",)
+    parts: ClassVar[tuple[str, ...]] = ("audio_tower.",)
     key_bias = True
     n_positions = _SECOND
     defaults: ClassVar[Mapping[str, int | str]] = {**SoundProjector.defaults, "downsample_hidden_size": 480}
@@ -83,6 +83,26 @@ class Qwen3OmniSound(OmniSound):
     def projection(self) -> Iterator[Wanted]:
         yield from linear("mm.a.mlp.1", f"{TOWER}.proj1", self.n, self.n)
         yield from linear("mm.a.mlp.2", f"{TOWER}.proj2", self.n_text, self.n)
+
+
+class Qwen3Asr(Qwen3OmniSound):
+    """The encoder of Qwen3-Omni alone, in the names of its repository or in those of transformers."""
+
+    parts = SoundProjector.parts
+    renames: ClassVar[Mapping[str, str]] = {
+        f"{TOWER}.proj1.": "multi_modal_projector.linear_1.",
+        f"{TOWER}.proj2.": "multi_modal_projector.linear_2.",
+    }
+
+    def check(self) -> None:
+        super().check()
+        self.check_value(self.audio, "max_position_embeddings", _SECOND)
+
+    def keys(self) -> Keys:
+        return super().keys() | {"audio.projector_type": self.kind}
+
+    def projection(self) -> Iterator[Wanted]:
+        yield from self.two_matrices(self.n, self.n, self.n, bias=True)
 
 
 class Qwen25Omni(Qwen25VL):

@@ -1,5 +1,6 @@
 """Records the float32 rows that transformers makes of random pictures with the encoder of
-tests/cpu/deepseek_ocr_tower.py (its Unlimited-OCR has the one of DeepSeek-OCR).
+tests/cpu/deepseek_ocr_tower.py, and logits of the text part of tests/cpu/deepseek_ocr_checkpoints.py (its Unlimited-OCR
+has those of DeepSeek-OCR, the text part beside a window).
 
 pip install torch transformers        # 5.24 or newer
 python -m scripts.make_deepseek_ocr_golden
@@ -13,8 +14,13 @@ from transformers.models.unlimited_ocr import configuration_unlimited_ocr as con
 from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 
 from scripts.tower_goldens import State, load
+from tests.cpu.deepseek_ocr_checkpoints import LANGUAGE, TEXT
 from tests.cpu.deepseek_ocr_tower import GOLDEN, GOLDEN_ROWS, OcrTower
 from tests.cpu.projector_files import Weights
+from tests.cpu.seeded_checkpoints import tokens, weights
+
+LOGIT_ROWS = (0, 3, 30, 69)
+N_COLUMNS = 96
 
 SAM_LAYER = {
     "pre_ln": "layer_norm1",
@@ -95,6 +101,30 @@ def config(tower: OcrTower) -> configuration.UnlimitedOcrVisionConfig:
     return configuration.UnlimitedOcrVisionConfig(sam_config=sam.to_dict(), encoder_config=clip.to_dict())
 
 
+def logits() -> np.ndarray:
+    """Of the tokens of seeded checkpoints [T, V], without a window."""
+    sizes = {name: value for name, value in LANGUAGE.items() if name not in ("architectures", "model_type")}
+    text = configuration.UnlimitedOcrTextConfig(**sizes, layer_types=["full_attention"] * LANGUAGE["num_hidden_layers"])
+    text._experts_implementation = "eager"
+    model = modeling.UnlimitedOcrTextModel._from_config(text, attn_implementation="eager")
+    w = weights(TEXT)
+    head = w.pop("lm_head.weight")
+    state = {name.removeprefix("model."): value for name, value in w.items() if ".experts." not in name}
+    for il in range(text.num_hidden_layers):
+        for target, names in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
+            found = [
+                np.concatenate([w[f"model.layers.{il}.mlp.experts.{e}.{name}_proj.weight"] for name in names])
+                for e in range(text.n_routed_experts)
+                if f"model.layers.{il}.mlp.gate.weight" in w
+            ]
+            if found:
+                state[f"layers.{il}.mlp.experts.{target}"] = np.stack(found)
+    load(model, state)
+    with torch.no_grad():
+        states = model(torch.from_numpy(tokens())[None].long(), use_cache=False).last_hidden_state[0]
+        return torch.nn.functional.linear(states, torch.from_numpy(head)).numpy()
+
+
 def main() -> None:
     """Writes the file."""
     tower = OcrTower()
@@ -109,6 +139,7 @@ def main() -> None:
         with torch.no_grad():
             rows = torch.nn.functional.linear(model(pixels).last_hidden_state[0], matrix, bias).numpy()
         found[f"rows{side}"] = rows[list(GOLDEN_ROWS if len(rows) > 1 else (0,))]
+    found |= {"logits": logits()[list(LOGIT_ROWS), :N_COLUMNS], "logit_rows": np.int32(LOGIT_ROWS)}
     np.savez_compressed(GOLDEN, **found)
     print(f"{GOLDEN}: {GOLDEN.stat().st_size} bytes")
 

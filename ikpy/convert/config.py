@@ -12,15 +12,15 @@ _REQUIRED = object()
 # Layers, experts, elements of a head: many times what any model has, and few enough to list them all.
 MAX_COUNT = 1 << 16
 MINICPM_V2_WIDTH = 2304
-TEXT_PARTS = ("text_config", "llm_config", "lm_config")
+TEXT_PARTS = ("text_config", "llm_config", "lm_config", "language_config")
 _TIED = "tie_word_embeddings"
 # Models whose whole alone says in transformers whether embeddings are tied; what it does not say is false.
 _WHOLE_TELLS = ("glm5_next",)
 
 
 class Config:
-    """Values of the language model: those of `text_config` (InternVL: `llm_config`, GLM-ASR: `lm_config`) over the
-    outer ones.
+    """Values of the language model: those of `text_config` (InternVL: `llm_config`, GLM-ASR: `lm_config`, DeepSeek-OCR:
+    `language_config`) over the outer ones.
 
     FileFormatError if it is none.
     """

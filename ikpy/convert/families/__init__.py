@@ -162,6 +162,7 @@ FAMILIES = {
 _MODEL_TYPES = {
     **dict.fromkeys(("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"), "jina_bert_v2"),
     "BailingMoeV2ForCausalLM": "bailing_moe_v2",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
     "MiniMaxM2ForCausalLM": "minimax_m2",
 }
 

@@ -11,6 +11,7 @@ from ikpy.errors import FileFormatError, UnsupportedError
 _FOLDER = "ikpy.convert.projectors"
 PROJECTORS = {
     "audioflamingo3": "sound:AudioFlamingo3",
+    "deepseek_vl_v2": "deepseek_ocr:DeepseekOcr",
     "dots3_note": "dots3note:Dots3Note",
     "dots_ocr": "dots_ocr:DotsOcr",
     "exaone4_5": "qwen_vl:Exaone45",

@@ -19,7 +19,8 @@ from tests.cpu import t5_checkpoints
 from tests.cpu.seeded_kinds import KINDS
 
 IMAGES = tuple(
-    f"model.{part}." for part in ("visual", "vision_tower", "vision_model", "multi_modal_projector", "connector")
+    f"model.{part}."
+    for part in ("visual", "vision_tower", "vision_model", "multi_modal_projector", "connector", "audio_tower")
 )
 ROWS = (0, 3, 30, 69)
 N_COLUMNS = 96

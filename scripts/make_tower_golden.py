@@ -1,5 +1,5 @@
 """Records the float32 rows that transformers makes of a random picture, of the checkpoints of
-tests/cpu/tower_checkpoints.py.
+tests/cpu/tower_checkpoints.py; of those that hear, also of a sound.
 
 pip install torch torchvision transformers        # 5.24 or newer
 python -m scripts.make_tower_golden
@@ -83,8 +83,8 @@ def for_transformers(tower: TowerCheckpoint, config: dict[str, Any]) -> dict[str
     return {**config, "vision_config": vision, "projection_hidden_size": vision["hidden_size"]}
 
 
-def features(tower: TowerCheckpoint) -> np.ndarray:
-    """Rows [n, elements], with further features behind each other."""
+def opened(tower: TowerCheckpoint) -> torch.nn.Module:
+    """The model of a checkpoint."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = made.write(tower, Path(temporary) / "checkpoint")
         path = folder / "config.json"
@@ -97,7 +97,12 @@ def features(tower: TowerCheckpoint) -> np.ndarray:
     info["missing_keys"] = [name for name in info["missing_keys"] if not any(part in name for part in OTHERS)]
     if any(info[problem] for problem in ("missing_keys", "mismatched_keys", "unexpected_keys")):
         raise SystemExit(f"{tower.name}: the checkpoint is not what transformers expects: {info}")
-    model.eval()
+    return model.eval()
+
+
+def features(tower: TowerCheckpoint) -> np.ndarray:
+    """Rows [n, elements], with further features behind each other."""
+    model = opened(tower)
     with torch.no_grad():
         if tower.config["model_type"] == "llama4":
             states = model.vision_model(pixels(tower)).last_hidden_state
@@ -105,6 +110,17 @@ def features(tower: TowerCheckpoint) -> np.ndarray:
         found = model.model.get_image_features(**inputs(tower))
     parts = [found.pooler_output, *(found.get("deepstack_features") or ())]
     return torch.cat([joined(part) for part in parts], 1).numpy()
+
+
+def heard(tower: TowerCheckpoint) -> np.ndarray:
+    """Rows of a sound."""
+    n_mel = tower.config["audio_config"]["num_mel_bins"]
+    listen = transformers.WhisperFeatureExtractor(feature_size=n_mel)
+    padding = "longest" if tower.config["model_type"].startswith("qwen3") else "max_length"
+    found = listen(tower.sound(), sampling_rate=16000, padding=padding, return_attention_mask=True, return_tensors="pt")
+    with torch.no_grad():
+        features = opened(tower).model.get_audio_features(found.input_features, found.attention_mask)
+    return features.pooler_output.numpy()
 
 
 def joined(part: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -115,13 +131,17 @@ def joined(part: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 def main() -> None:
     """Writes the golden files."""
-    for tower in made.TOWERS:
+    for tower in (*made.TOWERS, *made.HEARING_ALONE):
         if tower.golden_of:
             continue
-        rows = dots_ocr_rows.rows(tower) if tower.config["model_type"] == "dots_ocr" else features(tower)
+        found = {"sound": heard(tower)} if tower.hears else {}
+        if "vision_config" in tower.config:
+            is_dots = tower.config["model_type"] == "dots_ocr"
+            found["rows"] = dots_ocr_rows.rows(tower) if is_dots else features(tower)
         tower.golden.parent.mkdir(exist_ok=True)
-        np.savez_compressed(tower.golden, rows=rows[list(GOLDEN_ROWS)])
-        print(f"{tower.name}: {rows.shape}, |rows| {np.abs(rows).mean():.2f}, {tower.golden.stat().st_size} bytes")
+        np.savez_compressed(tower.golden, **{name: rows[list(GOLDEN_ROWS)] for name, rows in found.items()})
+        sizes = ", ".join(f"{name} {rows.shape}, {np.abs(rows).mean():.2f}" for name, rows in found.items())
+        print(f"{tower.name}: {sizes}, {tower.golden.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

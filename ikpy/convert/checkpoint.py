@@ -35,6 +35,7 @@ _MAX_HEADER = 100_000_000
 _MAX_DIMS = 32
 _MAX_EXTENT = (1 << 31) - 1
 _INDEX = "model.safetensors.index.json"
+_THINKER = "thinker_config"
 _POINTER = b"version https://git-lfs"
 
 
@@ -58,7 +59,7 @@ class Checkpoint:
             problem = "is a file" if folder.exists() else "no such folder"
             raise FileFormatError(f"{folder}: {problem}; give the folder with config.json and *.safetensors")
         self.folder = folder
-        self.config = self.json("config.json", required=True)
+        self.config = with_thinker(self.json("config.json", required=True))
         self.tensors: dict[str, StoredTensor] = {}
         self._maps: dict[Path, mmap.mmap] = {}
         for path in self._files():
@@ -150,6 +151,15 @@ class Checkpoint:
         for name, file in self._weight_map.items():
             if name not in self.tensors:
                 raise FileFormatError(f"{self.folder / file}: tensor '{name}' of {_INDEX} is missing")
+
+
+def with_thinker(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json with the values of Omni models' thinker, the part that reads and writes texts, outside of it."""
+    thinker = config.get(_THINKER)
+    if not isinstance(thinker, dict):
+        return config
+    named = {name: config[name] for name in ("model_type", "architectures") if name in config}
+    return {name: value for name, value in config.items() if name != _THINKER} | thinker | named
 
 
 def check_fetched(path: Path) -> None:

@@ -12,19 +12,22 @@ _REQUIRED = object()
 # Layers, experts, elements of a head: many times what any model has, and few enough to list them all.
 MAX_COUNT = 1 << 16
 MAX_CONTEXT = (1 << 31) - 1
+MINICPM_V2_WIDTH = 2304
+TEXT_PARTS = ("text_config", "llm_config", "lm_config", "language_config")
 _TIED = "tie_word_embeddings"
 # Models whose whole alone says in transformers whether embeddings are tied; what it does not say is false.
 _WHOLE_TELLS = ("glm5_next",)
 
 
 class Config:
-    """Values of the language model: those of `text_config` (InternVL: `llm_config`) over the outer ones.
+    """Values of the language model: those of `text_config` (InternVL: `llm_config`, GLM-ASR: `lm_config`, DeepSeek-OCR:
+    `language_config`) over the outer ones.
 
     FileFormatError if it is none.
     """
 
     def __init__(self, values: dict[str, Any], path: Path) -> None:
-        name = "text_config" if values.get("text_config") else "llm_config"
+        name = next((name for name in TEXT_PARTS if values.get(name)), TEXT_PARTS[0])
         inner = values.get(name) or {}
         if not isinstance(inner, dict):
             raise FileFormatError(f"{path}: '{name}' is not an object")
@@ -90,6 +93,14 @@ class Config:
         """The first class of `architectures`, "" if there is none."""
         classes = self.get("architectures", default=None)
         return classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
+
+    @property
+    def minicpm_version(self) -> str:
+        """Version of a MiniCPM-V or -o as two numbers, which configurations up to 2.5 do not have."""
+        usual = "2.0" if self.values.get("hidden_size") == MINICPM_V2_WIDTH else "2.5"
+        version = self.get("version", default=usual)
+        is_number = isinstance(version, int | float) and not isinstance(version, bool)
+        return f"{float(version):.1f}" if is_number else str(version)
 
     @property
     def n_layer(self) -> int:

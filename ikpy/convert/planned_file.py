@@ -193,7 +193,8 @@ def half_type(outputs: list[OutputTensor]) -> str:
 
 
 def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
-    """Stores a value: str, bool, int as u32, float as f32, lists of these, arrays of f32, u64, u8 or i32."""
+    """Stores a value: str, bool, int as u32, float as f32, np.int32, lists of the first, arrays of f32, u64, u8 or
+    i32."""
     if isinstance(value, np.ndarray):
         types_of = {np.dtype(np.float32): VT.FLOAT32, np.dtype(np.uint64): VT.UINT64, np.dtype(np.uint8): VT.UINT8}
         writer.add_array(key, types_of.get(value.dtype, VT.INT32), value.tolist())
@@ -201,5 +202,5 @@ def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
         kinds = {str: VT.STRING, bool: VT.BOOL, float: VT.FLOAT32}
         writer.add_array(key, kinds.get(type(value[0]) if value else int, VT.UINT32), value)
     else:
-        types = {str: VT.STRING, bool: VT.BOOL, int: VT.UINT32, float: VT.FLOAT32}
+        types = {str: VT.STRING, bool: VT.BOOL, int: VT.UINT32, float: VT.FLOAT32, np.int32: VT.INT32}
         writer.add(key, types[type(value)], value)

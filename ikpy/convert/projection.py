@@ -9,6 +9,7 @@ import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.conversion import QUANTIZATION_VERSION
+from ikpy.convert.model_parts import THINKER
 from ikpy.convert.output_tensor import OutputTensor, Part
 from ikpy.convert.planned_file import FILE_TYPES, PlannedFile, PlannedTensor, half_type
 from ikpy.convert.projectors import projector
@@ -40,7 +41,7 @@ class ProjectorConversion(PlannedFile):
         outputs = [self._output(tensor, names) for tensor, names in wanted]
         self.outtype = self._output_type([output for output in outputs if len(output.shape) > 1])
         self.tensors = [
-            PlannedTensor(output, self._tensor_type(tensor, output))
+            PlannedTensor(output, self._tensor_type(tensor, output), tensor.values)
             for (tensor, _), output in zip(wanted, outputs, strict=True)
         ]
         self.name = self.options.model_name or Path(self.checkpoint.folder).resolve().name
@@ -109,7 +110,7 @@ class ProjectorConversion(PlannedFile):
         """Names in the checkpoint by those that the projector asks for."""
         names: dict[str, str] = {}
         for name in self.weights.names():
-            path = name.removeprefix("model.")
+            path = name.removeprefix(THINKER).removeprefix("model.")
             for old, new in self.projector.renames.items():
                 path = new + path.removeprefix(old) if path.startswith(old) else path
             if path in names:

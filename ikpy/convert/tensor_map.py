@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ikpy.convert.families.base import Change, Family, Targets
+from ikpy.convert.model_parts import OTHER_PARTS, THINKER
 from ikpy.convert.output_tensor import OutputTensor, Part
 from ikpy.convert.stored_matrix import BLOCK_TYPES
 from ikpy.convert.tensor_order import sort_key
@@ -18,12 +19,6 @@ from ikpy.convert.weights import Weights
 from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError, UnsupportedError
 
-# Images, sound, and tables that are computed anyway.
-_OTHER_PARTS = re.compile(
-    r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|patch_merge_mlp|vision_projection"
-    r"|vqmodel|mm_projector|merger|connector|mlp1|embed_vision|embed_audio|vision_encoder|audio_encoder|audio_adapter|vit_large_projector)\."
-    r"|^(model\.)?image_newline$|rotary(_pos)?_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$"
-)
 SHARED_WITH_PREDICTION = ("token_embd", "output_norm", "output")
 """Outer tensors that a file of prediction layers alone has."""
 # What layers behind the last one have if they predict further tokens.
@@ -73,7 +68,7 @@ class _Mapper:
     def take(self, name: str) -> None:
         if 0 in self.weights.stored(name).shape or self._repeats(name):
             return
-        if _OTHER_PARTS.search(name):
+        if OTHER_PARTS.search(name.removeprefix(THINKER)):
             self.map.skipped_parts.append(name)
             return
         where = place(name, self.family)

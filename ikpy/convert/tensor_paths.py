@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from ikpy.convert.families.base import Family
+from ikpy.convert.model_parts import TEXT_PART, THINKER
 
-_TEXT_PART = re.compile(r"^(model\.)?(language|text)_model\.(model\.)?")
 _LAYER = re.compile(
     r"(?:(?:(?:model|backbone|gpt_neox|encoder|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:(?:transformer|rwkv)\.)?(?:h|blocks|decoder_layer)"
     r"|(?:bert\.)?encoder\.layer|(?:model\.)?transformer_encoder)"
@@ -46,7 +46,8 @@ def place(name: str, family: Family) -> Place:
 
 def text_path(name: str) -> str:
     """The name of a tensor in a checkpoint of the language model alone."""
-    prefix = _TEXT_PART.match(name)
+    name = name.removeprefix(THINKER)
+    prefix = TEXT_PART.match(name)
     if not prefix:
         return name
     rest = name[prefix.end() :]

@@ -13,6 +13,7 @@ from tokenizers import Encoding, Tokenizer
 
 from ikpy.convert import tiktoken, unigram
 from ikpy.convert.checkpoint import Checkpoint, check_fetched
+from ikpy.convert.config import TEXT_PARTS
 from ikpy.convert.pre_tokenizer import find_pre_tokenizer
 from ikpy.convert.scored_tokens import read_scored_tokens
 from ikpy.convert.sentencepiece import read_model
@@ -313,7 +314,7 @@ class _Reader:
         """Ids by role: texts of tokenizer_config.json, else ids of the configuration; ends of turns from
         generation_config.json."""
         generation = self.checkpoint.json("generation_config.json")
-        inner = self.checkpoint.config.get("text_config") or {}
+        inner: dict[str, Any] = next(filter(None, map(self.checkpoint.config.get, TEXT_PARTS)), {})
         config = {**self.checkpoint.config, **inner}
         roles: dict[str, int] = {}
         for role in ("bos", "eos", "unk", "sep", "pad", "mask", *self.further_roles):

@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "deci": "ikpy.models.deci:Deci",
     "deepseek": "ikpy.models.deepseek:DeepSeek",
     "deepseek2": "ikpy.models.deepseek2:DeepSeek2",
+    "deepseek2-ocr": "ikpy.models.deepseek:DeepSeek2Ocr",
     "deepseek32": "ikpy.models.deepseek32:DeepSeek32",
     "deepseek4": "ikpy.models.deepseek4:DeepSeek4",
     "dots1": "ikpy.models.dots1:Dots1",

@@ -64,6 +64,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "olmo2": {16: "1B", 32: "7B", 40: "13B", 64: "32B"},
     "olmoe": {16: "7B.A1B"},
     "deepseek": {28: "16B"},
+    "deepseek2-ocr": {12: "3B"},
     "bailingmoe": {28: "16B", 88: "290B"},
     "olmo": {22: "1B", 32: "7B", 80: "70B"},
     "gpt2": {12: "0.1B", 24: "0.4B", 36: "0.8B", 48: "1.5B"},

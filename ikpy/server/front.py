@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.requests import Request
 
 from ikpy.errors import IkpyError
-from ikpy.server.context_fit import RequestError
+from ikpy.server.context_fit import TOO_LONG, RequestError
 from ikpy.server.errors import ApiError, bad_request, prompt_too_long
 from ikpy.server.generation import Generation, Mail, unless_gone
 from ikpy.server.keys import KeyRing
@@ -147,12 +147,15 @@ class Front:
         """Whether there is a projector for each kind of `Media.what`."""
         return NO_KINDS if self.media is None else self.media.takes
 
-    async def seen(self, prompt: Prompt, request: Request) -> Prompt:
+    async def seen(self, prompt: Prompt, request: Request, *, may_exceed: bool = False) -> Prompt:
         """A prompt with the tokens of its media, which are encoded in the engine thread. Raises ApiError, and
-        ClientGoneError if the client, whose body must have been read, goes away."""
-        return await unless_gone(request, self._seen(prompt)) if prompt.parts else prompt
+        ClientGoneError if the client, whose body must have been read, goes away.
 
-    async def _seen(self, prompt: Prompt) -> Prompt:
+        may_exceed: also if it cannot fit a slot; otherwise nothing of it is encoded where that is known before.
+        """
+        return await unless_gone(request, self._seen(prompt, may_exceed=may_exceed)) if prompt.parts else prompt
+
+    async def _seen(self, prompt: Prompt, *, may_exceed: bool) -> Prompt:
         if self.media is None:
             raise bad_request(NO_PROJECTOR)
         self.engine.check_room()
@@ -160,19 +163,26 @@ class Front:
         files = await asyncio.get_running_loop().run_in_executor(self._fetchers, fetched, prompt.parts, rules)
         given_up = threading.Event()
         try:
-            look = partial(self._look, self.media, files, given_up.is_set)
+            look = partial(self._look, self.media, files, given_up.is_set, may_exceed=may_exceed)
             tokens, media = await asyncio.get_running_loop().run_in_executor(self._lookers, look)
         finally:
             given_up.set()
         return replace(prompt, tokens=tokens, parts=(), media=media)
 
     def _look(
-        self, reader: MediaReader, files: Sequence[str | bytes], given_up: Callable[[], bool]
+        self,
+        reader: MediaReader,
+        files: Sequence[str | bytes],
+        given_up: Callable[[], bool],
+        *,
+        may_exceed: bool = False,
     ) -> tuple[list[int], tuple[Media, ...]]:
         """Tokens and media, of which few are decoded at a time: those of the threads that do this."""
         parts = decoded(files, reader.takes)
         media = tuple(part for part in parts if isinstance(part, Media))
         began = time.perf_counter()
+        if not may_exceed:
+            self._check_fits(self.engine.call(partial(reader.least, parts)).result())
         for sound in media:
             if isinstance(sound, Sound):
                 self._listen(reader, sound, given_up)
@@ -184,6 +194,12 @@ class Front:
         ms = round(1e3 * (time.perf_counter() - began), 1)
         self.engine.log.event("look", "media encoded", n_media=len(media), n_tokens=len(tokens), ms=ms)
         return tokens, media
+
+    def _check_fits(self, n_least: int) -> None:
+        """ApiError 400 if a prompt of so many tokens or more, which must stay whole, does not fit a slot."""
+        n_ctx = self.engine.slots[0].fit.n_ctx
+        if n_least >= n_ctx:
+            raise prompt_too_long(TOO_LONG, n_least, n_ctx)
 
     def _listen(self, reader: MediaReader, sound: Sound, given_up: Callable[[], bool]) -> None:
         """Encodes a sound; running answers get a token between two pieces."""

@@ -331,5 +331,5 @@ async def count_tokens(request: Request) -> Response:
     """POST /v1/messages/count_tokens."""
     front = front_of(request)
     body = to_chat(await read_body(request, front.settings))
-    chat = await chat_request(request, body, front)
+    chat = await chat_request(request, body, front, may_exceed=True)
     return json_response({"input_tokens": len(chat.prompt.tokens)})

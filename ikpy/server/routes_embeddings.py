@@ -126,7 +126,7 @@ async def embed(request: Request, front: Front, value: Any, *, cut: bool = False
     if await aside(request, is_batch, value):
         check_number(len(value))  # before all of them are tokenized
     prompts = await aside(request, read_prompts, value, front.vocab)
-    prompts = [await front.seen(prompt, request) for prompt in prompts]
+    prompts = [await front.seen(prompt, request, may_exceed=True) for prompt in prompts]
     n_most = min(front.engine.context.n_ubatch, front.n_ctx_slot)
     if cut:
         prompts = [replace(prompt, tokens=beginning(prompt.tokens, n_most, front.vocab)) for prompt in prompts]

@@ -221,7 +221,7 @@ async def input_tokens(request: Request) -> Response:
 
 async def count_tokens(request: Request, body: dict[str, Any]) -> Response:
     """The number of tokens of a chat request's prompt, in the form of the responses API."""
-    chat = await chat_request(request, body, front_of(request))
+    chat = await chat_request(request, body, front_of(request), may_exceed=True)
     return json_response({"object": "response.input_tokens", "input_tokens": len(chat.prompt.tokens)})
 
 

@@ -116,10 +116,19 @@ class Gemma4AudioProjector(SoundProjector):
         heard = [part for part in parts if len(part) > WINDOW // 2] or parts[:1]
         return [self.frames(part) for part in heard]
 
+    def n_rows(self, n_samples: int) -> int:
+        lengths = [min(PIECE, n_samples - start) for start in range(0, n_samples, PIECE)]
+        heard = [n for n in lengths if n > WINDOW // 2] or lengths[:1]
+        return sum(halved(halved(self.n_frames(n))) for n in heard)
+
+    @staticmethod
+    def n_frames(n_samples: int) -> int:
+        """Whole frames of a piece."""
+        return max(-(-(n_samples - WINDOW // 2) // HOP), 1)
+
     def frames(self, samples: Samples) -> NDArray[np.float32]:
         """Levels of whole frames."""
-        n = max(-(-(len(samples) - WINDOW // 2) // HOP), 1)
-        return htk_levels(samples, self.params.n_mel, n, WINDOW, FLOOR)
+        return htk_levels(samples, self.params.n_mel, self.n_frames(len(samples)), WINDOW, FLOOR)
 
     @property
     def n_frame_elements(self) -> int:
@@ -198,6 +207,9 @@ class Gemma4UnifiedAudioProjector(SoundProjector):
     @property
     def n_frame_elements(self) -> int:
         return self.projection.weight.shape[0]
+
+    def n_rows(self, n_samples: int) -> int:
+        return -(-n_samples // self.n_frame_elements)
 
     def pieces(self, samples: Samples) -> list[NDArray[np.float32]]:
         n = self.n_frame_elements

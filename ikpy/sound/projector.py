@@ -30,6 +30,7 @@ FAMILIES = {
     "gemma4a": "gemma4.Gemma4AudioProjector",
     "gemma4ua": "gemma4.Gemma4UnifiedAudioProjector",
     "glma": "whisper.GlmaProjector",
+    "meralion": "whisper.MeralionProjector",
     "musicflamingo": "whisper.MusicFlamingoProjector",
     "qwen2.5o": "whisper.Qwen25OmniProjector",
     "qwen2a": "whisper.Qwen2AudioProjector",
@@ -96,6 +97,10 @@ class SoundProjector(OnDevice):
     @abstractmethod
     def pieces(self, samples: Samples) -> Iterable[NDArray[np.float32]]:
         """Frames [n, n_frame_elements] of the pieces of a sound, which are encoded one by one."""
+
+    @abstractmethod
+    def n_rows(self, n_samples: int) -> int:
+        """Rows of a sound of so many samples, all pieces together."""
 
     def encode(self, samples: Samples) -> list[str | MediaRows]:
         """Rows of a sound and the text around them, in order, as `Projector.encode` of pictures."""

@@ -61,6 +61,10 @@ class Qwen3AudioProjector(SoundProjector):
     def n_out(self) -> int:
         return self.mlp.n_out
 
+    def n_rows(self, n_samples: int) -> int:
+        n = max(n_samples // HOP, 1)
+        return sum(states_of(min(SECOND, n - start)) for start in range(0, n, SECOND))
+
     def pieces(self, samples: Samples) -> list[NDArray[np.float32]]:
         n = max(len(samples) // HOP, 1)
         frames = whisper_spectrogram(samples, self.params.n_mel, n, mirrored=True)

@@ -17,9 +17,9 @@ from ikpy.sound.params import PART, SoundParams
 from ikpy.sound.projector import SoundProjector, SoundSource
 from ikpy.sound.samples import Samples
 from ikpy.sound.spectrogram import HOP, whisper_spectrogram
-from ikpy.vision.encoder import VisionTransformer
+from ikpy.vision.encoder import Rotate, VisionTransformer
 from ikpy.vision.graphs import PictureGraph
-from ikpy.vision.grids import ranges_of
+from ikpy.vision.grids import ranges_of, turned
 from ikpy.vision.params import size
 from ikpy.vision.weights import ProjectorWeights, value_of
 
@@ -32,6 +32,7 @@ LEAST_FRAMES = 3
 KERNEL = 3
 MAX_STACK = 64
 GLM_EPS, ULTRAVOX_EPS = 1e-5, 1e-6
+ROPE_BASE = 10000.0
 
 
 def neighbours(frames: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -41,9 +42,9 @@ def neighbours(frames: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class Front:
-    """The convolutions and the positions behind them."""
+    """The convolutions and the positions behind them, unless queries and keys are rotated instead."""
 
-    def __init__(self, weights: ProjectorWeights, params: SoundParams) -> None:
+    def __init__(self, weights: ProjectorWeights, params: SoundParams, *, positions: bool = True) -> None:
         n, n_in = params.n_embd, KERNEL * params.n_mel
         name = "a.conv1d.1.weight"
         first = weights.source.take(name, (KERNEL, params.n_mel, n), (n_in, n))
@@ -52,11 +53,15 @@ class Front:
         self.second = value_of(filters.transpose(0, 2, 1).reshape(n, -1), "a.conv1d.2.weight")
         self.biases = [weights.table(f"a.conv1d.{i}.bias", (n,), (1, n)).reshape(n) for i in (1, 2)]
         self.zeros = value_of(np.zeros(n, np.float32), "a.conv1d.2.zeros")
+        self.positions = self._read_positions(weights, n) if positions else None
+
+    @staticmethod
+    def _read_positions(weights: ProjectorWeights, n: int) -> Value:
         name = "a.position_embd.weight"
         n_positions = weights.shape(name)[1]
         if n_positions < N_FRAMES // 2:
             raise FileFormatError(f"{weights.gguf.path}: {name} has {n_positions} positions, not {N_FRAMES // 2}")
-        self.positions = weights.table(name, (n, n_positions)).slice(1, 0, N_FRAMES // 2)
+        return weights.table(name, (n, n_positions)).slice(1, 0, N_FRAMES // 2)
 
     def build(self, b: PictureGraph, start: int, n: int) -> Value:
         """f32 [D, half of n] of n frames from one on, which have zeros around them."""
@@ -68,7 +73,7 @@ class Front:
         g.copy(x, around.slice(1, 1, n))
         windows = g.copy(around.view((KERNEL * d, half), (2 * around.strides[1],)), g.new(KERNEL * d, half))
         x = b.activated(g.mul_mat(self.second, windows, self.biases[1]), "gelu_erf")
-        return g.add(x, self.positions.slice(1, 0, half))
+        return x if self.positions is None else g.add(x, self.positions.slice(1, 0, half))
 
 
 class SoundTransformer(VisionTransformer):
@@ -86,12 +91,13 @@ class SoundTransformer(VisionTransformer):
 
 
 class WhisperProjector(SoundProjector):
-    """Rows for whole pieces: what follows the sound is heard as silence."""
+    """Rows for whole pieces: what follows the sound is heard as silence. rotates: instead of adding positions."""
 
     pairs = False
+    rotates = False
 
     def load(self, source: SoundSource) -> None:
-        self.front = Front(source.weights, self.params)
+        self.front = Front(source.weights, self.params, positions=not self.rotates)
         self.tower = SoundTransformer(source.weights, self.params, pairs=self.pairs)
         self.load_projector(source)
 
@@ -107,13 +113,31 @@ class WhisperProjector(SoundProjector):
     def n_frame_elements(self) -> int:
         return KERNEL * self.params.n_mel
 
+    @staticmethod
+    def n_pieces(n_samples: int) -> int:
+        """Of a sound; one of whole pieces is followed by silence."""
+        return (n_samples // HOP + 1) // N_FRAMES + 1
+
+    def n_rows(self, n_samples: int) -> int:
+        return self.n_pieces(n_samples) * self.n_piece_rows
+
+    @property
+    def n_piece_rows(self) -> int:
+        """Rows of a piece."""
+        return N_FRAMES // 2 // (2 if self.pairs else 1)
+
     def pieces(self, samples: Samples) -> Iterable[NDArray[np.float32]]:
-        n = N_FRAMES * ((len(samples) // HOP + 1) // N_FRAMES + 1)
+        n = N_FRAMES * self.n_pieces(len(samples))
         frames = whisper_spectrogram(samples, self.params.n_mel, n)
         return (neighbours(frames[start : start + N_FRAMES]) for start in range(0, n, N_FRAMES))
 
     def build(self, b: PictureGraph) -> Value:
-        return self.projected(b, self.tower.layers(b, self.front.build(b, 0, b.n_patches)))
+        x = self.front.build(b, 0, b.n_patches)
+        return self.projected(b, self.tower.layers(b, x, rotate=self.rotation(b, x.shape[1])))
+
+    def rotation(self, b: PictureGraph, n: int) -> Rotate | None:
+        """Rotates queries and keys of n states."""
+        return None
 
 
 class Qwen2AudioProjector(WhisperProjector):
@@ -140,6 +164,16 @@ class Qwen25OmniProjector(Qwen2AudioProjector):
     llama.cpp hears it as Qwen2-Audio does, which is not how the model is trained.
     """
 
+    def n_rows(self, n_samples: int) -> int:
+        n = max(n_samples // HOP, LEAST_FRAMES)
+        lengths = (min(N_FRAMES, n - start) for start in range(0, n, N_FRAMES))
+        return sum(int(self.states_of(length).sum()) // 2 for length in lengths if length >= LEAST_FRAMES)
+
+    @staticmethod
+    def states_of(n: int) -> NDArray[np.int64]:
+        """States of every window of n frames."""
+        return np.array([(min(WINDOW, n - start) + 1) // 2 for start in range(0, n, WINDOW)])
+
     def pieces(self, samples: Samples) -> list[NDArray[np.float32]]:
         n = max(len(samples) // HOP, LEAST_FRAMES)
         frames = whisper_spectrogram(samples, self.params.n_mel, n)
@@ -150,7 +184,7 @@ class Qwen25OmniProjector(Qwen2AudioProjector):
 
     def build(self, b: PictureGraph) -> Value:
         g, lengths = b.graph, [min(WINDOW, b.n_patches - start) for start in range(0, b.n_patches, WINDOW)]
-        halves = np.array([(n + 1) // 2 for n in lengths])
+        halves = self.states_of(b.n_patches)
         x = g.new(self.params.n_embd, int(halves.sum()))
         for i, n in enumerate(lengths):
             g.copy(self.front.build(b, i * WINDOW, n), x.slice(1, i * WINDOW // 2, int(halves[i])))
@@ -188,6 +222,10 @@ class StackedProjector(WhisperProjector):
         super().load(source)
 
     @property
+    def n_piece_rows(self) -> int:
+        return N_FRAMES // 2 // self.stack
+
+    @property
     def n_joined(self) -> int:
         """Elements of the states of a row."""
         return self.params.n_embd * self.stack
@@ -215,7 +253,22 @@ class VoxtralProjector(StackedProjector):
 
 
 class GlmaProjector(StackedProjector):
-    """GLM-ASR as llama.cpp knows it: a norm and two matrices; a row of the file before and behind those of a piece."""
+    """GLM-ASR: a norm and two matrices; a row of the file before and behind those of a piece.
+
+    Neighbouring elements of the first half of a head rotate. llama.cpp adds the positions of the file instead, which
+    the model does not use.
+    """
+
+    rotates = True
+
+    @property
+    def n_piece_rows(self) -> int:
+        return super().n_piece_rows + len(self.ends)
+
+    def rotation(self, b: PictureGraph, n: int) -> Rotate:
+        n_pairs = self.params.head_size // 4
+        table = b.floats(turned(np.arange(n), ROPE_BASE ** -(np.arange(n_pairs) / n_pairs)))
+        return lambda b, heads: b.graph.rope(heads, table, neox=False)
 
     def load_projector(self, source: SoundSource) -> None:
         weights = source.weights
@@ -261,3 +314,27 @@ class UltravoxProjector(StackedProjector):
         x = b.linear(self.up, g.rms_norm(self.joined(x), self.norm_pre, ULTRAVOX_EPS))
         x = g.gated(x.slice0(half, half), x.slice0(0, half), "silu")
         return b.linear(self.down, g.rms_norm(x, self.norm_mid, ULTRAVOX_EPS))
+
+
+class MeralionProjector(StackedProjector):
+    """MERaLiON 2 (arXiv:2412.09818): a norm of every state, a matrix over states side by side, a gated network.
+
+    llama.cpp norms the states of a row together.
+    """
+
+    def load_projector(self, source: SoundSource) -> None:
+        weights = source.weights
+        self.norm = weights.norm("mm.a.norm_pre", self.params.n_embd)
+        self.first = weights.linear("mm.a.mlp.0", self.n_joined)
+        self.gate = weights.linear("mm.a.mlp.1", self.first.n_out)
+        self.pool = weights.linear("mm.a.mlp.2", self.first.n_out, self.gate.n_out)
+        self.last = weights.linear("mm.a.mlp.3", self.gate.n_out)
+
+    @property
+    def n_out(self) -> int:
+        return self.last.n_out
+
+    def projected(self, b: PictureGraph, x: Value) -> Value:
+        x = self.joined(b.layer_norm(self.norm, x, self.params.eps))
+        x = b.activated(b.linear(self.first, x), "silu")
+        return b.linear(self.last, b.graph.gated(b.linear(self.gate, x), b.linear(self.pool, x), "silu"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from ikpy.errors import UsageError
 from ikpy.tools.media_marks import MARKER
+from ikpy.tools.sounds import Sound
 
 if TYPE_CHECKING:
     from ikpy.backends.cuda.api import Device
@@ -36,7 +37,9 @@ NO_MEDIA = "{} input is not supported - hint: if this is unexpected, you may nee
 
 
 class PictureEncoder(Protocol):
-    """The part of a projector that is used."""
+    """The part of a projector that is used. n_deep: further parts of rows."""
+
+    n_deep: int
 
     def encode(self, content: Any, /) -> Sequence[str | MediaRows]: ...
 
@@ -45,6 +48,8 @@ class SoundEncoder(Protocol):
     """The part of a projector of sound that is used."""
 
     def encoded(self, content: Any, /) -> Iterator[str | MediaRows]: ...
+
+    def n_rows(self, n_samples: int, /) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ Layout: TypeAlias = list[list[int] | Run]
 
 class MediaReader:
     """Gives pictures and sounds the tokens of a text model, if there is a projector of theirs. n_deep: further parts of
-    rows that the model reads, which sounds have not. One thread at a time may use it."""
+    rows that the model reads, which sounds have not, and pictures of some files. One thread at a time may use it."""
 
     def __init__(
         self,
@@ -77,7 +82,7 @@ class MediaReader:
         self.store = store
         self._projector = projector
         self._sounds = sounds
-        self._n_deep = n_deep
+        self._missing = {"image": n_deep - (projector.n_deep if projector else 0), "audio": n_deep}
         self._vocab = vocab
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
         self._running: WeakValueDictionary[bytes, Generator[None, None, None]] = WeakValueDictionary()
@@ -100,13 +105,16 @@ class MediaReader:
     def _encoded(self, media: Media) -> Iterator[str | MediaRows]:
         """What `encode` gives; the pieces of a sound are encoded one after the other."""
         self.check(media)
+        pieces: Iterable[str | MediaRows]
         if media.what == "image":
             assert self._projector is not None
-            yield from self._projector.encode(media.content())
-            return
-        assert self._sounds is not None
-        for piece in self._sounds.encoded(media.content()):
-            yield piece if isinstance(piece, str) or not self._n_deep else piece.widened(self._n_deep)
+            pieces = self._projector.encode(media.content())
+        else:
+            assert self._sounds is not None
+            pieces = self._sounds.encoded(media.content())
+        missing = self._missing[media.what]
+        for piece in pieces:
+            yield piece if isinstance(piece, str) or not missing else piece.widened(missing)
 
     def tokens(self, parts: Sequence[str | Media], n_ubatch: int, *, add_special: bool = True) -> list[int]:
         """Ids of texts and media in turn; of every text by itself. ``add_special``: with begin and end tokens.
@@ -129,6 +137,20 @@ class MediaReader:
         if add_special and vocab.add_eos and vocab.eos is not None:
             found.append(vocab.eos)
         return found
+
+    def least(self, parts: Sequence[str | Media]) -> int:
+        """Tokens that `tokens` would give at least: of pictures and sounds without those of the text around them, and
+        none of pictures that were not seen. Nothing is encoded."""
+        vocab = self._vocab
+        n_special = bool(vocab.add_bos and vocab.bos is not None) + bool(vocab.add_eos and vocab.eos is not None)
+        found = (len(self._text(part)) if isinstance(part, str) else self._least(part) for part in parts)
+        return n_special + sum(found)
+
+    def _least(self, media: Media) -> int:
+        if (layout := self._layouts.get(media.key)) is not None:
+            return sum(len(item.ids) if isinstance(item, Run) else len(item) for item in layout)
+        n_samples = media.n_samples if isinstance(media, Sound) else None
+        return 0 if n_samples is None or self._sounds is None else self._sounds.n_rows(n_samples)
 
     def _text(self, text: str) -> list[int]:
         return self._vocab.tokenize(text, add_special=False, parse_special=True)
@@ -305,9 +327,19 @@ def open_beside(
 def new_reader(
     encoders: Encoders, model: Model, vocab: Vocab, log: Callable[[str], None], n_bytes: int | None = None
 ) -> MediaReader:
-    """A reader with a store for so many bytes of rows; takes the memory of the projectors' devices."""
+    """A reader with a store for so many bytes of rows; takes the memory of the projectors' devices.
+
+    UsageError for pictures with features for other layers than the model's. With none they are read: Qwen3-Omni's files
+    of llama.cpp have none.
+    """
     from ikpy.engine.media import MediaStore
 
+    pictures, n_deep = encoders.pictures, model.arch.n_deep
+    if pictures and pictures.n_deep not in (0, n_deep):
+        raise UsageError(
+            f"{pictures.path}: pictures have features for {pictures.n_deep} layers, the text model takes those for "
+            f"{n_deep} (n_deepstack_layers): convert both from one checkpoint"
+        )
     encoders.take_memory(log)
     store = MediaStore(model.hparams.n_vocab, n_bytes or ONE_TEXT_BYTES)
-    return MediaReader(encoders.pictures, store, vocab, encoders.sounds, model.arch.n_deep)
+    return MediaReader(encoders.pictures, store, vocab, encoders.sounds, n_deep)

@@ -19,6 +19,11 @@ class Sound(Media):
 
     what = "audio"
 
+    @property
+    def n_samples(self) -> int | None:
+        """Samples of the content, as far as it is kept."""
+        return None if self._content is None else len(self._content)
+
     @staticmethod
     def decode(data: bytes, name: str) -> Samples:
         from ikpy.sound.samples import decode_sound

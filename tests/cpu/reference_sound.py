@@ -49,6 +49,11 @@ def spectrogram(samples: np.ndarray, n_mel: int, n_frames: int) -> np.ndarray:
     return np.maximum(levels, levels.max() - 8) / 4 + 1
 
 
+def silu(x: np.ndarray) -> np.ndarray:
+    """x times its sigmoid."""
+    return x / (1 + np.exp(-x))
+
+
 def gelu(x: np.ndarray) -> np.ndarray:
     """x P(X <= x) of the normal distribution."""
     return x * 0.5 * (1 + _ERF(x / math.sqrt(2)))
@@ -78,9 +83,20 @@ def convolved(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, step: int) ->
     return (found + bias.reshape(-1))[::step]
 
 
-def attention(x: np.ndarray, w: Weights, p: str, heads: int) -> np.ndarray:
+def rotated(x: np.ndarray) -> np.ndarray:
+    """Neighbouring elements of the first half of heads [H, n, d] turned by the number of the row."""
+    found, n_rot = x.copy(), x.shape[2] // 2
+    for i in range(0, n_rot, 2):
+        angle = np.arange(x.shape[1]) / 10000 ** (i / n_rot)
+        found[:, :, i] = x[:, :, i] * np.cos(angle) - x[:, :, i + 1] * np.sin(angle)
+        found[:, :, i + 1] = x[:, :, i + 1] * np.cos(angle) + x[:, :, i] * np.sin(angle)
+    return found
+
+
+def attention(x: np.ndarray, w: Weights, p: str, heads: int, *, rotates: bool = False) -> np.ndarray:
     """All rows see each other."""
     q, k, v = (linear(x, w, f"{p}.attn_{part}").reshape(len(x), heads, -1).transpose(1, 0, 2) for part in "qkv")
+    q, k = (rotated(q), rotated(k)) if rotates else (q, k)
     scores = q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[-1])
     scores = np.exp(scores - scores.max(-1, keepdims=True))
     out = scores / scores.sum(-1, keepdims=True) @ v
@@ -91,14 +107,14 @@ def whisper(t: SoundTower, w: Weights, mel: np.ndarray) -> np.ndarray:
     """States [n / 2, d] behind the layers of frames [n, mel]."""
     x = gelu(convolved(mel, w["a.conv1d.1.weight"], w["a.conv1d.1.bias"], 1))
     x = gelu(convolved(x, w["a.conv1d.2.weight"], w["a.conv1d.2.bias"], 2))
-    return layers(t, w, x + w["a.position_embd.weight"][: len(x)])
+    return layers(t, w, x if t.kind == "glma" else x + w["a.position_embd.weight"][: len(x)])
 
 
 def layers(t: SoundTower, w: Weights, x: np.ndarray) -> np.ndarray:
     """States [n, d] behind the layers."""
     for il in range(t.layers):
         p = f"a.blk.{il}"
-        x = x + attention(norm(x, w, f"{p}.ln1", t.eps), w, p, t.heads)
+        x = x + attention(norm(x, w, f"{p}.ln1", t.eps), w, p, t.heads, rotates=t.kind == "glma")
         x = x + linear(gelu(linear(norm(x, w, f"{p}.ln2", t.eps), w, f"{p}.ffn_up")), w, f"{p}.ffn_down")
     return x
 
@@ -110,11 +126,15 @@ def projected(t: SoundTower, w: Weights, x: np.ndarray) -> np.ndarray:
         if t.kind != "musicflamingo":
             return linear(x, w, "mm.a.fc")
         return linear(gelu(linear(x, w, "mm.a.mlp.1")), w, "mm.a.mlp.2")
-    x = norm(x, w, "a.post_ln", t.eps)
     if t.kind == "glma":
         x = norm(x, w, "mm.a.norm_pre", 1e-5).reshape(-1, t.d * t.stack)
         rows = linear(gelu(linear(x, w, "mm.a.mlp.1")), w, "mm.a.mlp.2")
         return np.concatenate([w["v.boi"][None], rows, w["v.eoi"][None]])
+    x = norm(x, w, "a.post_ln", t.eps)
+    if t.kind == "meralion":
+        x = norm(x, w, "mm.a.norm_pre", t.eps).reshape(-1, t.d * t.stack)
+        x = silu(linear(x, w, "mm.a.mlp.0"))
+        return linear(silu(linear(x, w, "mm.a.mlp.1")) * linear(x, w, "mm.a.mlp.2"), w, "mm.a.mlp.3")
     x = x[: len(x) // t.stack * t.stack].reshape(-1, t.d * t.stack)
     if t.kind == "voxtral":
         return linear(gelu(linear(x, w, "mm.a.mlp.1")), w, "mm.a.mlp.2")

@@ -13,6 +13,7 @@ from tests.cpu import (
     mamba2_checkpoints,
     minimax_m3_checkpoints,
     older_moe_checkpoints,
+    omni_checkpoints,
     picture_text_checkpoints,
     plain_checkpoints,
     qwen4_exp_checkpoints,
@@ -40,6 +41,7 @@ KINDS = (
     *qwen4_exp_checkpoints.CHECKPOINTS,
     *alibi_checkpoints.CHECKPOINTS,
     *picture_text_checkpoints.CHECKPOINTS,
+    *omni_checkpoints.CHECKPOINTS,
     *unigram_checkpoints.CHECKPOINTS,
     *t5_checkpoints.CHECKPOINTS,
 )

@@ -18,6 +18,8 @@ TEXT_AROUND = {
     "voxtral": ("[BEGIN_AUDIO]", ""),
     "musicflamingo": ("<sound>", ""),
     "glma": ("", ""),
+    "meralion": ("", ""),
+    "meralion_single": ("", ""),
     "qwen3a": ("<|audio_start|>", "<|audio_end|>"),
     "qwen2.5o": ("<|audio_bos|>", "<|audio_eos|>"),
     "gemma4a": ("<|audio>", "<audio|>"),
@@ -29,14 +31,17 @@ TOWERS = {
     "voxtral": SoundTower("voxtral", d=80, mel=128, stack=4),
     "musicflamingo": SoundTower("musicflamingo"),
     "glma": SoundTower("glma", d=80, stack=4),
+    "meralion": SoundTower("meralion", d=80, stack=15),
+    "meralion_single": SoundTower("meralion", mel=128),
     "qwen3a": SoundTower("qwen3a", mel=128),
     "qwen2.5o": SoundTower("qwen2.5o", mel=128),
     "gemma4a": SoundTower("gemma4a", mel=32, eps=1e-6),
     "gemma4ua": SoundTower("gemma4ua", d=640, layers=0, eps=1e-6),
 }
 IN_TRANSFORMERS = ("qwen2a", "voxtral", "musicflamingo", "qwen3a", "qwen2.5o", "gemma4a", "gemma4ua")
-LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo", "glma", "gemma4a", "gemma4ua", "qwen3a")
-"""Of Voxtral and Qwen2.5-Omni it makes other rows than the models do."""
+LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo", "meralion_single", "gemma4a", "gemma4ua", "qwen3a")
+"""Of Voxtral, Qwen2.5-Omni and GLM-ASR it makes other rows than the models do, of MERaLiON with more than
+one state in a row."""
 
 
 # Names of files -> those of transformers, of Gemma 4 and of its layers.

@@ -52,7 +52,7 @@ class SoundTower:
             **sizes(self),
             "num_mel_bins": self.mel,
         }
-        if self.stack > 1:
+        if self.stack > 1 or self.kind == "meralion":
             own["projector.stack_factor"] = self.stack
         return {
             "general.architecture": "clip",
@@ -139,7 +139,8 @@ class _Maker:
                 self.linear(f"{p}.attn_{part}", t.d, t.d, bias=part != "k" or t.kind == "qwen3a")
             self.linear(f"{p}.ffn_up", t.ff, t.d)
             self.linear(f"{p}.ffn_down", t.d, t.ff)
-        self.norm("a.post_ln", t.d)
+        if t.kind != "glma":
+            self.norm("a.post_ln", t.d)
 
     def make_ultravox(self) -> None:
         t = self.tower
@@ -201,6 +202,14 @@ class _Maker:
         self.linear("mm.a.mlp.2", t.text, 2 * t.text)
         for name in ("v.boi", "v.eoi"):
             self.weights[name] = self.random.normal(0, 1, t.text).astype(np.float32)
+
+    def make_meralion(self) -> None:
+        t = self.tower
+        self.norm("mm.a.norm_pre", t.d)
+        self.linear("mm.a.mlp.0", t.d, t.d * t.stack)
+        self.linear("mm.a.mlp.1", t.ff, t.d)
+        self.linear("mm.a.mlp.2", t.ff, t.d)
+        self.linear("mm.a.mlp.3", t.text, t.ff)
 
     def make_voxtral(self) -> None:
         t = self.tower

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ikpy.engine.model import Model
+from ikpy.errors import UnsupportedError
 from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
 from tests.cpu.definition_checks import POS, RMS, TOKENS
@@ -16,7 +18,8 @@ from tests.cpu.reference_models import Evaluation, RandomModel
 
 def routed_model(arch: str, seed: int, n_dense: int, **keys: object) -> tuple[RandomModel, np.ndarray]:
     """Leading dense layers, then softmax-routed experts beside shared ones."""
-    n, d, heads, kv, head, f, f_exp, n_expert, used = 3, 64, 2, 1, 32, 60, 32, 8, 3
+    n, d, heads, head, f, f_exp, n_expert, used = 3, 64, 2, 32, 60, 32, 8, 3
+    kv = 2 if arch == "deepseek2-ocr" else 1
     keys = {
         "leading_dense_block_count": n_dense,
         "expert_count": n_expert,
@@ -44,7 +47,7 @@ def routed_model(arch: str, seed: int, n_dense: int, **keys: object) -> tuple[Ra
     for il in range(n):
         w = checks.layer_weights(e, il)
         q, k, v = e.qkv(il, ref.rms_norm(x, w["attn_norm"], e.eps))
-        q, k = (ref.rotate(t, angles, neox=False) for t in (q, k))
+        q, k = (ref.rotate(t, angles, neox=arch == "deepseek2-ocr") for t in (q, k))
         x = x + e.output(il, ref.attend(q, k, v, 1 / math.sqrt(head)))
         h = ref.rms_norm(x, w["ffn_norm"], e.eps)
         if il < n_dense:
@@ -65,6 +68,11 @@ def deepseek() -> tuple[RandomModel, np.ndarray]:
 def bailingmoe() -> tuple[RandomModel, np.ndarray]:
     """Weights that are renormalised."""
     return routed_model("bailingmoe", 32, 0, expert_weights_norm=True)
+
+
+def deepseek2_ocr() -> tuple[RandomModel, np.ndarray]:
+    """As many heads of keys as of queries."""
+    return routed_model("deepseek2-ocr", 34, 1)
 
 
 def internlm2() -> tuple[RandomModel, np.ndarray]:
@@ -90,9 +98,21 @@ def internlm2() -> tuple[RandomModel, np.ndarray]:
     return m, ref.rms_norm(x, e.w["output_norm"], e.eps) @ e.w["output"].T
 
 
-@pytest.mark.parametrize("make", [deepseek, bailingmoe, internlm2], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [deepseek, bailingmoe, deepseek2_ocr, internlm2], ids=lambda f: f.__name__)
 def test_definition_and_peer(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     model, truth = make()
     path = checks.check_definition(model, truth, tmp_path)
     checks.check_quantized_cache(path, truth, 0.05)
-    checks.check_peer(path, make.__name__, 0.02)
+    if make is not deepseek2_ocr:
+        checks.check_peer(path, make.__name__, 0.02)
+
+
+def test_settings_of_deepseek_ocr(tmp_path: Path) -> None:
+    """Files may be without a factor; experts are weighed by softmax alone."""
+    model, _ = deepseek2_ocr()
+    model.keys.pop("expert_weights_scale")
+    loaded = Model.load(str(model.write(tmp_path / "plain.gguf")))
+    assert loaded.hparams.routing.scale == 1
+    model.keys["expert_gating_func"] = 2
+    with pytest.raises(UnsupportedError, match="expert_gating_func 2 is not supported"):
+        Model.load(str(model.write(tmp_path / "sigmoid.gguf")))

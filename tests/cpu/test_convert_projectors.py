@@ -22,7 +22,7 @@ from tests.cpu import square_tower_checkpoints as square
 from tests.cpu.checkpoints import Tensors, amend, change_tensors
 from tests.cpu.test_convert import types
 from tests.cpu.test_convert_sound import MODEL_TYPES
-from tests.cpu.tower_checkpoints import TOWERS, write
+from tests.cpu.tower_checkpoints import HEARING_ALONE, TOWERS, write
 from tests.cpu.tower_parts import BREAK, GOLDEN_ROWS, LAYERS, TEXT, N, TowerCheckpoint
 
 BY_NAME = {tower.name: tower for tower in TOWERS}
@@ -197,6 +197,8 @@ def test_a_processor_of_transformers_5(tmp_path: Path) -> None:
 
 def test_all_model_types_have_a_tiny_checkpoint() -> None:
     """Or share the class of one that has."""
-    model_types = {tower.config["model_type"] for tower in TOWERS} | {*MODEL_TYPES.values()}
+    model_types = {tower.config["model_type"] for tower in (*TOWERS, *HEARING_ALONE)} | {*MODEL_TYPES.values()}
+    # test_convert_deepseek_ocr.py, test_convert_minicpmv.py, test_convert_omni.py
+    model_types |= {"deepseek_vl_v2", "minicpmv", "qwen3_asr"}
     covered = {PROJECTORS[model_type] for model_type in model_types}
     assert {*PROJECTORS.values()} == covered

@@ -28,8 +28,18 @@ from tests.cpu.tower_parts import GOLDEN_ROWS as TOWER_ROWS
 from tests.cpu.tower_parts import TEXT
 from tests.sound_models import tone
 
-MODEL_TYPES = {"qwen2a": "qwen2_audio", "musicflamingo": "audioflamingo3", "voxtral": "voxtral", "ultravox": "ultravox"}
-KINDS = {**TOWERS, "voxtral": dataclasses.replace(TOWERS["voxtral"], ff=4 * 80)}
+MODEL_TYPES = {
+    "qwen2a": "qwen2_audio",
+    "musicflamingo": "audioflamingo3",
+    "voxtral": "voxtral",
+    "ultravox": "ultravox",
+    "meralion": "meralion2",
+}
+KINDS = {
+    **TOWERS,
+    "voxtral": dataclasses.replace(TOWERS["voxtral"], ff=4 * 80),
+    "meralion": dataclasses.replace(TOWERS["meralion"], ff=4 * 80),
+}
 KINDS = {name: KINDS[name] for name in MODEL_TYPES}
 LAYER = {
     "ln1": "self_attn_layer_norm",
@@ -52,11 +62,22 @@ NAMES = {
     "mm.a.norm_pre": "multi_modal_projector.ln_pre",
     "mm.a.norm_mid": "multi_modal_projector.ln_mid",
 }
+MERALION = {
+    "mm.a.norm_pre": "ln_speech",
+    "mm.a.mlp.0": "speech_audio_adapter.mlp_adapter.0",
+    "mm.a.mlp.1": "speech_audio_adapter.gate_proj",
+    "mm.a.mlp.2": "speech_audio_adapter.pool_proj",
+    "mm.a.mlp.3": "speech_audio_adapter.out_proj",
+}
 every_kind = pytest.mark.parametrize("name", KINDS)
 
 
-def source_of(name: str) -> str:
+def source_of(name: str, kind: str) -> str:
     """Name in the checkpoint."""
+    if kind == "meralion":
+        head, _, tail = name.rpartition(".")
+        other = "" if head in MERALION else source_of(name, "").replace("audio_tower", "speech_encoder")
+        return other or f"{MERALION[head]}.{tail}"
     head, _, tail = name.rpartition(".")
     if head in NAMES:
         return f"{NAMES[head]}.{tail}"
@@ -67,7 +88,7 @@ def source_of(name: str) -> str:
 def config_of(tower: SoundTower) -> dict[str, Any]:
     """config.json."""
     audio = {"num_mel_bins": tower.mel, "activation_function": "gelu"}
-    if tower.kind in ("qwen2a", "ultravox"):
+    if tower.kind in ("qwen2a", "ultravox", "meralion"):
         audio |= {"d_model": tower.d, "encoder_layers": tower.layers, "encoder_attention_heads": tower.heads}
         audio |= {"encoder_ffn_dim": tower.ff}
     else:
@@ -77,6 +98,8 @@ def config_of(tower: SoundTower) -> dict[str, Any]:
     if tower.kind == "ultravox":
         more = {"stack_factor": tower.stack, "projector_act": "swiglu", "projector_ln_mid": True}
         return config | more | {"hidden_size": 2 * tower.ff}
+    if tower.kind == "meralion":
+        config = {"model_type": "meralion2", "speech_config": audio, "speech_mlp_scale_factor": tower.stack}
     return config | {"text_config": {"model_type": "qwen2", "hidden_size": tower.text}}
 
 
@@ -88,7 +111,7 @@ def write(folder: Path, name: str) -> Path:
     tensors = {}
     for target, values in tower.weights().items():
         flat = values.reshape(-1) if target.startswith("a.conv1d") and target.endswith("bias") else values
-        tensors[source_of(target)] = "F32", flat.shape, np.ascontiguousarray(flat).tobytes()
+        tensors[source_of(target, tower.kind)] = "F32", flat.shape, np.ascontiguousarray(flat).tobytes()
     made.write_tensors(folder / "model.safetensors", tensors)
     return folder
 
@@ -182,6 +205,22 @@ def test_other_configurations(changes: dict[str, Any], message: str, tmp_path: P
 )
 def test_other_ultravoxes(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint", "ultravox")
+    amend(folder, **changes)
+    refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"speech_config": None}, "there is no 'audio_config'"),
+        ({"speech_mlp_scale_factor": 0}, "speech_mlp_scale_factor 0"),
+        ({"speech_mlp_scale_factor": 14}, r"mlp_adapter.0.weight' has shape \[80, 1200\], not \[80, 1120\]"),
+        ({"speech_mlp_use_projection": False}, "speech_mlp_use_projection False"),
+    ],
+)
+def test_other_meralions(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "checkpoint", "meralion")
+    assert any("norms the states of a row together" in note for note in ProjectorConversion(folder).notes)
     amend(folder, **changes)
     refused(folder, message)
 

@@ -113,6 +113,30 @@ def test_pieces_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
         assert error < PEER_BOUNDS.get(name, PEER_BOUND)
 
 
+@pytest.mark.parametrize("name", TOWERS)
+def test_numbers_of_rows_are_known_before(name: str, tmp_path: Path) -> None:
+    """Of sounds around the edges of frames, windows and pieces."""
+    projector = opened(tmp_path, TOWERS[name])
+    seconds = (30, 60.02) if name in ("gemma4a", "qwen2.5o") else (30,)
+    lengths = {
+        1,
+        159,
+        160,
+        161,
+        481,
+        3199,
+        3200,
+        16001,
+        32160,
+        127999,
+        128001,
+        *(int(16000 * s) + 200 for s in seconds),
+    }
+    for n in sorted(lengths):
+        rows = rows_of(projector.encode(np.zeros(n, np.float32)))
+        assert projector.n_rows(n) == sum(map(len, rows)), n
+
+
 def test_numbers_of_pieces(tmp_path: Path) -> None:
     """As llama.cpp counts them: a sound of 29.99 seconds fills more than one, and silence is heard behind each."""
     projector = opened(tmp_path, TOWERS["qwen2a"])

@@ -15,13 +15,16 @@ import numpy as np
 from tests.cpu import checkpoints as made
 from tests.cpu import later_tower_checkpoints as later
 from tests.cpu import native_tower_checkpoints as native
+from tests.cpu import omni_checkpoints as omni
 from tests.cpu import square_tower_checkpoints as square
 from tests.cpu.deepseek4_checkpoints import bf16_values
+from tests.cpu.glm_asr_checkpoints import GLM_ASR
 from tests.cpu.tower_parts import BOUNDS, BREAK, TowerCheckpoint
 
 ADDED = ("position", "pos_emb", "embed_tokens")
 """Tables, whose numbers are not added up."""
-TOWERS = (*square.TOWERS, *native.TOWERS, *later.TOWERS)
+HEARING_ALONE = (GLM_ASR,)
+TOWERS = (*square.TOWERS, *native.TOWERS, *later.TOWERS, *omni.TOWERS)
 
 
 def weights(tower: TowerCheckpoint) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.shared import DATA
+from tests.sound_models import tone
 
 Shapes = dict[str, tuple[int, ...]]
 N, HEADS, FF, LAYERS, PATCH, TEXT, V = 64, 2, 96, 3, 14, 64, 48
@@ -18,6 +19,7 @@ MERGED = 4 * N
 BREAK = 9
 """[IMG_BREAK] of Pixtral."""
 GOLDEN_ROWS = (0, 1, -1)
+HEARING = ("glmasr", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 BOUNDS = {"min": -1.5, "max": 1.75}
 """Of inputs and outputs of matrices."""
 
@@ -43,6 +45,15 @@ class TowerCheckpoint:
     def picture(self) -> np.ndarray:
         """uint8 [h, w, 3]."""
         return np.random.RandomState(3).randint(0, 256, (*self.size, 3)).astype(np.uint8)
+
+    @property
+    def hears(self) -> bool:
+        """Whether rows of a sound are recorded."""
+        return self.config["model_type"] in HEARING
+
+    def sound(self) -> np.ndarray:
+        """Samples f32 [n]: some seconds and a part of one."""
+        return tone(10.33)
 
     @property
     def colours(self) -> dict[str, Any]:

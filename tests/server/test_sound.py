@@ -175,6 +175,9 @@ class SlowEncoder:
         self.counts: list[int] = []
         """Tokens of running answers before each piece."""
 
+    def n_rows(self, n_samples: int) -> int:
+        return self._encoder.n_rows(n_samples)
+
     def encoded(self, samples: Any) -> Iterator[Any]:
         for piece in self._encoder.encoded(samples):
             self.counts.append(sum(slot.n_decoded for slot in self._server.engine.slots))
@@ -198,6 +201,32 @@ def test_answers_go_on_between_pieces_of_a_sound(files: Path) -> None:
         parts: list[Any] = ["x", base64.b64decode(sound(wav(tone(100, 4)))["input_audio"]["data"])]
         assert server.front._look(reader, parts, lambda: len(slow.counts) == 5)[0] == []
         assert len(slow.counts) == 5
+    server.engine.stop(10)
+
+
+def test_sounds_that_cannot_fit_are_not_encoded(files: Path) -> None:
+    """Their tokens are known from their length; routes that count them encode them all the same."""
+    server = start(files, "-c", "256")
+    reader = server.front.media
+    assert reader is not None
+    slow = reader._sounds = SlowEncoder(reader._sounds, server)
+    long, short = (sound(wav(tone(seconds, 3))) for seconds in (170, 1))
+    with TestClient(server.app, raise_server_exceptions=False) as client:
+        native = {"prompt_string": f"x{MARKER}", "multimodal_data": [long["input_audio"]["data"]]}
+        for route, body in (("/v1/chat/completions", asked(text("x"), long)), ("/completion", {"prompt": native})):
+            response = client.post(route, json=body)
+            assert response.status_code == 400, response.text
+            error = response.json()["error"]
+            assert "exceeds the available context size" in error["message"]
+            assert error["n_ctx"] == 256 and 6 * ROWS < error["n_prompt_tokens"] < 7 * ROWS
+        assert slow.counts == []
+        assert said(chat(client, text("x"), short)) and len(slow.counts) == 1
+        body = asked(text("x"), long)
+        counted = client.post("/v1/chat/completions/input_tokens", json=body).json()["input_tokens"]
+        assert counted > 6 * ROWS and len(slow.counts) == 7
+        # What was seen is known with the text around it.
+        error = client.post("/v1/chat/completions", json=body).json()["error"]
+        assert error["n_prompt_tokens"] == counted and len(slow.counts) == 7
     server.engine.stop(10)
 
 

@@ -61,6 +61,7 @@ FAMILIES = {
     "glm5_next": "glm5_next:Glm5Next",
     "glm5_next_text": "glm5_next:Glm5Next",
     "glm_moe_dsa": "deepseek:GlmMoeDsa",
+    "glmasr": "llama:Llama",
     "gpt2": "gpt2:Gpt2",
     "gpt_bigcode": "gpt2:GptBigCode",
     "gpt_neox": "plain:GptNeoX",
@@ -129,6 +130,7 @@ FAMILIES = {
     "plm": "older_moe:Plm",
     "qwen": "older:Qwen",
     "qwen2": "qwen:Qwen2",
+    "qwen2_5_omni_text": "qwen_vl:Qwen2VL",
     "qwen2_5_vl": "qwen_vl:Qwen2VL",
     "qwen2_5_vl_text": "qwen_vl:Qwen2VL",
     "qwen2_moe": "qwen:Qwen2Moe",
@@ -137,7 +139,9 @@ FAMILIES = {
     "qwen3": "qwen:Qwen3",
     "qwen3_5_moe_text": "qwen_next:Qwen35Moe",
     "qwen3_5_text": "qwen_next:Qwen35",
+    "qwen3_asr_text": "qwen_vl:Qwen3VL",
     "qwen3_moe": "qwen:Qwen3Moe",
+    "qwen3_omni_moe_text": "qwen_vl:Qwen3VLMoe",
     "qwen3_next": "qwen_next:Qwen3Next",
     "qwen3_vl_moe_text": "qwen_vl:Qwen3VLMoe",
     "qwen3_vl_text": "qwen_vl:Qwen3VL",
@@ -166,14 +170,26 @@ FAMILIES = {
 _MODEL_TYPES = {
     **dict.fromkeys(("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"), "jina_bert_v2"),
     "BailingMoeV2ForCausalLM": "bailing_moe_v2",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
     "MiniMaxM2ForCausalLM": "minimax_m2",
 }
+
+
+# Of the text part, by the version of the whole.
+_MINICPM = {"2.5": "llama", "2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}
+
+
+def _model_type(config: Config) -> str:
+    """The model type that tells the family."""
+    if config.model_type in ("minicpmv", "minicpmo"):
+        return _MINICPM.get(config.minicpm_version, config.model_type)
+    return _MODEL_TYPES.get(config.class_name, config.model_type)
 
 
 def family(config: Config) -> Family:
     """The family of a configuration; UnsupportedError names the known ones."""
     name = config.class_name
-    model_type = _MODEL_TYPES.get(name, config.model_type)
+    model_type = _model_type(config)
     target = FAMILIES.get(model_type)
     if target is None:
         known = ", ".join(sorted(FAMILIES))

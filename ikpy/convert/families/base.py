@@ -15,7 +15,7 @@ from ikpy.errors import UnsupportedError
 View = Callable[[np.ndarray], np.ndarray]
 Change = Callable[[np.ndarray], np.ndarray]
 """Of values float32, element by element."""
-KeyValue = int | float | bool | str | list[int] | list[bool] | list[float] | list[str] | np.ndarray
+KeyValue = int | float | bool | str | np.int32 | list[int] | list[bool] | list[float] | list[str] | np.ndarray
 Keys = dict[str, KeyValue]
 Targets = str | tuple[str, ...]
 Modules = Mapping[str, Targets]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import (
+    ATTENTION,
     DENSE,
     EXPERTS,
     SELECTION_BIAS,
@@ -17,6 +19,7 @@ from ikpy.convert.families.base import (
     Modules,
     Targets,
     View,
+    full_window_note,
     group_note,
     routing_keys,
 )
@@ -49,6 +52,10 @@ class DeepSeekV2(Family):
         "self_attn.kv_b_proj": ("attn_kv_b", "attn_k_b", "attn_v_b"),
         "self_attn.o_proj": "attn_output",
     }
+
+    @classmethod
+    def chosen(cls, config: Config) -> type[Family]:
+        return DeepSeekOcr if config.get("use_mla", default=True) is False else cls
 
     @property
     def n_rot(self) -> int:
@@ -102,6 +109,21 @@ class DeepSeekV2(Family):
 
     def notes(self) -> list[str]:
         return group_note(self.config)
+
+
+class DeepSeekOcr(Family):
+    """The text part of DeepSeek-OCR: V2 with plain attention."""
+
+    arch = "deepseek2-ocr"
+    needs_output = True
+    defaults: ClassVar[Mapping[str, int | float]] = {"rms_norm_eps": 1e-6}
+    modules: ClassVar[Modules] = {**ATTENTION, **DENSE, **EXPERTS, **SHARED}
+
+    def keys(self) -> Keys:
+        return super().keys() | routing_keys(self.config, gating=1)
+
+    def notes(self) -> list[str]:
+        return group_note(self.config) + full_window_note(self.config)
 
 
 class LatentHead(DeepSeekV2):

@@ -11,6 +11,7 @@ from ikpy.errors import FileFormatError, UnsupportedError
 _FOLDER = "ikpy.convert.projectors"
 PROJECTORS = {
     "audioflamingo3": "sound:AudioFlamingo3",
+    "deepseek_vl_v2": "deepseek_ocr:DeepseekOcr",
     "dots3_note": "dots3note:Dots3Note",
     "dots_ocr": "dots_ocr:DotsOcr",
     "exaone4_5": "qwen_vl:Exaone45",
@@ -20,6 +21,7 @@ PROJECTORS = {
     "glm4v": "glm_v:Glm4v",
     "glm4v_moe": "glm_v:Glm4v",
     "glm5_next": "glm_v:Glm5v",
+    "glmasr": "glm_asr:GlmAsr",
     "idefics3": "siglip:Idefics3",
     "internvl": "internvl:InternVL",
     "internvl_chat": "internvl:InternVLChat",
@@ -31,14 +33,22 @@ PROJECTORS = {
     "llama4": "llama4:Llama4",
     "llava": "siglip:Llava",
     "llava_next": "siglip:LlavaNext",
+    "meralion2": "sound:Meralion",
+    "minicpmo": "minicpmv_resampler:MiniCpmV",
+    "minicpmv": "minicpmv_resampler:MiniCpmV",
     "minicpmv4_6": "minicpmv:MiniCpmV46",
     "minimax_m3_vl": "minimax_m3:MiniMaxM3",
     "mistral3": "pixtral:Pixtral",
     "qwen2_audio": "sound:Qwen2Audio",
+    "qwen2_5_omni": "omni:Qwen25Omni",
+    "qwen2_5_omni_thinker": "omni:Qwen25Omni",
     "qwen2_5_vl": "qwen_vl:Qwen25VL",
     "qwen2_vl": "qwen_vl:Qwen2VL",
     "qwen3_5": "qwen_vl:Qwen3VL",
     "qwen3_5_moe": "qwen_vl:Qwen3VL",
+    "qwen3_asr": "omni:Qwen3Asr",
+    "qwen3_omni_moe": "omni:Qwen3Omni",
+    "qwen3_omni_moe_thinker": "omni:Qwen3Omni",
     "qwen3_vl": "qwen_vl:Qwen3VL",
     "qwen3_vl_moe": "qwen_vl:Qwen3VL",
     "smolvlm": "siglip:Idefics3",
@@ -54,7 +64,8 @@ _BY_ENCODER = {("llava", "pixtral"): "pixtral:Pixtral"}
 def has_projector(checkpoint: Checkpoint) -> bool:
     """Whether a model of this type may have a projector that is known."""
     model_type = checkpoint.config.get("model_type")
-    has_encoder = any(isinstance(checkpoint.config.get(f"{part}_config"), dict) for part in ("vision", "audio"))
+    parts = "vision", "audio", "whisper", "speech"
+    has_encoder = any(isinstance(checkpoint.config.get(f"{part}_config"), dict) for part in parts)
     return has_encoder and isinstance(model_type, str) and model_type in PROJECTORS
 
 

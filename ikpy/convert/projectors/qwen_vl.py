@@ -19,7 +19,7 @@ MERGE, FRAMES = 2, 2
 class MergedProjector(Projector):
     """Squares of patches become rows of the text model."""
 
-    parts = ("visual.",)
+    parts: ClassVar[tuple[str, ...]] = ("visual.",)
     layer = "visual.blocks"
 
     def check(self) -> None:
@@ -118,9 +118,14 @@ class Exaone45(Qwen25VL):
 
 
 class Qwen3VL(MergedProjector):
-    """Positions as vectors too; features of some layers go to the first layers of the text model."""
+    """Positions as vectors too; features of some layers go to the first layers of the text model.
+
+    mergers: modules with what makes rows of these features. merger_parts: its norm and both matrices.
+    """
 
     kind = "qwen3vl_merger"
+    mergers: ClassVar[str] = "deepstack_merger_list"
+    merger_parts: ClassVar[tuple[str, str, str]] = ("norm", "linear_fc1", "linear_fc2")
     modules: ClassVar[Mapping[str, str]] = {
         **BLOCK,
         "attn_qkv": "attn.qkv",
@@ -160,11 +165,12 @@ class Qwen3VL(MergedProjector):
         yield from paired_patches("visual.patch_embed.proj", self.n, self.patch_size, bias=True)
         yield table("v.position_embd.weight", "visual.pos_embed.weight", self.grid**2, self.n)
         yield from self.layers()
-        yield from norm("v.post_ln", "visual.merger.norm", self.n)
-        yield from self.merger("merger.linear_fc1", "merger.linear_fc2")
+        last_norm, first, second = self.merger_parts
+        yield from norm("v.post_ln", f"visual.merger.{last_norm}", self.n)
+        yield from self.merger(f"merger.{first}", f"merger.{second}")
         n = self.n * MERGE**2
         for i, layer in enumerate(self.deep_layers):
-            target, source = f"v.deepstack.{layer}", f"visual.deepstack_merger_list.{i}"
-            yield from norm(f"{target}.norm", f"{source}.norm", n)
-            names = (f"{source}.linear_fc1", f"{source}.linear_fc2")
+            target, source = f"v.deepstack.{layer}", f"visual.{self.mergers}.{i}"
+            yield from norm(f"{target}.norm", f"{source}.{last_norm}", n)
+            names = (f"{source}.{first}", f"{source}.{second}")
             yield from self.two_layers((f"{target}.fc1", f"{target}.fc2"), names, (n, n, self.n_text))

@@ -4,7 +4,7 @@ text model."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,7 +37,10 @@ def column(bias: np.ndarray) -> np.ndarray:
 
 
 class SoundProjector(FileProjector):
-    """config: values of the whole model, those of its text part first; audio: of the encoder."""
+    """config: values of the whole model, those of its text part first; audio: of the encoder. tower: its module.
+
+    modules: of layers. last_norm: module of the norm behind them. key_bias: whether keys have one.
+    """
 
     parts: ClassVar[tuple[str, ...]] = ("audio_tower.", "multi_modal_projector.")
     defaults: ClassVar[Mapping[str, int | str]] = {
@@ -49,13 +52,18 @@ class SoundProjector(FileProjector):
         "max_source_positions": N_POSITIONS,
     }
     act: ClassVar[str] = "gelu"  # of the projector
+    tower: ClassVar[str] = TOWER
+    last_norm: ClassVar[str] = "layer_norm"
+    key_bias: ClassVar[bool] = False
+    n_positions: ClassVar[int] = N_POSITIONS
+    modules: Mapping[str, str] = MODULES
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         path = checkpoint.folder / "config.json"
-        values = checkpoint.config.get("audio_config")
+        self.checkpoint, self.config = checkpoint, Config(checkpoint.config, path)
+        values = self.encoder_values()
         if not isinstance(values, dict):
             raise FileFormatError(f"{path}: there is no 'audio_config'; the model takes no sound")
-        self.checkpoint, self.config = checkpoint, Config(checkpoint.config, path)
         self.audio = Config({**self.defaults, **values}, path.with_name("config.json (audio_config)"))
         self.n = self.audio.count("d_model", "hidden_size")
         self.n_head = self.audio.count("encoder_attention_heads", "num_attention_heads")
@@ -63,6 +71,10 @@ class SoundProjector(FileProjector):
         self.n_layer = self.audio.count("encoder_layers", "num_hidden_layers")
         self.n_mel = self.audio.count("num_mel_bins")
         self.n_text = self.find_text_width()
+
+    def encoder_values(self) -> Any:
+        """What config.json says of the encoder."""
+        return self.checkpoint.config.get("audio_config")
 
     def find_text_width(self) -> int:
         """Elements of a token's embedding."""
@@ -99,16 +111,28 @@ class SoundProjector(FileProjector):
         }
 
     def tensors(self) -> Iterator[Wanted]:
+        yield from self.front()
+        yield from self.positions()
+        for il in range(self.n_layer):
+            for target, module in self.modules.items():
+                yield from self.module(f"a.blk.{il}.{target}", target, f"{self.tower}.layers.{il}.{module}")
+        yield from self.last()
+        yield from self.projection()
+
+    def last(self) -> Iterator[Wanted]:
+        """The norm behind the layers."""
+        yield from norm("a.post_ln", f"{self.tower}.{self.last_norm}", self.n)
+
+    def front(self) -> Iterator[Wanted]:
+        """What makes states of frames."""
         for i, n_in in ((1, self.n_mel), (2, self.n)):
-            source = f"{TOWER}.conv{i}"
+            source = f"{self.tower}.conv{i}"
             yield Wanted(f"a.conv1d.{i}.weight", f"{source}.weight", (self.n, n_in, 3), floats=True)
             yield Wanted(f"a.conv1d.{i}.bias", f"{source}.bias", (self.n,), column, exact=True)
-        yield table("a.position_embd.weight", f"{TOWER}.embed_positions.weight", N_POSITIONS, self.n)
-        for il in range(self.n_layer):
-            for target, module in MODULES.items():
-                yield from self.module(f"a.blk.{il}.{target}", target, f"{TOWER}.layers.{il}.{module}")
-        yield from norm("a.post_ln", f"{TOWER}.layer_norm", self.n)
-        yield from self.projection()
+
+    def positions(self) -> Iterator[Wanted]:
+        """What is added to states."""
+        yield table("a.position_embd.weight", f"{self.tower}.embed_positions.weight", self.n_positions, self.n)
 
     def module(self, full: str, target: str, source: str) -> Iterator[Wanted]:
         """Tensors of a module of a layer."""
@@ -117,7 +141,7 @@ class SoundProjector(FileProjector):
             return
         n_out = self.n_ff if target == "ffn_up" else self.n
         n_in = self.n_ff if target == "ffn_down" else self.n
-        yield from linear(full, source, n_out, n_in, bias=target != "attn_k")
+        yield from linear(full, source, n_out, n_in, bias=self.key_bias or target != "attn_k")
 
     def projection(self) -> Iterator[Wanted]:
         """What leads to the text model."""
@@ -202,3 +226,34 @@ class Ultravox(SoundProjector):
         yield from norm("mm.a.norm_pre", "multi_modal_projector.ln_pre", self.n * self.stack, bias=False)
         yield from norm("mm.a.norm_mid", "multi_modal_projector.ln_mid", self.width // 2, bias=False)
         yield from self.two_matrices(self.n * self.stack, self.width, self.width // 2, bias=False)
+
+
+class Meralion(SoundProjector):
+    """MERaLiON 2: a norm of every state, a matrix over states side by side, a gated network."""
+
+    kind = "meralion"
+    parts = ("speech_encoder.", "ln_speech.", "speech_audio_adapter.")
+    tower = "speech_encoder"
+
+    def encoder_values(self) -> Any:
+        return self.checkpoint.config.get("speech_config")
+
+    @property
+    def stack(self) -> int:
+        return self.config.count("speech_mlp_scale_factor", default=15)
+
+    def check(self) -> None:
+        super().check()
+        self.config.require(f"speech_mlp_scale_factor {self.stack}", 0 < self.stack <= N_POSITIONS)
+        self.check_value(self.config, "speech_mlp_use_projection", True)
+
+    def projection(self) -> Iterator[Wanted]:
+        source, wide = "speech_audio_adapter", 4 * self.n
+        yield from norm("mm.a.norm_pre", "ln_speech", self.n)
+        yield from linear("mm.a.mlp.0", f"{source}.mlp_adapter.0", self.n, self.n * self.stack)
+        yield from linear("mm.a.mlp.1", f"{source}.gate_proj", wide, self.n)
+        yield from linear("mm.a.mlp.2", f"{source}.pool_proj", wide, self.n)
+        yield from linear("mm.a.mlp.3", f"{source}.out_proj", self.n_text, wide)
+
+    def notes(self) -> list[str]:
+        return ["llama.cpp norms the states of a row together, not each by itself as the model does"]

@@ -16,7 +16,8 @@ class Wanted:
     """A tensor of the file and the tensor of the checkpoint that it is made of.
 
     shape: in the checkpoint, slowest dimension first. floats: f32, or f16 in a file of f16, since an engine convolves
-    or transposes it. exact: always f32. stack: of so many tensors, whose numbers stand for {e} in the source.
+    or transposes it. exact: always f32. stack: of so many tensors, whose numbers stand for {e} in the source. values:
+    f32, of which the checkpoint has no tensor.
     """
 
     target: str
@@ -27,10 +28,13 @@ class Wanted:
     floats: bool = False
     exact: bool = False
     stack: int = 0
+    values: np.ndarray | None = None
 
     @property
     def sources(self) -> list[str]:
         """All tensors of the checkpoint that it is made of."""
+        if self.values is not None:
+            return []
         return [self.source.replace("{e}", str(e)) for e in range(self.stack)] if self.stack else [self.source]
 
 
@@ -50,6 +54,11 @@ def norm(target: str, source: str, n: int, *, bias: bool = True) -> Iterator[Wan
 def table(target: str, source: str, *shape: int, view: View | None = None) -> Wanted:
     """Vectors that are added as they are: positions, and what stands for a whole picture or a break of lines."""
     return Wanted(target, source, shape, view, exact=True)
+
+
+def constant(target: str, values: np.ndarray) -> Wanted:
+    """Numbers that are the same in all models of a kind."""
+    return Wanted(target, "", values.shape, exact=True, values=values)
 
 
 def patches(source: str, n: int, size: int, *, bias: bool = True) -> Iterator[Wanted]:

@@ -53,10 +53,10 @@ class ChatRequest:
     include_usage: bool
 
 
-async def chat_request(request: Request, body: Body, front: Front) -> ChatRequest:
-    """Everything of a chat request, with the tokens of its media. Raises ApiError."""
+async def chat_request(request: Request, body: Body, front: Front, *, may_exceed: bool = False) -> ChatRequest:
+    """Everything of a chat request, with the tokens of its media (`Front.seen`). Raises ApiError."""
     chat = await aside(request, read_chat, body, front)
-    return replace(chat, prompt=await front.seen(chat.prompt, request))
+    return replace(chat, prompt=await front.seen(chat.prompt, request, may_exceed=may_exceed))
 
 
 def read_chat(body: Body, front: Front) -> ChatRequest:

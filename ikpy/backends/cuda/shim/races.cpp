@@ -145,8 +145,8 @@ struct Memory {
     uint32_t since;
 };
 
-bool ordered(const Access& before, const AccessState& now, const Memory& memory) {
-    if (before.epoch < memory.since) return true;
+// Of accesses that count.
+bool ordered(const Access& before, const AccessState& now) {
     if (before.other_blocks || before.epoch < now.first_epoch) return false;
     if (before.epoch != now.epoch) return true;
     if (before.other_warps || before.thread / 32 != now.thread / 32) return false;
@@ -179,14 +179,35 @@ void race(const Memory& memory, const Access& before, AccessKind first, const Ac
 // Compares an access with all before it that it must be ordered behind, and adds it to them.
 void check_races(const Memory& memory, Cell& cell, const AccessState& now, AccessKind kind,
                  const void* code) {
+    // Most are by a thread that has made the same one just before, of what nobody writes.
+    if (kind == AccessKind::kRead && std::max(cell.write.epoch, cell.atomic.epoch) < memory.since &&
+        cell.read.epoch == now.epoch && cell.read.warp_epoch == now.warp_epoch &&
+        cell.read.thread == now.thread)
+        return;
     const auto behind = [&](const Access& before, AccessKind first) {
-        if (!ordered(before, now, memory)) race(memory, before, first, now, kind, code);
+        if (before.epoch >= memory.since && !ordered(before, now))
+            race(memory, before, first, now, kind, code);
     };
     behind(cell.write, AccessKind::kWrite);
     if (kind != AccessKind::kAtomic) behind(cell.atomic, AccessKind::kAtomic);
     if (kind == AccessKind::kRead) return note(cell.read, now, memory);
     behind(cell.read, AccessKind::kRead);
     note(kind == AccessKind::kWrite ? cell.write : cell.atomic, now, memory);
+}
+
+// Checks every byte of an access. Bytes that had the same accesses so far, as most have, get the same one.
+template <class AnyCell, class Check>
+void for_bytes(AnyCell* cells, size_t n, Check check) {
+    if (n == 0) return;
+    const AnyCell before = cells[0];
+    check(0);
+    for (size_t i = 1; i < n; ++i) {
+        if (std::memcmp(&cells[i], &before, sizeof before) == 0) {
+            cells[i] = cells[0];
+        } else {
+            check(i);
+        }
+    }
 }
 
 // Index of a thread, which the kernels read where they read shared memory.
@@ -215,12 +236,12 @@ void check_global(uintptr_t address, size_t size, const AccessState& now, Access
     for (size_t i = 0; i < size;) {
         const size_t in_page = (address + i) % kPageBytes, n = std::min(size - i, kPageBytes - in_page);
         Cell* cells = shadow.global.page(address + i) + in_page;
-        for (size_t j = 0; j < n; ++j) {
-            check_races({"global", shadow.first_epoch}, cells[j], now, kind, code);
-            if (kind != AccessKind::kRead && shadow.read_only.holds(address + i + j))
+        for_bytes(cells, n,
+                  [&](size_t j) { check_races({"global", shadow.first_epoch}, cells[j], now, kind, code); });
+        for (size_t j = 0; kind != AccessKind::kRead && j < n; ++j)
+            if (shadow.read_only.holds(address + i + j))
                 ikpy::shim::fail(
                     "memory is written that the launch reads as memory that stays as it is (__ldg)");
-        }
         i += n;
     }
 }
@@ -259,7 +280,7 @@ void access(const void* p, size_t size, AccessKind kind, const void* code) {
     const bool is_dynamic = in_dynamic < ikpy::shim::kMaxShared;
     if (is_dynamic && in_dynamic + size > now.dynamic_bytes)
         ikpy::shim::fail("an access beyond the dynamic shared memory of the launch");
-    for (size_t i = 0; i < size; ++i) check_shared(cells[i], address + i, now, kind, code);
+    for_bytes(cells, size, [&](size_t i) { check_shared(cells[i], address + i, now, kind, code); });
     if (is_dynamic) ikpy::shim::note_access(in_dynamic, size, kind != AccessKind::kRead);
 }
 

@@ -1,7 +1,8 @@
 """`pytest tests/cuda --device real` runs the tests of kernels and models on the GPUs of this machine.
 
-With `--device ptx --arch 75`, 80 or 90 the tests of kernels execute the PTX for that architecture (tests/cuda/ptx), and
-with 80 those of models do.
+With `--device checked` whole models, too, run with the checks of the emulation, threads taking turns in an order that
+`--order` says. With `--device ptx --arch 75`, 80 or 90 the tests of kernels execute the PTX for that architecture
+(tests/cuda/ptx), and with 80 those of models do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.device import works
-from ikpy.backends.cuda import devices, emulator
+from ikpy.backends.cuda import devices, emulated, emulator
 from ikpy.backends.cuda.api import LaunchLike
 from ikpy.backends.cuda.arguments import pack
 from ikpy.backends.cuda.emulated import EmulatedDevice, Launcher
@@ -29,8 +30,9 @@ WASTE = 4
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    choices = ("emulated", "ptx", "real")
+    choices = ("emulated", "checked", "ptx", "real")
     parser.addoption("--device", default="emulated", choices=choices, help="where CUDA kernels run")
+    parser.addoption("--order", type=int, default=2026, help="order of threads with --device checked")
     parser.addoption("--traffic", action="store_true", help="with --device ptx: print accesses that take many sectors")
     parser.addoption("--arch", type=int, default=80, choices=(75, 80, 90), help="architecture with --device ptx")
     parser.addoption("--results", type=Path, help="file that gets a line per test; what it has is not run again")
@@ -52,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if not found:
             raise pytest.UsageError(f"--device real: {devices.why_none()}")
         programs.DEVICE = found[0]
+    if config.getoption("--device", "emulated") == "checked":
+        emulated.kernel_launcher = lambda: checked_launcher(config.getoption("--order"))
     if is_ptx(config):
         programs.PTX = Library(config.getoption("--arch"), measured=config.getoption("--traffic"))
     path = config.getoption("--results", None)
@@ -85,6 +89,17 @@ def emulation(request: pytest.FixtureRequest) -> None:
     """For tests of the emulation itself, which show nothing on a GPU."""
     if is_real(request.config) or is_ptx(request.config):
         pytest.skip("looks at the emulation")
+
+
+def checked_launcher(order: int) -> Launcher:
+    """Launches with the checks of the emulation."""
+    machine = emulator.library(checked=True)
+
+    def launch(launch: LaunchLike) -> None:
+        machine.set_order(order)
+        machine.launch(launch.kernel, launch.grid, launch.block, launch.shared_bytes, launch.args)
+
+    return launch
 
 
 def on_machine(device: EmulatedDevice) -> Launcher:

@@ -135,6 +135,37 @@ def test_int8_products_of_sm_90_compile_without_spills() -> None:
         assert all(row.blocks(256, products.WGMMA_S8_SHARED) == 2 for row in rows)
 
 
+TOUCHED = """
+#include "wgmma.cuh"
+using namespace ikpy::cuda;
+
+// Sums are read while products that add to them are under way.
+IKPY_KERNEL __launch_bounds__(128) touched(float* out, int n) {
+    extern __shared__ __align__(1024) uint8_t tiles[];
+    const unsigned long long a = matrix_descriptor(tiles), b = matrix_descriptor(tiles + 16384);
+    float sums[64], seen = 0.0f;
+    for (int k = 0; k < n; ++k) {
+        wgmma_fence();
+        wgmma_bf16_n128(sums, a, b, k > 0);
+        wgmma_commit();
+        seen += sums[k & 1];
+    }
+    wgmma_finish(sums);
+    for (int i = 0; i < 64; ++i) out[64 * threadIdx.x + i] = sums[i] + seen;
+}
+"""
+
+
+@needs_nvcc
+def test_products_that_the_compiler_holds_up_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so in a line of its log and makes code that is right and slow."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "wgmma_touched.cu"
+    source.write_text(TOUCHED)
+    with pytest.raises(RuntimeError, match=r"wgmma_touched\.cu: .*is injected"):
+        resources.usage(source, (90,))
+
+
 # As many live values as three times the registers of a thread; an array picked from by a number known at run time;
 # more registers than a block of 1024 threads can have.
 FAULTS = {

@@ -125,6 +125,8 @@ def test_cells_meet_few_lines(type_name: str, least: float, machine: Library) ->
         # Their points are looked up in shared memory, in lines of global memory it was 1.4 to 4.5.
         *(("iq2_xxs_r4", 11.5), ("iq2_xs_r4", 10.3), ("iq2_s_r4", 10.5), ("iq3_xxs_r4", 9.6), ("iq3_s_r4", 8.6)),
         *(("iq1_s_r4", 6.2), ("iq1_m_r4", 6.8)),
+        *(("iq2_xxs", 8.2), ("iq2_xs", 7.5), ("iq2_s", 6.3), ("iq3_xxs", 7.3), ("iq3_s", 6.6)),
+        *(("iq1_s", 4.7), ("iq1_m", 4.5)),
     ],
 )
 def test_rows_of_one_token_take_few_turns(type_name: str, least: float, machine: Library) -> None:

@@ -41,7 +41,13 @@ _FLAGS = (
 )
 
 
-_CHECKS = ("-fsanitize=thread,alignment", "--param=tsan-instrument-func-entry-exit=0")
+# What the handlers are for: shim/races.cpp, shim/undefined.cpp. Arrays that nothing was assigned to hold a pattern.
+_UNDEFINED = "alignment,bounds,float-cast-overflow,integer-divide-by-zero,shift-exponent,signed-integer-overflow"
+_CHECKS = (
+    f"-fsanitize=thread,{_UNDEFINED}",
+    "--param=tsan-instrument-func-entry-exit=0",
+    "-ftrivial-auto-var-init=pattern",
+)
 FORWARD, REVERSE = 0, 1
 
 

@@ -71,6 +71,8 @@ _ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)a?'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
+# Products of sm_90 that the compiler lets wait for each other, or for which it adds waits.
+_HELD_UP = re.compile(r"^.*\(C75\d\d\).*$|^.*wgmma.*serialized.*$", re.MULTILINE)
 
 
 def parse(log: str) -> list[Usage]:
@@ -106,13 +108,16 @@ def _compile(source: Path, architectures: Sequence[int]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")
-    return done.stderr + done.stdout
+    log = done.stderr + done.stdout
+    if found := _HELD_UP.search(log):
+        raise RuntimeError(f"{source.name}: {found[0]}")
+    return log
 
 
 def usage(source: Path, architectures: Sequence[int]) -> list[Usage]:
     """Usages of a file's kernels on architectures that share their PTX (``modules.virtual_architecture``).
 
-    What the user cache lacks is compiled. RuntimeError if the compiler fails.
+    What the user cache lacks is compiled. RuntimeError if the compiler fails, or holds up products of sm_90.
     """
     reports = _reports(source, architectures)
     missing = [arch for arch, path in reports.items() if not path.exists()]

@@ -107,12 +107,21 @@ __device__ __forceinline__ uint16_t f32_to_bf16(float x) {
     return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Nearest integer, ties to even.
+// Nearest integer, ties to even. Here and below numbers beyond an integer become the largest or the smallest
+// one, and NaN 0.
 __device__ __forceinline__ int round_even(float x) {
 #if defined(__CUDACC__)
     return __float2int_rn(x);
 #else
-    return static_cast<int>(std::lrintf(x));
+    return shim::saturated(std::nearbyint(x));
+#endif
+}
+// Without what is behind the point.
+__device__ __forceinline__ int truncated(float x) {
+#if defined(__CUDACC__)
+    return __float2int_rz(x);
+#else
+    return shim::saturated(std::trunc(x));
 #endif
 }
 

@@ -69,7 +69,7 @@ __device__ __forceinline__ void store_q4_0(float x, uint8_t* y) {
     const int lane = lane_id();
     const float d = signed_extreme(x) / -8.0f;
     const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
-    const int code = min(15, static_cast<int>(__fadd_rn(__fmul_rn(x, inverse), 8.5f)));
+    const int code = min(15, truncated(__fadd_rn(__fmul_rn(x, inverse), 8.5f)));
     const int byte = paired_nibbles(code);
     if (lane == 0) put_f16(y, d);
     if (lane < 16) y[2 + lane] = static_cast<uint8_t>(byte);
@@ -89,7 +89,7 @@ __device__ __forceinline__ void store_q5_0(float x, uint8_t* y) {
     const float d = signed_extreme(x) / -16.0f;
     const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
     if (lane_id() == 0) put_f16(y, d);
-    put_codes<22, true>(min(31, static_cast<int>(__fadd_rn(__fmul_rn(x, inverse), 16.5f))), y);
+    put_codes<22, true>(min(31, truncated(__fadd_rn(__fmul_rn(x, inverse), 16.5f))), y);
 }
 
 // Codes 0 .. kTop from the smallest element to the largest.
@@ -102,7 +102,7 @@ __device__ __forceinline__ void store_with_minimum(float x, uint8_t* y) {
         put_f16(y, d);
         put_f16(y + 2, low);
     }
-    const int code = static_cast<int>(__fadd_rn(__fmul_rn(x - low, inverse), 0.5f));
+    const int code = truncated(__fadd_rn(__fmul_rn(x - low, inverse), 0.5f));
     put_codes<kBytes, (kTop > 15)>(min(kTop, code), y);
 }
 

@@ -79,13 +79,6 @@ __device__ __forceinline__ void add_own(const Product& p, const VectorWork<U, 1>
     }
 }
 
-// The table of a type, which all threads of the block make.
-template <class Own>
-__device__ __forceinline__ void make_table(unsigned* table) {
-    for (int i = threadIdx.x; i < Own::kTable; i += blockDim.x) table[i] = Own::table_word(i);
-    __syncthreads();
-}
-
 // Joins the sums of the lanes that share rows, and puts them where those of the warp belong. Lanes exchange
 // the sums that the other one goes on with, so that each has a single one at the end.
 template <class U>

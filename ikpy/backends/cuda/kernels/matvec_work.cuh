@@ -11,8 +11,9 @@ constexpr int kVectorWarps = 4;
 
 // How the lanes of a warp divide rows. Of types with parts (matvec_stages.cuh) a set has kPartRows rows, of
 // which a lane multiplies half, or one. Of interleaved rows with one token a lane takes several neighbours,
-// if the type says how (matvec_own.cuh).
-constexpr int kPartRows = 4;
+// if the type says how (matvec_own.cuh). Of types with tables (matvec_tables.cuh) a set has kTableRows rows,
+// of all lanes.
+constexpr int kPartRows = 4, kTableRows = 2;
 template <class Part>
 struct PartSizes {
     static constexpr int kBlocks = Part::kBlocks, kResident = Part::kResident;
@@ -34,12 +35,14 @@ struct Lanes {
     static constexpr int kBlocks = N == 1 ? PartSizes<typename U::Part>::kBlocks : 0;
     static constexpr bool kParts = kBlocks > 0;
     static constexpr int kTogether = N == 1 ? RowsTogether<typename U::Own>::kRows : 1;
-    static constexpr int kStarts = kParts ? kBlocks / 2 : 1;  // rows of a set that a lane has, by address
-    static constexpr int kOwn = kStarts * kTogether;          // and all of them
+    static constexpr bool kTables = N == 1 && U::kTable > 0;
+    // Rows of a set that a lane has, by address, and all of them.
+    static constexpr int kStarts = kParts ? kBlocks / 2 : kTables ? kTableRows : 1;
+    static constexpr int kOwn = kStarts * kTogether;
     static constexpr int kInTurn = kParts ? kPartRows / kStarts : 1;  // plain rows over the lanes
     static constexpr int kLanes = U::kRows / kTogether * kInTurn;     // with different rows
     static constexpr int kRows = kLanes * kOwn;                       // of a set
-    static_assert(U::kRows == 1 || !kParts);
+    static_assert(U::kRows == 1 || !(kParts || kTables));
 };
 
 // Blocks per multiprocessor that registers are to suffice for: unasked, the compiler saves some by spilling,
@@ -62,7 +65,7 @@ struct VectorWork {
 template <class U, int N>
 __device__ __forceinline__ int lane_row(const Product& p, int group, int k) {
     using L = Lanes<U, N>;
-    if (L::kInTurn == 1) return group * L::kRows;
+    if (L::kStarts == 1 && L::kInTurn == 1) return group * L::kRows;
     return min(group * L::kRows + k * L::kInTurn + lane_id() % L::kInTurn, p.n_out - 1);
 }
 

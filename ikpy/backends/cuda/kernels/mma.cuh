@@ -52,6 +52,16 @@ __device__ __forceinline__ void prefetch_l2([[maybe_unused]] const void* p) {
 #endif
 }
 
+#if !defined(__CUDACC__)
+namespace host {
+// Rows of matrices by the lanes that give their addresses.
+inline const void* matrix_row(const void* row) {
+    if (reinterpret_cast<uintptr_t>(row) % 16) shim::fail("a misaligned row of a matrix");
+    return row;
+}
+}  // namespace host
+#endif
+
 // Four 8 x 16-byte matrices; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrix4(unsigned* r, const void* row) {
 #if defined(__CUDACC__)
@@ -59,7 +69,7 @@ __device__ __forceinline__ void load_matrix4(unsigned* r, const void* row) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(shared_address(row)));
 #else
-    const uint4 v = shim::warp_operation<uint4>(row, [](const void* const* rows, int l) {
+    const uint4 v = shim::warp_operation<uint4>(host::matrix_row(row), [](const void* const* rows, int l) {
         unsigned out[4];
         for (int i = 0; i < 4; ++i) out[i] = static_cast<const unsigned*>(rows[8 * i + l / 4])[l % 4];
         return uint4{out[0], out[1], out[2], out[3]};
@@ -74,7 +84,7 @@ __device__ __forceinline__ void load_matrix4_transposed(unsigned* r, const void*
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(shared_address(row)));
 #else
-    const uint4 v = shim::warp_operation<uint4>(row, [](const void* const* rows, int l) {
+    const uint4 v = shim::warp_operation<uint4>(host::matrix_row(row), [](const void* const* rows, int l) {
         unsigned out[4];
         for (int i = 0; i < 4; ++i) {
             const int first = 8 * i + 2 * (l % 4), column = l / 4;

@@ -30,8 +30,8 @@ from ikpy.graph.ir import F32, Node, Value
 from ikpy.quants import registry
 
 KINDS = ("mul_mat", "mul_mat_up_gate", "mul_mat_id", "mul_mat_id_up_gate")
-# Rows of a set that a warp of matvec1_ takes twice, or of up and of gate, where they are more than those of a group:
-# of types with parts (kernels/matvec_work.cuh).
+# Rows of a set that a warp of matvec1_ takes twice, or of up and of gate, where they are more than those of a group
+# (kernels/matvec_work.cuh): of types with parts.
 SET_ROWS = dict.fromkeys(
     (
         *("q2_k", "q3_k", "iq2_k", "iq3_k", "iq5_k", "iq6_k", "iq2_ks", "iq3_ks", "iq5_ks", "iq2_kl"),
@@ -39,6 +39,8 @@ SET_ROWS = dict.fromkeys(
     ),
     4,
 )
+# And of types with tables of points, all of which every lane multiplies.
+SET_ROWS |= dict.fromkeys(("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m"), 2)
 # Interleaved rows that a lane of matvec1_ multiplies together (kernels/unpack/own_*.cuh), where they are not four if
 # blocks lie at multiples of 16 bytes, else two. Five bits with non-linear levels take many registers; bytes of iq1_s_r4
 # and iq1_m_r4 belong to four rows.
@@ -91,7 +93,8 @@ def _split(p: Product, rows_per_warp: int, wide: bool) -> int:
     warps = ceil_div(p.up.shape[1], rows_per_warp)
     row = registry.by_id(p.up.type_id)
     together = 1 if wide else lane_rows(row.name.lower())
-    steps = 1 if together > 1 or SET_ROWS.get(row.name.lower(), 1) >= 4 else 2
+    set_rows = SET_ROWS.get(row.name.lower(), 1)
+    steps = 1 if together > 1 or set_rows >= (4 if wide else 2) else 2
     least = steps * 32 * together // row.interleave
     split = 1
     while split < 4 and warps * split < 2048 and p.up.shape[0] // 32 >= least * 2 * split:

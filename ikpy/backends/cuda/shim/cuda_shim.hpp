@@ -97,8 +97,16 @@ void wgmma_s8(int* c, int n, const RowPair& rows, uint64_t b, bool accumulate);
 
 // Ends the launch with an error, as a misaligned access does on a device.
 [[noreturn]] void fail(const char* reason);
-// A load through the cache for memory that stays as it is while the kernel runs.
+// A load through the cache for memory that stays as it is while the kernel runs (checked builds).
 void note_read_only(const void* p, size_t bytes);
+// An atomic operation (checked builds).
+void note_atomic(const void* p, size_t bytes);
+
+// An integral float as conversions of devices give it.
+inline int saturated(float x) {
+    if (!(std::fabs(x) < 2147483648.0f)) return std::isnan(x) ? 0 : x < 0 ? -2147483647 - 1 : 2147483647;
+    return static_cast<int>(x);
+}
 
 // Not seen by the checks of races.cpp.
 #if defined(__SANITIZE_THREAD__)
@@ -106,6 +114,28 @@ void note_read_only(const void* p, size_t bytes);
 #else
 #define IKPY_UNCHECKED
 #endif
+
+// Kernels ask all lanes, as their blocks are multiples of 32.
+inline void check_mask(unsigned mask) {
+    if (mask != 0xffffffffu) fail("a warp operation that is not for all lanes");
+}
+
+template <class T, class F>
+IKPY_UNCHECKED inline T atomically(T* p, F f) {
+#if defined(__SANITIZE_THREAD__)
+    note_atomic(p, sizeof(T));
+#endif
+    const T old = *p;
+    *p = f(old);
+    return old;
+}
+template <class T>
+IKPY_UNCHECKED inline T load_read_only(const T* p) {
+#if defined(__SANITIZE_THREAD__)
+    note_read_only(p, sizeof(T));
+#endif
+    return *p;
+}
 
 // f(inputs of all lanes, outputs of all lanes)
 template <class Out, class In, class F>
@@ -173,11 +203,13 @@ inline void __syncthreads() { ikpy::shim::block_barrier(); }
 inline void __syncwarp() { ikpy::shim::warp_barrier(); }
 
 template <class T>
-inline T __shfl_xor_sync(unsigned, T value, int mask) {
+inline T __shfl_xor_sync(unsigned lanes, T value, int mask) {
+    ikpy::shim::check_mask(lanes);
     return ikpy::shim::warp_operation<T>(value, [mask](const T* all, int l) { return all[l ^ mask]; });
 }
 template <class T>
-inline T __shfl_sync(unsigned, T value, int source) {
+inline T __shfl_sync(unsigned lanes, T value, int source) {
+    ikpy::shim::check_mask(lanes);
     struct Operand {
         T value;
         int source;
@@ -186,11 +218,13 @@ inline T __shfl_sync(unsigned, T value, int source) {
         Operand{value, source}, [](const Operand* all, int l) { return all[all[l].source & 31].value; });
 }
 template <class T>
-inline T __shfl_up_sync(unsigned, T value, int delta) {
+inline T __shfl_up_sync(unsigned lanes, T value, int delta) {
+    ikpy::shim::check_mask(lanes);
     return ikpy::shim::warp_operation<T>(
         value, [delta](const T* all, int l) { return l >= delta ? all[l - delta] : all[l]; });
 }
-inline unsigned __ballot_sync(unsigned, int predicate) {
+inline unsigned __ballot_sync(unsigned lanes, int predicate) {
+    ikpy::shim::check_mask(lanes);
     return ikpy::shim::warp_operation<unsigned>(predicate, [](const int* all, int) {
         unsigned bits = 0;
         for (int l = 0; l < ikpy::shim::kWarp; ++l) bits |= unsigned(all[l] != 0) << l;
@@ -200,22 +234,14 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
 
 // Fibers never run at the same time, so plain operations are atomic.
 template <class T>
-IKPY_UNCHECKED inline T atomicAdd(T* p, T value) {
-    const T old = *p;
-    *p = old + value;
-    return old;
+inline T atomicAdd(T* p, T value) {
+    return ikpy::shim::atomically(p, [value](T old) { return old + value; });
 }
-
-IKPY_UNCHECKED inline unsigned atomicOr(unsigned* p, unsigned value) {
-    const unsigned old = *p;
-    *p = old | value;
-    return old;
+inline unsigned atomicOr(unsigned* p, unsigned value) {
+    return ikpy::shim::atomically(p, [value](unsigned old) { return old | value; });
 }
-
-IKPY_UNCHECKED inline unsigned atomicMax(unsigned* p, unsigned value) {
-    const unsigned old = *p;
-    *p = old > value ? old : value;
-    return old;
+inline unsigned atomicMax(unsigned* p, unsigned value) {
+    return ikpy::shim::atomically(p, [value](unsigned old) { return old > value ? old : value; });
 }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
@@ -258,10 +284,7 @@ inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 template <class T>
 inline T __ldg(const T* p) {
     if (reinterpret_cast<uintptr_t>(p) % sizeof(T)) ikpy::shim::fail("misaligned read");
-#if defined(__SANITIZE_THREAD__)
-    ikpy::shim::note_read_only(p, sizeof(T));
-#endif
-    return *p;
+    return ikpy::shim::load_read_only(p);
 }
 
 using std::fabs;

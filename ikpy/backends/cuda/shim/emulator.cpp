@@ -22,10 +22,10 @@ using ikpy::shim::present;
 
 enum class State : uint8_t { kReady, kBarrier, kWarp, kCondition, kDone };
 
-// A copy under way: its target, its contents, and the number of its group.
+// A copy under way, and the number of its group. from: null for zeros.
 struct Copy {
     void* to;
-    uint8_t data[16];
+    const void* from;
     int group;
 };
 
@@ -291,16 +291,19 @@ static void land(const Copy& copy) {
             fail("a copy beyond the dynamic shared memory of the launch");
         note_access(offset, 16, true);
     }
-    std::memcpy(copy.to, copy.data, 16);
-    note_copy(copy.to, 16);
+    if (copy.from) {
+        std::memcpy(copy.to, copy.from, 16);
+    } else {
+        std::memset(copy.to, 0, 16);
+    }
+    note_copy(copy.to, copy.from, 16);
 }
 
 void copy16(void* to, const void* from, bool valid) {
     Machine& m = machine();
     if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16) fail("misaligned copy");
     Fiber& f = m.fibers[m.current];
-    Copy copy{to, {}, f.group};
-    if (valid) std::memcpy(copy.data, from, 16);
+    const Copy copy{to, valid ? from : nullptr, f.group};
     if (m.reverse) {
         f.copies.push_back(copy);
     } else {

@@ -32,8 +32,10 @@ unsigned pick(unsigned n);
 
 // what ordinary accesses are checked against (checked builds)
 
-// Bytes of shared memory that an asynchronous copy of the running thread brings now.
-void note_copy(const void* to, size_t bytes);
+enum class AccessKind { kRead, kWrite, kAtomic };
+// Bytes of shared memory that an asynchronous copy of the running thread brings now. from: where they are
+// read now, or null.
+void note_copy(const void* to, const void* from, size_t bytes);
 // Bytes of shared memory that have contents from now on, whoever brought them.
 void note_filled(const void* to, size_t bytes);
 

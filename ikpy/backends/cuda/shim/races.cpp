@@ -1,13 +1,12 @@
-// Race, alignment and initialization checks: the hooks that the compiler calls at every memory access of the
-// kernels when they are built with -fsanitize=thread (the sanitizer's own library is not linked).
+// Race and initialization checks: the hooks that the compiler calls at every memory access of the kernels
+// when they are built with -fsanitize=thread (the sanitizer's own library is not linked).
 //
-// Two accesses of a byte of which one writes are a race unless the same thread makes both, a block barrier
-// lies between them, or both threads are of one warp and __syncwarp lies between. Blocks of a launch are
-// never ordered. Shuffles and votes order nothing, as CUDA says. Of memory that blocks share only accesses
-// behind a write are seen; blocks also run in descending order, which turns the other half into that one.
-// Asynchronous copies of 16 bytes are writes of the thread that asked for them. Shared memory has no contents
-// when a block begins, and of dynamic memory there is what the launch asked for. What is read as memory that
-// stays as it is (__ldg) may not be written by the same launch, before or after.
+// Two accesses of a byte of which one writes are a race unless both are atomic, the same thread makes both, a
+// block barrier lies between them, or both threads are of one warp and __syncwarp lies between. Blocks of a
+// launch are never ordered. Shuffles and votes order nothing, as CUDA says. Asynchronous copies of 16 bytes
+// are reads and writes of the thread that asked for them. Shared memory has no contents when a block begins,
+// and of dynamic memory there is what the launch asked for. What is read as memory that stays as it is
+// (__ldg) may not be written by the same launch, before or after.
 #include <link.h>
 
 #include <algorithm>
@@ -22,23 +21,23 @@
 
 namespace {
 
+using ikpy::shim::AccessKind;
 using ikpy::shim::AccessState;
 
 // Accesses of one kind in one barrier interval; intervals are numbered through all blocks and launches,
-// from 1.
+// from 1. other_blocks: of the same launch, at any time.
 struct Access {
     uint32_t epoch, warp_epoch;
     uint16_t thread;
-    bool other_lanes, other_warps;
+    bool other_lanes : 1, other_warps : 1, other_blocks : 1;
 };
+// A byte of memory.
 struct Cell {
-    Access write, read;
-    uint32_t filled;  // interval of the last write of any kind
+    Access write, read, atomic;
 };
-// The last write of a byte of memory that blocks share; interval 0: none.
-struct Written {
-    uint32_t epoch, warp_epoch, block;
-    uint16_t thread;
+// And of shared memory. filled: interval of the last write of any kind.
+struct SharedCell : Cell {
+    uint32_t filled;
 };
 
 // Writable memory of this library: __shared__ variables are static there.
@@ -63,34 +62,34 @@ int find_statics(dl_phdr_info* info, size_t, void* found) {
 
 constexpr size_t kPages = 1 << 16, kPageBytes = 4096;
 
-// Writes by page.
-class WrittenBytes {
+// Cells of memory that blocks share, by page. Those of earlier launches are told by their intervals.
+class GlobalCells {
   public:
-    // The page of an address, null if nothing in it was written.
-    Written* page(uintptr_t address) {
-        if (!may_be_[address / kPageBytes % kPages]) return nullptr;
+    Cell* page(uintptr_t address) {
+        const uintptr_t number = address / kPageBytes;
+        if (number == last_) return last_cells_;
+        auto& made = pages_[number];
+        if (!made) made.reset(new Cell[kPageBytes]());
+        last_ = number;
+        return last_cells_ = made.get();
+    }
+    // That of an address and those behind it in the page; null if nothing in the page was accessed.
+    const Cell* known(uintptr_t address) const {
         const auto found = pages_.find(address / kPageBytes);
-        return found == pages_.end() ? nullptr : found->second.get();
+        return found == pages_.end() ? nullptr : &found->second[address % kPageBytes];
     }
-    Written* make_page(uintptr_t address) {
-        if (Written* known = page(address)) return known;
-        may_be_[address / kPageBytes % kPages] = true;
-        auto& made = pages_[address / kPageBytes];
-        made.reset(new Written[kPageBytes]());
-        return made.get();
-    }
-    bool holds(uintptr_t address) {
-        const Written* written = page(address);
-        return written && written[address % kPageBytes].epoch;
-    }
-    void clear() {
-        for (const auto& page : pages_) may_be_[page.first % kPages] = false;
+    // Forgets them if they are many.
+    void trim() {
+        if (pages_.size() < kMostPages) return;
         pages_.clear();
+        last_ = 0;
     }
 
   private:
-    std::vector<bool> may_be_ = std::vector<bool>(kPages);
-    std::unordered_map<uintptr_t, std::unique_ptr<Written[]>> pages_;
+    static constexpr size_t kMostPages = 256;
+    std::unordered_map<uintptr_t, std::unique_ptr<Cell[]>> pages_;
+    uintptr_t last_ = 0;
+    Cell* last_cells_ = nullptr;
 };
 
 // Bytes of memory, by page. Of most pages a bit tells that they hold none; accesses added lie within a page.
@@ -117,16 +116,17 @@ struct PageSet {
 struct Shadow {
     Statics statics;
     // Zeros, which the system provides when they are first touched.
-    Cell* cells;
-    Cell* dynamic;
-    WrittenBytes written;
+    SharedCell* cells;
+    SharedCell* dynamic;
+    GlobalCells global;
     PageSet read_only;
-    uint32_t launch = 0;
+    // The launch, and the interval in which it began.
+    uint32_t launch = 0, first_epoch = 0;
 
     Shadow() {
         dl_iterate_phdr(find_statics, &statics);
-        cells = static_cast<Cell*>(std::calloc(statics.end - statics.begin, sizeof(Cell)));
-        dynamic = static_cast<Cell*>(std::calloc(ikpy::shim::kMaxShared, sizeof(Cell)));
+        cells = static_cast<SharedCell*>(std::calloc(statics.end - statics.begin, sizeof(SharedCell)));
+        dynamic = static_cast<SharedCell*>(std::calloc(ikpy::shim::kMaxShared, sizeof(SharedCell)));
     }
 };
 Shadow shadow;
@@ -135,26 +135,78 @@ bool checked;
 
 char message[160];
 
-void race(const char* memory, const char* before, int first, const char* now, int second, const void* code) {
-    std::snprintf(message, sizeof message, "race in %s memory: %s by thread %d, %s by thread %d (code %p)",
-                  memory, before, first, now, second, code);
-    ikpy::shim::fail(message);
+const char* name_of(AccessKind kind) {
+    return kind == AccessKind::kRead ? "read" : kind == AccessKind::kWrite ? "written" : "changed atomically";
 }
 
+// A kind of memory. since: the interval in which its present use began, by the launch or the block.
+struct Memory {
+    const char* name;
+    uint32_t since;
+};
+
+// Of accesses that count.
 bool ordered(const Access& before, const AccessState& now) {
+    if (before.other_blocks || before.epoch < now.first_epoch) return false;
     if (before.epoch != now.epoch) return true;
     if (before.other_warps || before.thread / 32 != now.thread / 32) return false;
     return before.warp_epoch != now.warp_epoch || (before.thread == now.thread && !before.other_lanes);
 }
 
-void note_read(Access& read, const AccessState& now) {
-    const bool other_warp = read.thread / 32 != now.thread / 32;
-    if (read.epoch != now.epoch) {
-        read = {now.epoch, now.warp_epoch, now.thread, false, false};
-    } else if (other_warp || read.warp_epoch != now.warp_epoch) {
-        read = {now.epoch, now.warp_epoch, now.thread, false, read.other_warps || other_warp};
+// Adds an access to those of its kind.
+void note(Access& known, const AccessState& now, const Memory& memory) {
+    const bool other_warp = known.thread / 32 != now.thread / 32;
+    const bool counts = known.epoch >= memory.since;
+    const bool other_blocks = counts && (known.other_blocks || known.epoch < now.first_epoch);
+    if (known.epoch != now.epoch) {
+        known = {now.epoch, now.warp_epoch, now.thread, false, false, other_blocks};
+    } else if (other_warp || known.warp_epoch != now.warp_epoch) {
+        known = {now.epoch, now.warp_epoch, now.thread, false, known.other_warps || other_warp, other_blocks};
     } else {
-        read.other_lanes |= read.thread != now.thread;
+        known.other_lanes |= known.thread != now.thread;
+    }
+}
+
+void race(const Memory& memory, const Access& before, AccessKind first, const AccessState& now,
+          AccessKind second, const void* code) {
+    const bool here = !before.other_blocks && before.epoch >= now.first_epoch;
+    std::snprintf(message, sizeof message, "race in %s%s memory: %s by thread %d, %s by thread %d (code %p)",
+                  memory.name, here ? "" : " (two blocks)", name_of(first), before.thread, name_of(second),
+                  now.thread, code);
+    ikpy::shim::fail(message);
+}
+
+// Compares an access with all before it that it must be ordered behind, and adds it to them.
+void check_races(const Memory& memory, Cell& cell, const AccessState& now, AccessKind kind,
+                 const void* code) {
+    // Most are by a thread that has made the same one just before, of what nobody writes.
+    if (kind == AccessKind::kRead && std::max(cell.write.epoch, cell.atomic.epoch) < memory.since &&
+        cell.read.epoch == now.epoch && cell.read.warp_epoch == now.warp_epoch &&
+        cell.read.thread == now.thread)
+        return;
+    const auto behind = [&](const Access& before, AccessKind first) {
+        if (before.epoch >= memory.since && !ordered(before, now))
+            race(memory, before, first, now, kind, code);
+    };
+    behind(cell.write, AccessKind::kWrite);
+    if (kind != AccessKind::kAtomic) behind(cell.atomic, AccessKind::kAtomic);
+    if (kind == AccessKind::kRead) return note(cell.read, now, memory);
+    behind(cell.read, AccessKind::kRead);
+    note(kind == AccessKind::kWrite ? cell.write : cell.atomic, now, memory);
+}
+
+// Checks every byte of an access. Bytes that had the same accesses so far, as most have, get the same one.
+template <class AnyCell, class Check>
+void for_bytes(AnyCell* cells, size_t n, Check check) {
+    if (n == 0) return;
+    const AnyCell before = cells[0];
+    check(0);
+    for (size_t i = 1; i < n; ++i) {
+        if (std::memcmp(&cells[i], &before, sizeof before) == 0) {
+            cells[i] = cells[0];
+        } else {
+            check(i);
+        }
     }
 }
 
@@ -165,43 +217,31 @@ bool is_index(uintptr_t byte) {
     return false;
 }
 
-void check_filled(const Cell& cell, uintptr_t byte, const AccessState& now, const void* code) {
+void check_filled(const SharedCell& cell, uintptr_t byte, const AccessState& now, const void* code) {
     if (cell.filled >= now.first_epoch || is_index(byte)) return;
     std::snprintf(message, sizeof message, "shared memory that nobody wrote is read by thread %d (code %p)",
                   now.thread, code);
     ikpy::shim::fail(message);
 }
 
-void check_shared(Cell& cell, const AccessState& now, bool write, const void* code) {
-    if (write) cell.filled = now.epoch;
-    if (!ordered(cell.write, now))
-        race("shared", "written", cell.write.thread, write ? "written" : "read", now.thread, code);
-    if (!write) return note_read(cell.read, now);
-    if (!ordered(cell.read, now)) race("shared", "read", cell.read.thread, "written", now.thread, code);
-    cell.write = {now.epoch, now.warp_epoch, now.thread, false, false};
+void check_shared(SharedCell& cell, uintptr_t byte, const AccessState& now, AccessKind kind,
+                  const void* code) {
+    if (kind != AccessKind::kWrite) check_filled(cell, byte, now, code);
+    if (kind != AccessKind::kRead) cell.filled = now.epoch;
+    check_races({"shared", now.first_epoch}, cell, now, kind, code);
 }
 
-// A byte of memory that blocks share.
-void check_byte(Written& w, uintptr_t address, const AccessState& now, bool write, const void* code) {
-    if (w.epoch) {
-        const bool here = w.block == now.block;
-        const Access before{w.epoch, w.warp_epoch, w.thread, false, false};
-        if (!here || !ordered(before, now))
-            race(here ? "global" : "global (two blocks)", "written", w.thread, write ? "written" : "read",
-                 now.thread, code);
-    }
-    if (!write) return;
-    if (shadow.read_only.holds(address))
-        ikpy::shim::fail("memory is written that the launch reads as memory that stays as it is (__ldg)");
-    w = {now.epoch, now.warp_epoch, now.block, now.thread};
-}
-
-void check_global(uintptr_t address, size_t size, const AccessState& now, bool write, const void* code) {
+// Bytes of memory that blocks share.
+void check_global(uintptr_t address, size_t size, const AccessState& now, AccessKind kind, const void* code) {
     for (size_t i = 0; i < size;) {
         const size_t in_page = (address + i) % kPageBytes, n = std::min(size - i, kPageBytes - in_page);
-        Written* page = write ? shadow.written.make_page(address + i) : shadow.written.page(address + i);
-        for (size_t j = 0; page && j < n; ++j)
-            check_byte(page[in_page + j], address + i + j, now, write, code);
+        Cell* cells = shadow.global.page(address + i) + in_page;
+        for_bytes(cells, n,
+                  [&](size_t j) { check_races({"global", shadow.first_epoch}, cells[j], now, kind, code); });
+        for (size_t j = 0; kind != AccessKind::kRead && j < n; ++j)
+            if (shadow.read_only.holds(address + i + j))
+                ikpy::shim::fail(
+                    "memory is written that the launch reads as memory that stays as it is (__ldg)");
         i += n;
     }
 }
@@ -213,7 +253,7 @@ bool is_private(const void* p, const AccessState& now) {
 }
 
 // What is known of bytes of shared memory from this one on, null for other memory.
-Cell* shared_cells(uintptr_t byte, const AccessState& now) {
+SharedCell* shared_cells(uintptr_t byte, const AccessState& now) {
     const uintptr_t in_dynamic = byte - reinterpret_cast<uintptr_t>(now.dynamic);
     if (in_dynamic < ikpy::shim::kMaxShared) return &shadow.dynamic[in_dynamic];
     const uintptr_t in_statics = byte - shadow.statics.begin;
@@ -223,27 +263,25 @@ Cell* shared_cells(uintptr_t byte, const AccessState& now) {
 // Every launch begins without accesses.
 void begin_launch(const AccessState& now) {
     if (shadow.launch == now.launch) return;
-    shadow.written.clear();
+    shadow.global.trim();
     shadow.read_only.clear();
     shadow.launch = now.launch;
+    shadow.first_epoch = now.first_epoch;
 }
 
-void access(const void* p, size_t size, bool write, const void* code) {
+void access(const void* p, size_t size, AccessKind kind, const void* code) {
     const AccessState& now = ikpy::shim::access_state();
     if (is_private(p, now)) return;
     begin_launch(now);
     const auto address = reinterpret_cast<uintptr_t>(p);
-    Cell* cells = shared_cells(address, now);
-    if (!cells) return check_global(address, size, now, write, code);
+    SharedCell* cells = shared_cells(address, now);
+    if (!cells) return check_global(address, size, now, kind, code);
     const uintptr_t in_dynamic = address - reinterpret_cast<uintptr_t>(now.dynamic);
     const bool is_dynamic = in_dynamic < ikpy::shim::kMaxShared;
     if (is_dynamic && in_dynamic + size > now.dynamic_bytes)
         ikpy::shim::fail("an access beyond the dynamic shared memory of the launch");
-    for (size_t i = 0; i < size; ++i) {
-        if (!write) check_filled(cells[i], address + i, now, code);
-        check_shared(cells[i], now, write, code);
-    }
-    if (is_dynamic) ikpy::shim::note_access(in_dynamic, size, write);
+    for_bytes(cells, size, [&](size_t i) { check_shared(cells[i], address + i, now, kind, code); });
+    if (is_dynamic) ikpy::shim::note_access(in_dynamic, size, kind != AccessKind::kRead);
 }
 
 }  // namespace
@@ -257,32 +295,41 @@ void note_read_only(const void* p, size_t bytes) {
     if (is_private(p, now) || shared_cells(address, now))
         fail("a load (__ldg) from memory that is not global");
     begin_launch(now);
-    for (size_t i = 0; i < bytes; ++i)
-        if (shadow.written.holds(address + i))
+    const Cell* cells = shadow.global.known(address);
+    for (size_t i = 0; cells && i < bytes; ++i)
+        if (std::max(cells[i].write.epoch, cells[i].atomic.epoch) >= shadow.first_epoch)
             fail("a load of memory that stays as it is (__ldg) from what the launch has written");
     shadow.read_only.add(address, bytes);
 }
 
-void note_copy(const void* to, size_t bytes) {
+void note_atomic(const void* p, size_t bytes) {
+    access(p, bytes, AccessKind::kAtomic, __builtin_return_address(0));
+}
+
+void note_copy(const void* to, const void* from, size_t bytes) {
+    if (!checked) return;
     const AccessState& now = access_state();
-    Cell* cells = checked ? shared_cells(reinterpret_cast<uintptr_t>(to), now) : nullptr;
-    for (size_t i = 0; cells && i < bytes; ++i) check_shared(cells[i], now, true, nullptr);
+    const auto address = reinterpret_cast<uintptr_t>(to);
+    if (from) access(from, bytes, AccessKind::kRead, nullptr);
+    SharedCell* cells = shared_cells(address, now);
+    for (size_t i = 0; cells && i < bytes; ++i)
+        check_shared(cells[i], address + i, now, AccessKind::kWrite, nullptr);
 }
 
 void note_filled(const void* to, size_t bytes) {
     const AccessState& now = access_state();
-    Cell* cells = checked ? shared_cells(reinterpret_cast<uintptr_t>(to), now) : nullptr;
+    SharedCell* cells = checked ? shared_cells(reinterpret_cast<uintptr_t>(to), now) : nullptr;
     for (size_t i = 0; cells && i < bytes; ++i) cells[i].filled = now.epoch;
 }
 
 }  // namespace ikpy::shim
 
 #define IKPY_CODE __builtin_return_address(0)
-#define IKPY_HOOKS(n)                                                          \
-    void __tsan_read##n(void* p) { access(p, n, false, IKPY_CODE); }           \
-    void __tsan_write##n(void* p) { access(p, n, true, IKPY_CODE); }           \
-    void __tsan_unaligned_read##n(void* p) { access(p, n, false, IKPY_CODE); } \
-    void __tsan_unaligned_write##n(void* p) { access(p, n, true, IKPY_CODE); }
+#define IKPY_HOOKS(n)                                                                      \
+    void __tsan_read##n(void* p) { access(p, n, AccessKind::kRead, IKPY_CODE); }           \
+    void __tsan_write##n(void* p) { access(p, n, AccessKind::kWrite, IKPY_CODE); }         \
+    void __tsan_unaligned_read##n(void* p) { access(p, n, AccessKind::kRead, IKPY_CODE); } \
+    void __tsan_unaligned_write##n(void* p) { access(p, n, AccessKind::kWrite, IKPY_CODE); }
 
 extern "C" {
 IKPY_HOOKS(1)
@@ -290,13 +337,10 @@ IKPY_HOOKS(2)
 IKPY_HOOKS(4)
 IKPY_HOOKS(8)
 IKPY_HOOKS(16)
-void __tsan_read_range(void* p, size_t size) { access(p, size, false, IKPY_CODE); }
-void __tsan_write_range(void* p, size_t size) { access(p, size, true, IKPY_CODE); }
+void __tsan_read_range(void* p, size_t size) { access(p, size, AccessKind::kRead, IKPY_CODE); }
+void __tsan_write_range(void* p, size_t size) { access(p, size, AccessKind::kWrite, IKPY_CODE); }
 void __tsan_vptr_update(void*, void*) {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_init() { checked = true; }
-void __ubsan_handle_type_mismatch_v1(void*, void* p) {
-    if (!is_private(p, ikpy::shim::access_state())) ikpy::shim::fail("misaligned access");
-}
 }

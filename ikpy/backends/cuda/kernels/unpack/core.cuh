@@ -8,6 +8,9 @@
 //   static void group(const uint8_t* block, int k, int s, Group& g)   elements 32 s .. 32 s + 31 of row k
 //   Part: how a warp of matvec1_ multiplies blocks (parts.cuh, states.cuh); void: by groups
 //   Own: how a lane of matvec1_ multiplies several interleaved rows (own_rows.cuh); void: one row
+//   kTable: words of a table in shared memory that matvec1_ takes levels from, of which word i is
+//   table_word(i), 0: none; with it group(const Table& table, const uint8_t* block, int s, Group& g), whose
+//   words are elements 0 4 1 5, 2 6 3 7 of two with kPaired
 //   static float row_scale(const uint8_t* group, int k)               with kHeader > 0: factor of the row
 // A weight is row scale * (d * (q - bias) + m). Blocks are addressed by the structs of ikpy/blocks.hpp.
 #pragma once
@@ -23,11 +26,21 @@ struct Group {
     float m[2];     // only with kOffset
 };
 
+// Of a type, in shared memory. zero: which the compiler does not know to be 0.
+struct Table {
+    const unsigned* words;
+    unsigned zero;
+
+    // A constant in a register: known ones are put there anew wherever an instruction cannot have them
+    // itself.
+    __device__ __forceinline__ unsigned kept(unsigned constant) const { return constant ^ zero; }
+};
+
 template <int Block, int Bytes, int Rows = 1, int Header = 0, bool Halves = false, bool Offset = false>
 struct UnpackerTraits {
     static constexpr int kBlock = Block, kBytes = Bytes, kRows = Rows, kHeader = Header;
     static constexpr bool kHalves = Halves, kOffset = Offset;
-    static constexpr int kBias = 0;
+    static constexpr int kBias = 0, kTable = 0;
     using Part = void;
     using Own = void;
     __device__ static float row_scale(const uint8_t*, int) { return 1.0f; }

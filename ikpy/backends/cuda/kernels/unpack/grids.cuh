@@ -4,8 +4,20 @@
 
 namespace ikpy::cuda {
 
-// Sign index of seven bits to its mask of even parity; code z of the interleaved types to its mask.
-__device__ __forceinline__ unsigned even_mask(unsigned index) { return index | (__popc(index) & 1u) << 7; }
+// Code z of signs of the interleaved types to their mask.
+// Four sign indices, as bytes, to their masks.
+__device__ __forceinline__ unsigned with_parity(unsigned indices) {
+    unsigned odd = indices ^ indices >> 4;
+    odd ^= odd >> 2;
+    odd ^= odd >> 1;
+    return select_bits(0x80808080u, odd << 7, indices);
+}
+// And of indices side by side.
+__device__ __forceinline__ unsigned even_masks(unsigned indices) {
+    const unsigned low = select_bits(0x7fu, indices, indices << 1),
+                   high = select_bits(0x7f0000u, indices << 2, indices << 3);
+    return with_parity(select_bits(0x7f7fu, low, high) & 0x7f7f7f7fu);
+}
 __device__ __forceinline__ unsigned code_mask(unsigned z) { return (z ^ z << 1) & 255; }
 __device__ __forceinline__ float odd(unsigned s) { return static_cast<float>(2 * s + 1); }
 
@@ -18,94 +30,202 @@ __device__ __forceinline__ void set_point(Group& g, int t, unsigned long long po
     set_eight(g, t, static_cast<unsigned>(point), static_cast<unsigned>(point >> 32), mask);
 }
 
-struct UnpackIQ2_XXS : UnpackerTraits<256, 66> {
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
-        const auto& b = as<BlockIQ2_XXS>(p);
-        const unsigned index = load4<2>(b.sub[s].index), signs = load4<2>(b.sub[s].signs_scale);
-        g.d[0] = half_of(b.d) * 0.125f * odd(signs >> 28);
-#pragma unroll
-        for (int t = 0; t < 4; ++t)
-            set_point(g, t, __ldg(&iq2xxs_grid[index >> 8 * t & 255]), even_mask(signs >> 7 * t & 127));
+// Where the kernels but matvec1_ look points up: in global memory. Words 2 t and 2 t + 1 of a group.
+template <class Points>
+struct InLines {
+    __device__ __forceinline__ void operator()(Group& g, int t, unsigned first, unsigned second,
+                                               unsigned signs) const {
+        Points::from_lines(g, t, first, second, signs);
+    }
+};
+// And matvec1_: in shared memory.
+template <class Points>
+struct InBanks {
+    Table table;
+    __device__ __forceinline__ void operator()(Group& g, int t, unsigned first, unsigned second,
+                                               unsigned signs) const {
+        Points::from_banks(table, g, t, first, second, signs);
     }
 };
 
-struct UnpackIQ2_XS : UnpackerTraits<256, 74, 1, 0, true> {
+// Points of eight elements, whose number is `first`; signs: a bit for each.
+template <int N, const unsigned long long (&Grid)[N]>
+struct Eights : OwnEights<N, Grid> {
+    __device__ __forceinline__ static void from_lines(Group& g, int t, unsigned first, unsigned,
+                                                      unsigned signs) {
+        set_point(g, t, __ldg(&Grid[first]), signs);
+    }
+    __device__ __forceinline__ static void from_banks(const Table& table, Group& g, int t, unsigned first,
+                                                      unsigned, unsigned signs) {
+        const unsigned at = OwnEights<N, Grid>::with_signs(table.words[first], signs, 0);
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            g.q[2 * t + h] = permute_bytes(table.kept(0x002b1908u), 0x00d5e7f8u, at >> 16 * h);
+    }
+};
+// Two points of four elements.
+template <int N, const unsigned (&Grid)[N]>
+struct Fours : OwnFours<N, Grid> {
+    __device__ __forceinline__ static void from_lines(Group& g, int t, unsigned first, unsigned second,
+                                                      unsigned signs) {
+        set_eight(g, t, __ldg(&Grid[first]), __ldg(&Grid[second]), signs);
+    }
+    __device__ __forceinline__ static void from_banks(const Table& table, Group& g, int t, unsigned first,
+                                                      unsigned second, unsigned signs) {
+        set_eight(g, t, table.words[first], table.words[second], signs);
+    }
+};
+// Ternary points shifted by an eighth: q = 8 * point + 1 or - 1, so that the shift needs no offset. The table
+// holds point + 1 in nibbles. down: not 0 for - 1.
+struct Ternary : OwnTernary {
+    __device__ __forceinline__ static void set(Group& g, int t, unsigned point, unsigned down) {
+        const unsigned base = down ? 9 : 7;
+        g.q[2 * t] = sub_bytes((point & kNibbles) << 3, base);
+        g.q[2 * t + 1] = sub_bytes((point & ~kNibbles) >> 1, base);
+    }
+    __device__ __forceinline__ static void from_lines(Group& g, int t, unsigned first, unsigned,
+                                                      unsigned down) {
+        set(g, t, __ldg(&iq1s_codes[first]), down);
+    }
+    __device__ __forceinline__ static void from_banks(const Table& table, Group& g, int t, unsigned first,
+                                                      unsigned, unsigned down) {
+        set(g, t, table.words[first], down);
+    }
+};
+
+// An unpacker of a format, which says where points are and not where they are looked up.
+template <class Format>
+struct UnpackGrid : UnpackerTraits<256, Format::kBytes, 1, 0, Format::kHalves> {
+    using Points = typename Format::Points;
+    static constexpr int kTable = Points::kTable;
+    static constexpr bool kPaired = Points::kPair != 0;
+    __device__ static unsigned table_word(int i) { return Points::table_word(i); }
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        Format::group(p, s, g, InLines<Points>{});
+    }
+    __device__ static void group(const Table& table, const uint8_t* p, int s, Group& g) {
+        Format::group(p, s, g, InBanks<Points>{table});
+    }
+};
+
+struct FormatIQ2_XXS {
+    using Points = Eights<256, iq2xxs_grid>;
+    static constexpr int kBytes = 66;
+    static constexpr bool kHalves = false;
+    template <class Put>
+    __device__ __forceinline__ static void group(const uint8_t* p, int s, Group& g, const Put& put) {
+        const auto& b = as<BlockIQ2_XXS>(p);
+        unsigned words[2];  // numbers; signs and the scale
+        load_words<2, 2>(b.sub[s].index, words);
+        g.d[0] = half_of(b.d) * 0.125f * odd(words[1] >> 28);
+        const unsigned masks = even_masks(words[1]);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) put(g, t, words[0] >> 8 * t & 255, 0, masks >> 8 * t & 255);
+    }
+};
+using UnpackIQ2_XXS = UnpackGrid<FormatIQ2_XXS>;
+
+struct FormatIQ2_XS {
+    using Points = Eights<512, iq2xs_grid>;
+    static constexpr int kBytes = 74;
+    static constexpr bool kHalves = true;
+    template <class Put>
+    __device__ __forceinline__ static void group(const uint8_t* p, int s, Group& g, const Put& put) {
         const auto& b = as<BlockIQ2_XS>(p);
         const float d = half_of(b.d) * 0.125f;
-        g.d[0] = d * odd(b.scales[s] & 15);
-        g.d[1] = d * odd(b.scales[s] >> 4);
+        const unsigned scales = b.scales[s];
+        g.d[0] = d * odd(scales & 15);
+        g.d[1] = d * odd(scales >> 4);
+        unsigned words[2];
+        load_words<2, 2>(b.qs[4 * s].bytes, words);
+        const unsigned masks = with_parity(permute_bytes(words[0], words[1], 0x7531) >> 1 & 0x7f7f7f7fu);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) {
-            const unsigned v = load2<2>(b.qs[4 * s + t].bytes);
-            set_point(g, t, __ldg(&iq2xs_grid[v & 511]), even_mask(v >> 9));
-        }
+        for (int t = 0; t < 4; ++t) put(g, t, words[t / 2] >> 16 * (t % 2) & 511, 0, masks >> 8 * t & 255);
     }
 };
+using UnpackIQ2_XS = UnpackGrid<FormatIQ2_XS>;
 
-struct UnpackIQ2_S : UnpackerTraits<256, 82, 1, 0, true> {
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+struct FormatIQ2_S {
+    using Points = Eights<1024, iq2s_grid>;
+    static constexpr int kBytes = 82;
+    static constexpr bool kHalves = true;
+    template <class Put>
+    __device__ __forceinline__ static void group(const uint8_t* p, int s, Group& g, const Put& put) {
         const auto& b = as<BlockIQ2_S>(p);
         const float d = half_of(b.d) * 0.125f;
-        g.d[0] = d * odd(b.scales[s] & 15);
-        g.d[1] = d * odd(b.scales[s] >> 4);
+        const unsigned scales = b.scales[s];
+        g.d[0] = d * odd(scales & 15);
+        g.d[1] = d * odd(scales >> 4);
         const unsigned low = load4<2>(b.qs + 4 * s), signs = load4<2>(b.signs + 4 * s), high = b.qh[s];
 #pragma unroll
         for (int t = 0; t < 4; ++t)
-            set_point(g, t, __ldg(&iq2s_grid[(low >> 8 * t & 255) | (high >> 2 * t & 3) << 8]),
-                      signs >> 8 * t & 255);
+            put(g, t, (low >> 8 * t & 255) | (high >> 2 * t & 3) << 8, 0, signs >> 8 * t & 255);
     }
 };
+using UnpackIQ2_S = UnpackGrid<FormatIQ2_S>;
 
-struct UnpackIQ3_XXS : UnpackerTraits<256, 98> {
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+struct FormatIQ3_XXS {
+    using Points = Fours<256, iq3xxs_grid>;
+    static constexpr int kBytes = 98;
+    static constexpr bool kHalves = false;
+    template <class Put>
+    __device__ __forceinline__ static void group(const uint8_t* p, int s, Group& g, const Put& put) {
         const auto& b = as<BlockIQ3_XXS>(p);
         const unsigned signs = load4<2>(b.signs_scale[s]);
         g.d[0] = half_of(b.d) * 0.25f * odd(signs >> 28);
+        unsigned words[2];
+        load_words<2, 2>(b.qs + 8 * s, words);
+        const unsigned masks = even_masks(signs);
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-            const unsigned v = load2<2>(b.qs + 8 * s + 2 * t);
-            set_eight(g, t, __ldg(&iq3xxs_grid[v & 255]), __ldg(&iq3xxs_grid[v >> 8]),
-                      even_mask(signs >> 7 * t & 127));
+            const unsigned v = words[t / 2] >> 16 * (t % 2);
+            put(g, t, v & 255, v >> 8 & 255, masks >> 8 * t & 255);
         }
     }
 };
+using UnpackIQ3_XXS = UnpackGrid<FormatIQ3_XXS>;
 
-struct UnpackIQ3_S : UnpackerTraits<256, 110> {
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+struct FormatIQ3_S {
+    using Points = Fours<512, iq3s_grid>;
+    static constexpr int kBytes = 110;
+    static constexpr bool kHalves = false;
+    template <class Put>
+    __device__ __forceinline__ static void group(const uint8_t* p, int s, Group& g, const Put& put) {
         const auto& b = as<BlockIQ3_S>(p);
         g.d[0] = half_of(b.d) * odd(nibble_of(b.scales, s));
         const unsigned high = b.qh[s], signs = load4<2>(b.signs + 4 * s);
+        unsigned words[2];
+        load_words<2, 2>(b.qs + 8 * s, words);
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-            const unsigned v = load2<2>(b.qs + 8 * s + 2 * t), h = high >> 2 * t;
-            set_eight(g, t, __ldg(&iq3s_grid[(v & 255) | (h & 1) << 8]),
-                      __ldg(&iq3s_grid[v >> 8 | (h & 2) << 7]), signs >> 8 * t & 255);
+            const unsigned v = words[t / 2] >> 16 * (t % 2), h = high >> 2 * t;
+            put(g, t, (v & 255) | (h & 1) << 8, (v >> 8 & 255) | (h & 2) << 7, signs >> 8 * t & 255);
         }
     }
 };
+using UnpackIQ3_S = UnpackGrid<FormatIQ3_S>;
 
-// Ternary points shifted by an eighth: q = 8 * point + 1 or - 1, so that the shift needs no offset. The table
-// holds point + 1 in nibbles.
-__device__ __forceinline__ void set_shifted(Group& g, int t, int index, bool down) {
-    const unsigned point = __ldg(&iq1s_codes[index]), base = down ? 9 : 7;
-    g.q[2 * t] = sub_bytes((point & kNibbles) << 3, base);
-    g.q[2 * t + 1] = sub_bytes((point & ~kNibbles) >> 1, base);
-}
-
-struct UnpackIQ1_S : UnpackerTraits<256, 50> {
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+struct FormatIQ1_S {
+    using Points = Ternary;
+    static constexpr int kBytes = 50;
+    static constexpr bool kHalves = false;
+    template <class Put>
+    __device__ __forceinline__ static void group(const uint8_t* p, int s, Group& g, const Put& put) {
         const auto& b = as<BlockIQ1_S>(p);
         const unsigned h = load2<2>(b.qh[s].bytes), low = load4<2>(b.qs + 4 * s);
         g.d[0] = half_of(b.d) * 0.125f * odd(h >> 12 & 7);
 #pragma unroll
-        for (int t = 0; t < 4; ++t)
-            set_shifted(g, t, (low >> 8 * t & 255) | (h >> 3 * t & 7) << 8, h & 0x8000);
+        for (int t = 0; t < 4; ++t) put(g, t, (low >> 8 * t & 255) | (h >> 3 * t & 7) << 8, 0, h & 0x8000);
     }
 };
+using UnpackIQ1_S = UnpackGrid<FormatIQ1_S>;
 
-struct UnpackIQ1_M : UnpackerTraits<256, 56, 1, 0, true> {
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+struct FormatIQ1_M {
+    using Points = Ternary;
+    static constexpr int kBytes = 56;
+    static constexpr bool kHalves = true;
+    template <class Put>
+    __device__ __forceinline__ static void group(const uint8_t* p, int s, Group& g, const Put& put) {
         const auto& b = as<BlockIQ1_M>(p);
         unsigned bits = 0;
 #pragma unroll
@@ -118,10 +238,11 @@ struct UnpackIQ1_M : UnpackerTraits<256, 56, 1, 0, true> {
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             const unsigned h = high >> 4 * t;
-            set_shifted(g, t, (low >> 8 * t & 255) | (h & 7) << 8, h & 8);
+            put(g, t, (low >> 8 * t & 255) | (h & 7) << 8, 0, h & 8);
         }
     }
 };
+using UnpackIQ1_M = UnpackGrid<FormatIQ1_M>;
 
 // interleaved
 
@@ -215,7 +336,8 @@ struct UnpackIQ1_S_R4 : UnpackerTraits<32, 24, 4, 2> {
         const unsigned h = load2<2>(b.qh[k].bytes);
         g.d[0] = 0.125f * odd(h >> 12 & 7);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) set_shifted(g, t, b.qs[4 * t + k] | (h >> 3 * t & 7) << 8, h & 0x8000);
+        for (int t = 0; t < 4; ++t)
+            Ternary::from_lines(g, t, b.qs[4 * t + k] | (h >> 3 * t & 7) << 8, 0, h & 0x8000);
     }
 };
 
@@ -229,7 +351,7 @@ struct UnpackIQ1_M_R4 : UnpackerTraits<32, 28, 4, 2, true> {
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             const unsigned h = b.qh[4 * (t >> 1) + k] >> 4 * (t & 1);
-            set_shifted(g, t, b.qs[4 * t + k] | (h & 7) << 8, h & 8);
+            Ternary::from_lines(g, t, b.qs[4 * t + k] | (h & 7) << 8, 0, h & 8);
         }
     }
 };

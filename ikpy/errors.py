@@ -1,5 +1,9 @@
 """Errors that are shown to the user as one line, with exit status 1 and no traceback."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 class IkpyError(Exception):
     """Base of every error a user can cause; the message says what, where and what to do."""
@@ -37,6 +41,14 @@ def printable(text: str) -> str:
     if len(line) <= _LONGEST_LINE:
         return line
     return f"{line[: _LONGEST_LINE - _KEPT_END - 5]} ... {line[-_KEPT_END:]}"
+
+
+def similar_names(name: str, known: Iterable[str]) -> str:
+    """`; similar: ...`, the names that one may be a slip of, for the end of an error; empty if there is none."""
+    from difflib import get_close_matches  # only errors need it
+
+    found = get_close_matches(name[:64], list(known), 5)
+    return f"; similar: {', '.join(found)}" if found else ""
 
 
 def escaped(text: str) -> str:

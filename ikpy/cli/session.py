@@ -60,6 +60,7 @@ class Session:
     def new_context(self, **changes: Any) -> Context:
         """A context with the parameters of the command line and its log lines; `changes` replaces single ones."""
         from ikpy.engine.context import Context
+        from ikpy.engine.encoded_texts import needs_texts
 
         if self.model.arch.is_encoder and self.params.tool != "server":
             arch = self.model.hparams.arch
@@ -67,11 +68,7 @@ class Session:
                 f"a model of architecture '{arch}' embeds texts only: use ikpy server --embeddings or ikpy.LLM.embed"
             )
         if self.model.arch.decoder_start is not None and self.params.tool not in ("server", "cli"):
-            arch = self.model.hparams.arch
-            raise UsageError(
-                f"a model of architecture '{arch}' writes behind a text that its encoder has read: use ikpy cli, ikpy "
-                "server or ikpy.LLM"
-            )
+            raise needs_texts(self.model)
         context_params = self.params.context_params(**changes)
         n_ctx_train = self.model.hparams.n_ctx_train
         n_ctx = context_params.n_ctx // context_params.n_seq_max

@@ -68,6 +68,14 @@ def with_texts(model: Model, params: ContextParams) -> ContextParams:
     return replace(params, media=EncodedTexts(model.hparams.n_vocab))
 
 
+def needs_texts(model: Model) -> UsageError:
+    """What tools say that give a model tokens without a text for its encoder."""
+    return UsageError(
+        f"a model of architecture '{model.hparams.arch}' writes behind a text that its encoder has read: use ikpy cli, "
+        "ikpy server or ikpy.LLM"
+    )
+
+
 def prompt_of(context: Context, tokens: Sequence[int]) -> list[int]:
     """The ids of a text to go on from, as the model wants them."""
     start, texts = context.model.arch.decoder_start, context.params.media

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from ikpy.errors import UnsupportedError
+from ikpy.errors import UnsupportedError, similar_names
 from ikpy.models.base import Architecture
 
 # general.architecture -> module:class
@@ -147,10 +147,12 @@ ARCHITECTURES = {
 
 
 def architecture(name: str) -> type[Architecture]:
-    """Class of an architecture; UnsupportedError names the known ones."""
+    """Class of an architecture; UnsupportedError names similar ones."""
     target = ARCHITECTURES.get(name)
     if target is None:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise UnsupportedError(f"unknown model architecture: '{name}' (this version runs: {known})")
+        known = similar_names(name, ARCHITECTURES)
+        raise UnsupportedError(
+            f"unknown model architecture: '{name}' (docs/models.md lists what this version runs{known})"
+        )
     module, cls = target.split(":")
     return getattr(import_module(module), cls)

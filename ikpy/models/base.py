@@ -12,7 +12,7 @@ from ikpy.graph.ir import Buffer, Value
 from ikpy.models.batch import FULL, BatchGraph, CacheSpec, GraphParams, StateSpec, Window
 from ikpy.models.blocks import hadamard_block
 from ikpy.models.classifier import Classifier
-from ikpy.models.hparams import HeadSizes, HParams, read_hparams
+from ikpy.models.hparams import HeadSizes, HParams, block_count, read_hparams
 from ikpy.models.keys import Keys
 from ikpy.models.projection import Projection
 from ikpy.models.rope import RopeParams
@@ -61,7 +61,7 @@ class Architecture:
     @classmethod
     def n_layers(cls, keys: Keys) -> int:
         """Layers that run, as the file says before its tensors are looked at."""
-        return int(keys.u32("block_count"))
+        return block_count(keys)
 
     def read_hparams(self, keys: Keys) -> HParams:
         """Hyper-parameters; architectures with further keys extend this."""

@@ -18,7 +18,7 @@ from ikpy.models.compressed_attention import (
     take_compressor,
 )
 from ikpy.models.feed_forward import swiglu_clamps, take_experts
-from ikpy.models.hparams import HParams, check_rope_base, read_hparams
+from ikpy.models.hparams import HParams, block_count, check_rope_base, read_hparams
 from ikpy.models.hyper_connections import (
     HyperConnection,
     StreamDecoder,
@@ -97,7 +97,7 @@ class DeepSeek4(StreamDecoder, PredictionLayers):
 
     @classmethod
     def n_layers(cls, keys: Keys) -> int:
-        n, n_predict = int(keys.u32("block_count")), cls._n_prediction_layers(keys)
+        n, n_predict = block_count(keys), cls._n_prediction_layers(keys)
         is_counted = n_predict and any(name.startswith(f"blk.{n - 1}.nextn.") for name in keys.gguf.tensors)
         return max(0, n - n_predict) if is_counted else n
 

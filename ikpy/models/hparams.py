@@ -78,6 +78,14 @@ class HParams:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+def block_count(keys: Keys) -> int:
+    """Layers that the file counts; FileFormatError for an impossible number."""
+    n = int(keys.u32("block_count"))
+    if not 0 < n <= MAX_LAYERS:
+        raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.block_count is {n}; 1 to {MAX_LAYERS} are possible")
+    return n
+
+
 def read_hparams(
     keys: Keys,
     *,
@@ -93,9 +101,7 @@ def read_hparams(
 
     Routing is set to the most common form: softmax over all experts, the chosen weights renormalised.
     """
-    n_layer = keys.u32("block_count")
-    if not 0 < n_layer <= MAX_LAYERS:
-        raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.block_count is {n_layer}; 1 to {MAX_LAYERS} are possible")
+    n_layer = block_count(keys)
     n_embd = keys.u32("embedding_length")
     n_head = keys.per_layer("attention.head_count", n_layer, 0)
     head_default = n_embd // n_head[0] if n_head[0] else 0

@@ -126,8 +126,11 @@ class Engine:
     def context(self, model: Any, test: BenchTest) -> Any:
         """A context that just holds the test."""
         from ikpy.engine.context import Context
+        from ikpy.engine.encoded_texts import needs_texts
         from ikpy.engine.params import ContextParams
 
+        if model.arch.decoder_start is not None:
+            raise needs_texts(model)
         values = test.values
         generation, batch = values["threads"]
         return Context(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ikpy
+from ikpy.cli import main
 from ikpy.cli.quantize import run as quantize
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
@@ -160,6 +161,19 @@ def test_texts(tmp_path: Path) -> None:
         wanted = llm.detokenize(answer[1:])
         assert llm.generate(text, max_tokens=8, temperature=0) == wanted, text
         assert llm.generate(tokens.tolist(), max_tokens=8, temperature=0) == wanted, text
+
+
+@pytest.mark.parametrize(
+    "command", ["bench -p 4", "batched-bench -c 256 -npp 4 -ntg 2 -npl 1", "sweep-bench -c 256 -ub 64"]
+)
+def test_tools_without_texts(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = model_of("gated").write(tmp_path / "model.gguf")
+    assert main([*command.split(), "-m", str(path), "-t", "1"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == (
+        "error: a model of architecture 't5' writes behind a text that its encoder has read: use ikpy cli, ikpy server "
+        "or ikpy.LLM"
+    )
 
 
 def test_drafts_and_embeddings(tmp_path: Path) -> None:

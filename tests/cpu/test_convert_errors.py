@@ -89,7 +89,7 @@ def test_tensors_that_do_not_fit(case, tmp_path):
 
 
 BAD_CONFIGS = {
-    "unknown": ("llama", {"model_type": "mamba9"}, UnsupportedError, "unknown model architecture: 'mamba9'"),
+    "unknown": ("llama", {"model_type": "mamba9"}, UnsupportedError, "model types; similar: mamba, mamba2, jamba)"),
     "layers": ("llama", {"num_hidden_layers": 3}, FileFormatError, "tensors of layer 2 are missing"),
     "fewer layers": (
         "llama",

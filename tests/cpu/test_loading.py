@@ -20,7 +20,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
-from ikpy.errors import UnsupportedError
+from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.gguf import encode
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
@@ -146,6 +146,17 @@ def test_rearranging_says_which_joined_matrices_it_leaves(tmp_path: Path) -> Non
     assert model.replaced == {"blk.0.ffn_up.weight", "blk.1.ffn_up.weight"}
     note = "tensor blk.0.attn_qkv.weight is not rearranged: row groups would cross the matrices that it joins"
     assert f"llm_load_tensors: note: {note}" in lines
+
+
+def test_an_impossible_number_of_layers_is_not_placed(tmp_path: Path) -> None:
+    """Rearranging asks for the place of every layer before the model is built."""
+    model, _ = llama_experts()
+    model.keys["block_count"] = 2**31
+    path, placed = model.write(tmp_path / "model.gguf"), []
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(FileFormatError, match="block_count is 2147483648; 1 to"):
+        patch.setattr("ikpy.engine.model.place", lambda *sizes: placed.append(sizes))
+        Model.load(path, ModelParams(repack=True))
+    assert not placed
 
 
 def test_a_second_output_matrix_is_left_alone(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import Family
-from ikpy.errors import UnsupportedError
+from ikpy.errors import UnsupportedError, similar_names
 
 _FOLDER = "ikpy.convert.families"
 FAMILIES = {
@@ -187,14 +187,15 @@ def _model_type(config: Config) -> str:
 
 
 def family(config: Config) -> Family:
-    """The family of a configuration; UnsupportedError names the known ones."""
+    """The family of a configuration; UnsupportedError names similar ones."""
     name = config.class_name
     model_type = _model_type(config)
     target = FAMILIES.get(model_type)
     if target is None:
-        known = ", ".join(sorted(FAMILIES))
+        known = similar_names(model_type, FAMILIES)
         raise UnsupportedError(
-            f"{config.path}: unknown model architecture: '{model_type}' {name} (known model types: {known})"
+            f"{config.path}: unknown model architecture: '{model_type}' {name} (docs/models.md lists the known model "
+            f"types{known})"
         )
     module, class_name = target.split(":")
     kind: type[Family] = getattr(import_module(f"{_FOLDER}.{module}"), class_name)

@@ -31,6 +31,8 @@ ANY_HEADER = zlib.MAX_WBITS | 32
 """For zlib: the data begin with the header of gzip or of zlib."""
 ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 """Routes of Anthropic's API."""
+ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+"""What its clients call errors that OpenAI's call otherwise."""
 SHORT_BODY = 2048
 """Bytes of a request that is read in the event loop: tokenizing so much takes up to 0.4 ms, another
 thread's turn 0.2."""
@@ -105,7 +107,7 @@ def error_response(scope: Scope, body: dict[str, Any], status: int, headers: dic
 def with_anthropic_words(error: dict[str, Any]) -> dict[str, Any]:
     """An error of Anthropic's routes: Claude Code finds by its words that a conversation has to be shortened."""
     if "n_prompt_tokens" not in error:
-        return error
+        return error | {"type": ANTHROPIC_TYPES.get(error["code"], error["type"])}
     message = f"prompt is too long: {error['n_prompt_tokens']} tokens > {error['n_ctx']} maximum"
     return error | {"type": "invalid_request_error", "message": f"{message}: {error['message']}"}
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ikpy.server.errors import error_body
-from ikpy.server.http import json_response
+from ikpy.server.http import error_response
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,6 +24,7 @@ class Entrance:
     """
 
     def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
         self._health = frozenset(prefix + path for path in HEALTH)
         self._app: ASGIApp | None = None
         self._closed = False
@@ -43,4 +44,5 @@ class Entrance:
         if self._app is not None:
             await self._app(scope, receive, send)
         else:
-            await json_response(error_body(503, LOADING), 503)(scope, receive, send)
+            refused = error_response({**scope, "root_path": self._prefix}, error_body(503, LOADING), 503)
+            await refused(scope, receive, send)

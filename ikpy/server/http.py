@@ -31,6 +31,8 @@ ANY_HEADER = zlib.MAX_WBITS | 32
 """For zlib: the data begin with the header of gzip or of zlib."""
 ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
 """Routes of Anthropic's API."""
+ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+"""What its clients call errors that OpenAI's call otherwise."""
 SHORT_BODY = 2048
 """Bytes of a request that is read in the event loop: tokenizing so much takes up to 0.4 ms, another
 thread's turn 0.2."""
@@ -105,7 +107,7 @@ def error_response(scope: Scope, body: dict[str, Any], status: int, headers: dic
 def with_anthropic_words(error: dict[str, Any]) -> dict[str, Any]:
     """An error of Anthropic's routes: Claude Code finds by its words that a conversation has to be shortened."""
     if "n_prompt_tokens" not in error:
-        return error
+        return error | {"type": ANTHROPIC_TYPES.get(error["code"], error["type"])}
     message = f"prompt is too long: {error['n_prompt_tokens']} tokens > {error['n_ctx']} maximum"
     return error | {"type": "invalid_request_error", "message": f"{message}: {error['message']}"}
 
@@ -256,7 +258,8 @@ class EventStream(Response):
         self._pieces = pieces
         self._close = close
         self._ping = ping
-        self._is_sending = True
+        self._turn = asyncio.Lock()
+        """Held by what is being sent."""
         self._last_sent = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -274,22 +277,23 @@ class EventStream(Response):
             self._close()
 
     async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        self._is_sending = False
+        async with self._turn:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for piece in self._pieces:
             await self._send_part(send, piece.encode("utf-8"))
+        await self._turn.acquire()  # for good: nothing may come behind the end
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_part(self, send: Send, body: bytes) -> None:
-        self._is_sending = True
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        self._is_sending, self._last_sent = False, time.monotonic()
+        async with self._turn:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            self._last_sent = time.monotonic()
 
     async def _send_pings(self, send: Send) -> None:
-        """Comments, but in the middle of a piece that a slow client takes in parts."""
+        """Comments, but not while something is on its way to a client that takes it slowly."""
         while self._ping > 0:
             await asyncio.sleep(max(0.0, self._last_sent + self._ping - time.monotonic()))
-            if self._is_sending:
+            if self._turn.locked():
                 self._last_sent = time.monotonic()
             elif time.monotonic() - self._last_sent >= self._ping:
                 await self._send_part(send, PING)

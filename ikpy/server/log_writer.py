@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import select
 import threading
 from collections import deque
 from typing import IO
@@ -75,4 +76,7 @@ def write_line(stream: IO[str], text: str) -> None:
         encoding = getattr(stream, "encoding", None) or "utf-8"
         data = (text + "\n").replace("\n", os.linesep).encode(encoding, "backslashreplace")
         while data:
-            data = data[os.write(file, data) :]
+            try:
+                data = data[os.write(file, data) :]
+            except BlockingIOError:  # a full pipe that the program above does not let block
+                select.select([], [file], [])

@@ -29,6 +29,8 @@ EMPTY_LINE = b"\n\r\n"
 UPGRADE = b"upgrade:"
 MOST_UNSENT = 65536
 """Bytes that may wait for the client before more is written."""
+LAST_PATIENCE = 1.0
+"""Seconds without a byte taken that the end of the server leaves a client."""
 BYTES_ACKED = slice(120, 128)
 """Where `tcpi_bytes_acked` is in Linux's struct tcp_info."""
 
@@ -117,8 +119,9 @@ class BoundedConnection(HttpToolsProtocol):
         self.data_received(behind)
 
     def give_up(self) -> None:
-        """Closes the connection of a client that does not read its answer, and refuses a request whose body has not
-        come."""
+        """Closes the connection of a client that does not read its answer, soon also of one that stops to, and refuses
+        a request whose body has not come."""
+        self.patience = LAST_PATIENCE
         if self.flow.write_paused:
             self.transport.abort()
         if self._in_head or not self._is_answering or self.transport.is_closing():

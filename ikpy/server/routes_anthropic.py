@@ -16,7 +16,7 @@ from ikpy.server.chat.tool_reading import parse_value
 from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Front, random_id
 from ikpy.server.generation import Generation
-from ikpy.server.http import EventStream, json_response, named_event, read_body
+from ikpy.server.http import EventStream, json_response, named_event, read_body, with_anthropic_words
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece
 
@@ -206,8 +206,7 @@ def input_usage(n_prompt: int, n_cached: int, n_output: int) -> Object:
 
 def stream_error(code: int, message: str) -> str:
     """The event that tells of an error in a stream; clients take no notice of one without its name."""
-    kind = "overloaded_error" if code == 503 else error_body(code, "")["error"]["type"]
-    return named_event("error", {"type": "error", "error": {"type": kind, "message": message}})
+    return named_event("error", {"type": "error", "error": with_anthropic_words(error_body(code, message)["error"])})
 
 
 class MessageStream:

@@ -53,16 +53,24 @@ def test_health_says_that_the_model_is_loaded_and_others_wait(prefix: str) -> No
             assert waiting.result(PATIENCE).json() == {"path": f"{prefix}/completion", "body": "hello"}
 
 
-def test_clients_are_told_when_the_model_cannot_be_loaded() -> None:
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/completion", LOADING),
+        ("/api/chat", {"error": "Loading model"}),
+        ("/v1/messages", {"type": "error", "error": LOADING["error"] | {"type": "overloaded_error"}}),
+    ],
+)
+def test_clients_are_told_when_the_model_cannot_be_loaded(path: str, told: dict[str, Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
-        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/llm"
         started = time.monotonic()
-        with pytest.raises(ValueError, match="damaged"), reception(listener):
-            waiting = pool.submit(httpx.post, f"{address}/completion", timeout=PATIENCE)
+        with pytest.raises(ValueError, match="damaged"), reception(listener, "/llm"):
+            waiting = pool.submit(httpx.post, address + path, timeout=PATIENCE)
             assert httpx.get(f"{address}/health", timeout=PATIENCE).status_code == 503
             time.sleep(0.2)  # the other request arrives
             raise ValueError("damaged")
-        assert (waiting.result(PATIENCE).status_code, waiting.result().json()) == (503, LOADING)
+        assert (waiting.result(PATIENCE).status_code, waiting.result().json()) == (503, told)
         assert time.monotonic() - started < PATIENCE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from ikpy import __version__
+from ikpy.server.errors import error_body
+from ikpy.server.http import error_response, named_event
+from ikpy.server.routes_anthropic import stream_error
 from tests.server.harness import read_events, running
 
 BODY = {"prompt": "The old man looked at", "temperature": 0, "n_predict": 6}
@@ -168,6 +172,16 @@ def test_errors_of_messages_have_anthropics_form(tiny: TestClient) -> None:
         got = tiny.post(path, json={"messages": 5}).json()
         assert (got["type"], got["error"]["type"]) == ("error", "invalid_request_error")
     assert "type" not in tiny.post("/v1/chat/completions", json={"messages": 5}).json()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(400, "invalid_request_error"), (413, "request_too_large"), (500, "api_error"), (503, "overloaded_error")],
+)
+def test_errors_of_messages_are_the_same_in_streams(code: int, kind: str) -> None:
+    whole = json.loads(bytes(error_response({"path": "/v1/messages"}, error_body(code, "x"), code).body))
+    assert whole["error"] == {"code": code, "message": "x", "type": kind}
+    assert stream_error(code, "x") == named_event("error", whole)
 
 
 def test_claude_code_finds_that_a_conversation_is_too_long() -> None:

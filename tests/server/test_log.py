@@ -156,6 +156,21 @@ def test_lines_of_texts_in_memory_and_of_broken_streams_are_written_or_passed_ov
         broken.close()
 
 
+def test_a_full_pipe_that_does_not_block_is_waited_for() -> None:
+    """As those are that a program above shares with its own event loop."""
+    end, stream = small_pipe()
+    os.set_blocking(stream.fileno(), False)
+    writer = LogWriter()
+    log = ServerLog("json", stream, writer=writer)
+    for number in range(200):
+        log.event("main", "line", number=number)
+    assert not writer.finish(0.1)
+    with os.fdopen(end, encoding="utf-8") as reader:
+        assert [json.loads(reader.readline())["number"] for _ in range(200)] == list(range(200))
+        assert writer.finish(PATIENCE)
+        stream.close()
+
+
 def test_a_server_goes_on_and_ends_while_its_log_is_not_read() -> None:
     end, stream = small_pipe()
     line = [sys.executable, "-m", "ikpy", "server", "-m", MODELS["PUPPET"], "-t", "1", "-c", "256", "-np", "1"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
+from ikpy.server.http import EventStream
 from tests.server.harness import read_events
 from tests.server.live import PATIENCE, listening
 
@@ -79,3 +83,32 @@ def test_streams_may_be_silent() -> None:
         threading.Timer(2.5, go_on.set).start()
         text = client.post("/completion", json=BODIES["/completion"] | {"stream": True}).text
         assert ":\n\n" not in text.replace("data:", "") and len(read_events(text)) == 4
+
+
+def test_no_comment_comes_in_the_middle_of_an_event() -> None:
+    """Not even behind a comment that a client took so late that an event waited already."""
+    took: list[bytes] = []
+    event = f"data: {'x' * 200}\n\n"
+
+    async def silent() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def stream() -> None:
+        takes = asyncio.Event()
+
+        async def pieces() -> AsyncIterator[str]:
+            await asyncio.sleep(0.1)
+            asyncio.get_running_loop().call_later(0.1, takes.set)
+            yield event
+
+        async def send(message: Message) -> None:
+            for byte in message.get("body", b""):
+                await takes.wait()
+                await asyncio.sleep(0.001)
+                took.append(bytes([byte]))
+
+        await EventStream(pieces(), lambda: None, ping=0.02)({"type": "http"}, silent, send)
+
+    asyncio.run(stream())
+    assert b"".join(took).decode() == f":\n\n{event}"

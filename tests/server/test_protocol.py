@@ -8,7 +8,9 @@ import signal
 import socket
 import ssl
 import subprocess
+import threading
 import time
+from typing import Any
 
 import httpx
 import psutil
@@ -240,6 +242,26 @@ def is_open(connection: socket.socket) -> bool:
     """Whether the server, which runs in this process, still has its side of a connection."""
     sides = psutil.Process().net_connections(kind="tcp")
     return any(side.raddr == connection.getsockname() for side in sides)
+
+
+def test_a_client_that_stops_reading_at_the_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for which nothing has to wait yet when connections are given up."""
+    made: list[BoundedConnection] = []
+    connection_made = BoundedConnection.connection_made
+
+    def noted(self: BoundedConnection, transport: Any) -> None:
+        made.append(self)
+        connection_made(self, transport)
+
+    monkeypatch.setattr(BoundedConnection, "connection_made", noted)
+    with listening(SERVER, patience=1e4) as (client, server), connect_narrow(client) as connection:
+        go_on = threading.Event()
+        server.engine.call(lambda: go_on.wait(PATIENCE))
+        connection.sendall(UNREAD["stream"])
+        assert wait_for(lambda: bool(made) and made[0]._is_answering)
+        made[0].loop.call_soon_threadsafe(made[0].give_up)
+        go_on.set()
+        assert wait_for(lambda: not is_open(connection))
 
 
 @pytest.mark.parametrize("kind", UNREAD)

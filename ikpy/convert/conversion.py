@@ -121,8 +121,11 @@ class Conversion(PlannedFile):
         count = f"{len(skipped)} tensors of prediction layers (MTP) are left out"
         if self.options.prediction == "none":
             return count
-        kept = bool(self.family.prediction_modules)
-        return f"{count}: files of this architecture have {'no place for them' if kept else 'none'}"
+        if not self.family.prediction_modules:
+            return f"{count}: files of this architecture have none"
+        if not self.family.n_predict:
+            return f"{count}: what joins their inputs is missing"
+        return f"{count}: files of this architecture have no place for them"
 
     # types
 

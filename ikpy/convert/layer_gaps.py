@@ -22,6 +22,8 @@ _BESIDE = {
     "layer_output_scale.weight": "attn_norm.weight",
     "ssm_norm.weight": "ssm_in.weight",
 }
+# What a prediction layer has if the other layers do; the rest may differ.
+_ALSO_PREDICTING = ("exp_probs_b", "exp_probs_b.bias", "attn_q_norm.weight", "attn_k_norm.weight")
 # What layers of attention have that may have a gate.
 _GATED = ("attn_q_norm.weight", "attn_kv_a_norm.weight")
 
@@ -31,16 +33,16 @@ def check_gaps(names: Iterable[str], family: Family, folder: Path) -> None:
     planned GGUF file.
 
     Loading finds the tensors that no layer can do without. The others would count as zeros or as ones. Prediction
-    layers need not be as the others.
+    layers need not be as the others in everything.
     """
     layers: dict[str, set[int]] = defaultdict(set)
+    predicting: dict[str, set[int]] = defaultdict(set)
     outer = family.needed_outer_tensors()
     for name in names:
         outer -= {name}
         if name.startswith("blk."):
             _, il, rest = name.split(".", 2)
-            if int(il) < family.config.n_layer:
-                layers[rest].add(int(il))
+            (layers if int(il) < family.config.n_layer else predicting)[rest].add(int(il))
     if family.predicts_alone:
         return
     if outer:
@@ -56,6 +58,8 @@ def check_gaps(names: Iterable[str], family: Family, folder: Path) -> None:
         anchors = _GATED if rest == "attn_gate.weight" else (_anchor(rest),)
         expected = set[int]().union(*(layers.get(anchor, found) for anchor in anchors))
         lacking = {il for il in expected - found if not family.may_lack(rest, il)}
+        if rest in _ALSO_PREDICTING:
+            lacking |= predicting[_anchor(rest)] - predicting[rest]
         if lacking:
             raise FileFormatError(
                 f"{folder}: layer {min(lacking)} lacks {rest}, which layer {min(found)} has; the checkpoint is "

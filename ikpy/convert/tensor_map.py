@@ -13,7 +13,7 @@ from ikpy.convert.model_parts import OTHER_PARTS, THINKER
 from ikpy.convert.output_tensor import OutputTensor, Part
 from ikpy.convert.stored_matrix import BLOCK_TYPES
 from ikpy.convert.tensor_order import sort_key
-from ikpy.convert.tensor_paths import APART, Place, place
+from ikpy.convert.tensor_paths import APART, SUFFIX, Place, place
 from ikpy.convert.tensor_shapes import Arranger
 from ikpy.convert.weights import Weights
 from ikpy.convert.words import to_float32
@@ -27,7 +27,6 @@ _EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.)|(?<=moe\.))(\d+)(?=\.|$)")
 _STACKED = re.compile(r"(?<=\.)\d+$")
 _SHARD = re.compile(r"(?<=\.shard_)(\d+)$")
 _PROBED = 64
-_SUFFIX = re.compile(r"\.(weight|bias)$")
 
 
 @dataclass
@@ -83,11 +82,11 @@ class _Mapper:
 
     def _is_shared(self, path: str) -> bool:
         """Whether prediction layers need an outer tensor of the model."""
-        return self.family.outer.get(_SUFFIX.sub("", path)) in SHARED_WITH_PREDICTION
+        return self.family.outer.get(SUFFIX.sub("", path)) in SHARED_WITH_PREDICTION
 
     def _take_prediction(self, name: str, where: Place) -> None:
         """A tensor of layers that predict further tokens, which may be of all of them."""
-        family, module = self.family, _SUFFIX.sub("", where.path)
+        family, module = self.family, SUFFIX.sub("", where.path)
         end = family.prediction_ends.get(module)
         if not family.n_predict or (end and not family.predicts_alone):
             self.map.skipped_layers.append(name)
@@ -111,8 +110,8 @@ class _Mapper:
         if path in self.family.layer_values or path in self.family.layer_lists:
             self.map.layer_values.setdefault(path, {})[il] = name
             return
-        suffix = None if path in self.family.modules else _SUFFIX.search(path)
-        module = _SUFFIX.sub("", path) if suffix else path
+        suffix = None if path in self.family.modules else SUFFIX.search(path)
+        module = SUFFIX.sub("", path) if suffix else path
         shard = _SHARD.search(module)
         if shard and (whole := _SHARD.sub("{n}", module)) in self.family.shards:
             self._add(f"{self.family.shards[whole]}.weight", None, Part(name, None, int(shard[1])), is_sharded=True)
@@ -148,14 +147,14 @@ class _Mapper:
             self._add(f"blk.{il}.{full}", change, part)
 
     def _take_outer(self, name: str, path: str) -> None:
-        module = _SUFFIX.sub("", path)
+        module = SUFFIX.sub("", path)
         if module in self.family.factors:
             self.factors[f"{self.family.factors[module]}.weight"] = name
             return
         stack = _STACKED.sub("{e}", module)
         place = int(module.rpartition(".")[2]) if stack != module and stack in self.family.outer else None
         target = self.family.outer.get(module if place is None else stack)
-        suffix = _SUFFIX.search(path)
+        suffix = SUFFIX.search(path)
         if module in self.family.unused:
             self.map.skipped_parts.append(name)
         elif target is None:

@@ -15,9 +15,7 @@ _LAYER = re.compile(
 )
 # Prediction layers with names of their own.
 APART = re.compile(r"^(?:model\.)?mtp[._]")
-
-
-_SUFFIX = re.compile(r"\.(weight|bias)$")
+SUFFIX = re.compile(r"\.(weight|bias)$")
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ def place(name: str, family: Family) -> Place:
     """Where a tensor of this name belongs in checkpoints of a family."""
     path = text_path(name)
     layer = _LAYER.fullmatch(path)
-    if layer and _SUFFIX.sub("", path) not in family.outer:
+    if layer and SUFFIX.sub("", path) not in family.outer:
         number = int(layer[1]) - family.config.n_layer
         return Place(int(layer[1]), False, layer[2]) if number < 0 else Place(number, True, layer[2])
     if not APART.match(path):

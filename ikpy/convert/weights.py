@@ -226,6 +226,8 @@ class Weights:
             self._mxfp4_scales(name)
         elif self.is_fp8(name):
             scale = self._fp8_scale(name)
+            if self.checkpoint.tensors[scale].dtype not in (*FLOAT_KINDS, "F8_E8M0"):
+                raise self.unknown_type(scale)
             shape = self.checkpoint.tensors[name].shape
             check_scale_shape(shape, self._scale_shape(name, scale), self._block_size(name, scale), name)
 

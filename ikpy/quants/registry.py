@@ -344,7 +344,8 @@ def ftype_by_name(name: str) -> FileType:
     """The selectable file type of that name (any letter case) or number; UsageError if none."""
     row = _FTYPE_BY_ID.get(int(name)) if name.isascii() and name.isdigit() else _FTYPE_BY_NAME.get(name.lower())
     if row is None or not row.selectable:
-        raise UsageError(f"unknown file type '{name}'{_close_matches(name, _FTYPE_BY_NAME)}")
+        selectable = {known: other for known, other in _FTYPE_BY_NAME.items() if other.selectable}
+        raise UsageError(f"unknown file type '{name}'{_close_matches(name, selectable)}")
     return row
 
 

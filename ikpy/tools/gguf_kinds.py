@@ -10,7 +10,7 @@ from typing import Any
 from ikpy.gguf.reader import TensorInfo
 from ikpy.tools.gguf_dump import type_name
 
-BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
 EXPERTS = re.compile(r"_exps\b")
 MIB = 2**20
 

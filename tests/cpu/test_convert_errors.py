@@ -68,6 +68,11 @@ BAD_TENSORS = {
         _add("model.layers.0.self_attn.o_proj.weight_scale_inv", made.bf16(np.ones((3, 3), np.float32))),
         "scales of tensor 'model.layers.0.self_attn.o_proj.weight' have shape [3, 3]",
     ),
+    "type of a scale": (
+        "deepseek-v3",
+        _add("model.layers.0.self_attn.o_proj.weight_scale_inv", ("I32", (1, 1), bytes(4))),
+        "tensor 'model.layers.0.self_attn.o_proj.weight_scale_inv' has type I32",
+    ),
     "shape of scales": (
         "gpt-oss",
         _add("model.layers.0.mlp.experts.down_proj_scales", ("U8", (1, 1), b"\0")),

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ikpy.convert import Conversion
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
-from ikpy.errors import UsageError
+from ikpy.errors import FileFormatError, UsageError
 from tests.cpu import prediction_checkpoints as predicting
-from tests.cpu.checkpoints import convert
+from tests.cpu.checkpoints import Tensors, change_tensors, convert
 from tests.cpu.prediction_checkpoints import Kind, Parts
 
 TOLERANCE = 1e-4
@@ -83,3 +84,48 @@ def test_tensors_are_those_of_the_layers_it_is_made_like(made_of: Parts, tmp_pat
         if data is not None:
             np.testing.assert_array_equal(found[name], data, err_msg=name)
     assert len(Model.load(file.path).prediction_heads()) == 1
+
+
+def _kind(name: str) -> Kind:
+    return next(kind for kind in predicting.KINDS_OF_LAYERS if kind.name == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("glm4moe", "model.layers.2.shared_head.norm", "prediction layer 0 lacks 'shared_head.norm'"),
+        ("exaone-moe", "mtp.norm", "prediction layer 0 lacks 'norm'"),
+        ("bailing-hybrid", "model.layers.4.final_layernorm", "prediction layer 0 lacks 'final_layernorm'"),
+        ("deepseek-v4", "mtp.0.norm", "prediction layer 0 lacks 'norm'"),
+        (
+            "deepseek-v3",
+            "model.layers.3.mlp.gate.e_score_correction_bias",
+            "layer 3 lacks exp_probs_b.bias, which layer 1",
+        ),
+    ],
+)
+def test_a_layer_that_lacks_a_tensor(name: str, tensor: str, message: str, tmp_path: Path) -> None:
+    """Loaders would take the model's last norm, or no bias."""
+    folder = predicting.make(_kind(name), tmp_path).folder
+    change_tensors(folder, lambda tensors: [tensors.pop(n) for n in (tensor, f"{tensor}.weight") if n in tensors])
+    with pytest.raises(FileFormatError, match=message):
+        convert(folder, tmp_path)
+    convert(folder, tmp_path, prediction="none")
+
+
+def test_one_of_two_layers_without_what_joins_its_inputs(tmp_path: Path) -> None:
+    folder = predicting.make(_kind("glm4moe"), tmp_path).folder
+
+    def repeat(tensors: Tensors) -> None:
+        more = {n.replace(".layers.2.", ".layers.3."): e for n, e in tensors.items() if ".layers.2." in n}
+        tensors |= {name: entry for name, entry in more.items() if "eh_proj" not in name}
+
+    change_tensors(folder, repeat)
+    with pytest.raises(FileFormatError, match="prediction layer 1 lacks 'eh_proj'"):
+        convert(folder, tmp_path)
+
+
+def test_layers_without_what_joins_their_inputs_are_left_out(tmp_path: Path) -> None:
+    folder = predicting.make(_kind("glm4moe"), tmp_path).folder
+    change_tensors(folder, lambda tensors: tensors.pop("model.layers.2.eh_proj.weight"))
+    assert any(note.endswith("what joins their inputs is missing") for note in Conversion(folder).notes)

@@ -121,6 +121,7 @@ def test_models_that_no_file_can_say(
         (square.LLAVA_NEXT, {"image_grid_pinpoints": [[56, 112]]}, r"image_grid_pinpoints \[\[56, 112\]\]"),
         (native.LFM2, {"resample": 0}, "resample 0"),
         (square.INTERNVL, {"min_patches": 13, "max_patches": 0}, "pictures of 13 to 0 tiles"),
+        (square.INTERNVL, {"min_patches": 4}, "pictures of 4 to 12 tiles"),
         (later.MINICPMV46, {"max_slice_nums": 4}, "max_slice_nums 4"),
         (later.EXAONE45, {"size": {}}, "'min_pixels' is None, not a number of pixels"),
         (later.EXAONE45, {"min_pixels": 200000}, "'min_pixels' 200000 is more than 'max_pixels' 100352"),

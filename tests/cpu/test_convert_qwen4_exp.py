@@ -156,3 +156,17 @@ def test_damaged_checkpoints(what: str, tmp_path: Path) -> None:
     with pytest.raises(IkpyError, match=what) as error:
         Conversion(folder)
     assert "\n" not in str(error.value)
+
+
+def test_a_matrix_with_a_dimension_of_1_in_front(tmp_path: Path) -> None:
+    """Columns of heads of values move, not rows."""
+    name = "model.language_model.layers.0.linear_attn.out_proj.weight"
+    folder = tiny.write(QWEN4_EXP, tmp_path / "checkpoint")
+    expected = logits_of(made.convert(folder, tmp_path, outtype="f32"))
+
+    def add_dimension(tensors: made.Tensors) -> None:
+        dtype, shape, data = tensors[name]
+        tensors[name] = dtype, (1, *shape), data
+
+    made.change_tensors(folder, add_dimension)
+    np.testing.assert_array_equal(logits_of(made.convert(folder, tmp_path, outtype="f32")), expected)

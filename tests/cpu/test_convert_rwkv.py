@@ -120,6 +120,8 @@ def test_shares_in_one_tensor(tmp_path: Path) -> None:
         ("arwkv7", {"wkv_version": 6}, "wkv_version 6"),
         ("arwkv7", {"num_wkv_heads": 3}, "3 heads of 32 in 64"),
         ("arwkv7", {"wkv_has_gate": False}, "has no place in architecture arwkv7"),
+        ("arwkv7 without gates", {"wkv_has_group_norm": True}, "layer 0 lacks time_mix_ln.weight"),
+        ("arwkv7", {"wkv_has_group_norm": False}, "ln_x.* has no place in architecture arwkv7"),
         ("rwkv6", {"head_size_divisor": 4}, "an epsilon 0.00016 of norms of heads"),
         ("rwkv6", {"attention_hidden_size": 32}, "attention_hidden_size 32"),
         ("rwkv6qwen2", {"use_rope": True}, "use_rope true"),

@@ -28,8 +28,10 @@ def test_dump_by_kind():
 
 
 def test_kinds_of_other_files(tmp_path):
-    """Types nobody knows, blocks of different types, no experts."""
+    """Types nobody knows, blocks of different types, names that are no blocks, no experts."""
     tensors = [("blk.0.a", 12345), ("blk.1.a", 0), ("blk.2.a", 0), ("blk.4.a", 0), ("blk.x.a", 0)]
+    endless = f"blk.{'9' * 4400}.a"  # more digits than Python converts
+    tensors.append((endless, 0))
     path = tmp_path / "odd.gguf"
     path.write_bytes(
         made.build([], [made.tensor(name, (32,), kind, i * 128) for i, (name, kind) in enumerate(tensors)])
@@ -39,4 +41,5 @@ def test_kinds_of_other_files(tmp_path):
         ["0", "a", "unknown(12345)", "32", "?", "0.00"],
         ["1-2,4", "a", "f32", "32", "0.00", "0.00"],
         ["-", "blk.x.a", "f32", "32", "0.00", "0.00"],
+        ["-", endless, "f32", "32", "0.00", "0.00"],
     ]

@@ -236,6 +236,7 @@ def test_options_without_their_partner_are_named(arguments, idle, capfd):
     ("arguments", "message"),
     [
         (["in.gguf", "out.gguf", "q4km"], "main: invalid ftype 'q4km' (did you mean Q4_K_M, "),
+        (["in.gguf", "out.gguf", "Q1_0_G128"], "main: invalid ftype 'Q1_0_G128' (did you mean Q8_0_R8, "),
         (
             ["--custom-q", "ffn=iq4kss", "in.gguf", "Q4_0"],
             "custom quantization input ffn=iq4kss; did you mean iq4_kss, ",

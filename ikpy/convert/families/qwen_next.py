@@ -117,7 +117,7 @@ class Qwen35(Qwen3):
         if target in ("attn_gate", "ssm_beta", "ssm_alpha", "ssm_dt.bias", "ssm_a"):
             return self._spread
         if target == "ssm_out":
-            return lambda rows: self._spread(rows.swapaxes(0, 1)).swapaxes(0, 1)
+            return lambda rows: self._spread(rows.T).T
         return super().view(target, source)
 
     def _spread(self, rows: np.ndarray) -> np.ndarray:

@@ -214,9 +214,18 @@ class Arwkv7(Rwkv7Family):
     def share_modules(self) -> list[str]:
         return super().share_modules[: 6 if self.has_gate else 5]
 
+    @property
+    def has_group_norm(self) -> bool:
+        """Whether heads of a time mix are normed."""
+        return bool(self.config.get("wkv_has_group_norm", default=True))
+
     def targets(self, module: str, layer: int) -> Targets | None:
-        is_of_gate = module.rpartition(".")[2] in ("x_g", "g1", "g2")
-        return None if is_of_gate and not self.has_gate else super().targets(module, layer)
+        name = module.rpartition(".")[2]
+        is_unknown = (name in ("x_g", "g1", "g2") and not self.has_gate) or (name == "ln_x" and not self.has_group_norm)
+        return None if is_unknown else super().targets(module, layer)
+
+    def needed_tensors(self) -> frozenset[str]:
+        return frozenset({"time_mix_ln.weight"} if self.has_group_norm else ())
 
     def check(self) -> None:
         config = self.config
@@ -224,7 +233,7 @@ class Arwkv7(Rwkv7Family):
         size = config.integer("head_size")
         n_heads = config.integer("num_wkv_heads", default=config.integer("hidden_size") // max(1, size))
         self.check_width(n_heads, size)
-        if config.get("wkv_has_group_norm", default=True):
+        if self.has_group_norm:
             self.check_group_norm(1e-5 * config.integer("head_size_divisor", default=8) ** 2)
 
     def keys(self) -> Keys:

@@ -81,7 +81,8 @@ class InternVL(Projector):
     def keys(self) -> Keys:
         keys = super().keys() | {"vision.projector.scale_factor": self.factor}
         least, most = self.tiles()
-        self.config.require(f"pictures of {least} to {most} tiles", (least or 1) <= (most or self.usual_tiles))
+        # Grids have as many rows and as many columns at least.
+        self.config.require(f"pictures of {least} to {most} tiles", (least or 1) ** 2 <= (most or self.usual_tiles))
         for key, n_tiles in (("preproc_min_tiles", least), ("preproc_max_tiles", most)):
             keys |= {f"vision.{key}": n_tiles} if n_tiles else {}
         return keys

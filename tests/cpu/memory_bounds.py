@@ -159,10 +159,13 @@ def attention(place: Place) -> None:
                     ranges = np.tile(np.array([0, n], np.int32), (tokens, 1))
                     options = {"scale": 0.1, "k_type": type_id, "v_type": type_id, "dv": d, "n_threads": 2}
                     positions = (place(np.arange(cells, dtype=np.int32)) for cells in (n, tokens))
-                    biased = (8.0, *positions, 0, heads)
+                    biased, differences = (8.0, *positions, 0, heads), place(np.ones((heads, 9), np.float32))
                     for flash in (True, False):
-                        for distances in (None, biased):
-                            options |= {"flash": flash, "distances": distances}
+                        cases = [(None, None), (biased, None)]
+                        if type_id == ref.F16:  # of all types the same code looks biases up
+                            cases.append(((0.0, *biased[1:]), differences))
+                        for distances, table in cases:
+                            options |= {"flash": flash, "distances": distances, "biases": table}
                             ref.attention(place(q), k, place(k), place(mask), place(ranges), **options)
         print("latent", type_id, place.__name__, flush=True)
         if type_id != ref.Q8_KV:

@@ -17,7 +17,7 @@ inline const bool kCellsIntoL1 = fetches_cells_into_l1();
         __builtin_prefetch(p, 0, 2);
 }
 
-// Rows that a later step reads, fetched into L2 a few at a time.
+// Rows that a later step reads, fetched a few at a time.
 struct Prefetch {
     const uint8_t* at;
     int64_t stride, bytes, rows;
@@ -31,7 +31,7 @@ struct Prefetch {
     }
 };
 
-// Adjacent lines of the cache that a later step reads, fetched into L2. A core has 16 misses under way at
+// Adjacent lines of the cache that a later step reads. A core has 16 misses under way at
 // most: products fetch as many lines as they consume, a few at a time, or their own loads wait. Copied into
 // the kernels, so that its state stays in registers.
 struct PrefetchLines {

@@ -1,13 +1,12 @@
-// Matrix-vector product of one token with types whose levels are looked up in a
-// table in shared memory: there a load takes the passes that its lanes' words
-// need of one bank, of global memory a turn for every line that they lie in.
+// Matrix-vector product of one token with types whose levels are looked up in a table in shared memory: there
+// a load takes the passes that its lanes' words need of one bank, of global memory a turn for every line that
+// they lie in.
 #pragma once
 #include "matvec_groups.cuh"
 
 namespace ikpy::cuda {
 
-// Type: an unpacker, or its `Own`. The table is made by all threads of the
-// block.
+// Type: an unpacker, or its `Own`. The table is made by all threads of the block.
 template <class Type>
 __device__ __forceinline__ void make_table(unsigned* table) {
     for (int i = threadIdx.x; i < Type::kTable; i += blockDim.x) table[i] = Type::table_word(i);

@@ -4,7 +4,6 @@
 
 namespace ikpy::cuda {
 
-// Code z of signs of the interleaved types to their mask.
 // Four sign indices, as bytes, to their masks.
 __device__ __forceinline__ unsigned with_parity(unsigned indices) {
     unsigned odd = indices ^ indices >> 4;
@@ -18,6 +17,7 @@ __device__ __forceinline__ unsigned even_masks(unsigned indices) {
                    high = select_bits(0x7f0000u, indices << 2, indices << 3);
     return with_parity(select_bits(0x7f7fu, low, high) & 0x7f7f7f7fu);
 }
+// Code z of signs of the interleaved types to their mask.
 __device__ __forceinline__ unsigned code_mask(unsigned z) { return (z ^ z << 1) & 255; }
 __device__ __forceinline__ float odd(unsigned s) { return static_cast<float>(2 * s + 1); }
 

@@ -56,7 +56,7 @@ def test_what_does_not_fit_is_refused(files: dict[str, str]) -> None:
     ):
         LLM(files["glm4moe none"], speculative=PARAMS, draft_files=other)
     for types in ((), ("draft",), ("mtp", "draft")):
-        with pytest.raises(UsageError, match="has prediction layers alone: --spec-type mtp drafts from them"):
+        with pytest.raises(UsageError, match="has prediction layers alone: --spec-type mtp drafts from it"):
             LLM(
                 files["glm4moe none"],
                 speculative=SpeculativeParams(types=types),

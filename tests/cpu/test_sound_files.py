@@ -267,4 +267,7 @@ def test_tensors_that_are_missing_or_of_another_shape(name: str, tmp_path: Path)
             except UsageError as error:
                 assert "makes rows of" in str(error)
             else:
-                assert value is None and any(part in changed for part in OPTIONAL), changed
+                is_unread = (
+                    name == "glma" and changed == "a.position_embd.weight"
+                )  # rotates, whatever llama.cpp's files have
+                assert is_unread or (value is None and any(part in changed for part in OPTIONAL)), changed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ikpy.convert.families.base import Family
 from ikpy.convert.output_tensor import OutputTensor
 from ikpy.errors import FileFormatError
-from ikpy.models import architecture
+from ikpy.models import architecture, silent
 from ikpy.models.base import Architecture
 from ikpy.models.keys import Keys
 from ikpy.models.weights import WeightSource
@@ -25,7 +25,7 @@ def check_loads(planned: GGUFFile, family: Family, outputs: Iterable[OutputTenso
     keys = Keys(planned)
     known = list(outputs)
     weights = _PlannedWeights(planned, family, known)
-    model = architecture(keys.arch)(keys, weights, _silent)
+    model = architecture(keys.arch)(keys, weights, silent)
     weights.check_all_used()
     if family.n_predict:
         _check_prediction_layers(model, planned, family, known)
@@ -46,7 +46,7 @@ class _PlannedWeights(WeightSource):
     """Errors about a tensor say what it is called in the checkpoint."""
 
     def __init__(self, planned: GGUFFile, family: Family, outputs: Iterable[OutputTensor]) -> None:
-        super().__init__(planned, _silent, header_only=True)
+        super().__init__(planned, silent, header_only=True)
         self.family = family
         self.outputs = {output.name: output for output in outputs}
 
@@ -71,7 +71,3 @@ class _PlannedWeights(WeightSource):
     def _modules(self, is_layer: bool) -> list[tuple[str, tuple[str, ...]]]:
         known = {**self.family.modules, **self.family.prediction_modules} if is_layer else self.family.outer
         return [(m, (targets,) if isinstance(targets, str) else targets) for m, targets in known.items()]
-
-
-def _silent(_: str) -> None:
-    """What loading would tell is no part of a conversion."""

@@ -13,7 +13,7 @@ from ikpy.convert.model_parts import OTHER_PARTS, THINKER
 from ikpy.convert.output_tensor import OutputTensor, Part
 from ikpy.convert.stored_matrix import BLOCK_TYPES
 from ikpy.convert.tensor_order import sort_key
-from ikpy.convert.tensor_paths import APART, SUFFIX, Place, place
+from ikpy.convert.tensor_paths import SUFFIX, Place, place
 from ikpy.convert.tensor_shapes import Arranger
 from ikpy.convert.weights import Weights
 from ikpy.convert.words import to_float32
@@ -90,7 +90,7 @@ class _Mapper:
         end = family.prediction_ends.get(module)
         if not family.n_predict or (end and not family.predicts_alone):
             self.map.skipped_layers.append(name)
-            if where.layer is not None and not APART.match(name):
+            if where.layer is not None and not where.apart:
                 self.later.setdefault(family.config.n_layer + where.layer, []).append(name)
         elif end:
             self._add(f"{end}.weight", None, Part(name, None, None))

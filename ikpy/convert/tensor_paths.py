@@ -13,20 +13,21 @@ _LAYER = re.compile(
     r"|(?:bert\.)?encoder\.layer|(?:model\.)?transformer_encoder)"
     r"\.(\d+)\.(.+)"
 )
-# Prediction layers with names of their own.
-APART = re.compile(r"^(?:model\.)?mtp[._]")
+_APART = re.compile(r"^(?:model\.)?mtp[._]")
 SUFFIX = re.compile(r"\.(weight|bias)$")
 
 
 @dataclass(frozen=True)
 class Place:
     """layer: number of the layer, None for none. predicts: whether the tensor is one of prediction layers, which are
-    counted from 0; None is all of them then. path: its name there.
+    counted from 0; None is all of them then. path: its name there. apart: whether these layers have names of their own
+    instead of being numbered behind the last one.
     """
 
     layer: int | None
     predicts: bool
     path: str
+    apart: bool = False
 
 
 def place(name: str, family: Family) -> Place:
@@ -36,10 +37,10 @@ def place(name: str, family: Family) -> Place:
     if layer and SUFFIX.sub("", path) not in family.outer:
         number = int(layer[1]) - family.config.n_layer
         return Place(int(layer[1]), False, layer[2]) if number < 0 else Place(number, True, layer[2])
-    if not APART.match(path):
+    if not _APART.match(path):
         return Place(None, False, path)
     found = family.prediction_place(path)
-    return Place(found[0], True, found[1]) if found else Place(None, True, path)
+    return Place(found[0], True, found[1], apart=True) if found else Place(None, True, path, apart=True)
 
 
 def text_path(name: str) -> str:

@@ -26,7 +26,7 @@ from ikpy.graph.division import OUTPUTS, Matrix
 from ikpy.graph.ir import I32, Buffer, Value
 from ikpy.graph.placement import CPU, EXPERT_NAME, Placement, check_placement, place, placement_lines
 from ikpy.machine_memory import available_memory
-from ikpy.models import architecture
+from ikpy.models import architecture, silent
 from ikpy.models.base import Architecture
 from ikpy.models.hparams import HParams
 from ikpy.models.interleaving import interleaved_sizes, interleaved_type
@@ -46,10 +46,6 @@ NO_MODELS = (
     ("general.architecture", "clip", "a projector of images or sound, which belongs to a language model"),
 )
 """Keys and values of GGUF files that hold no language model, and what they are."""
-
-
-def _silent(_: str) -> None:
-    """Default log: nothing."""
 
 
 Progress = Callable[[float], None]
@@ -143,7 +139,7 @@ class Model:
         Raises FileFormatError or UnsupportedError with one line that names the file, tensor or key.
         """
         params = params or ModelParams()
-        log = log or _silent
+        log = log or silent
         gguf = path if isinstance(path, GGUFFile) else open_model(path, params)
         keys = Keys(gguf, params.kv_overrides)
         weights = WeightSource(
@@ -184,9 +180,9 @@ class Model:
 
         Raises UsageError if the architecture or the file has none.
         """
-        weights = WeightSource(self.gguf, _silent, header_only=self.params.header_only)
+        weights = WeightSource(self.gguf, silent, header_only=self.params.header_only)
         head = Model(self.gguf, self.arch.prediction_head(weights, number), self.params, weights.values)
-        head._lock(head._buffers_on_cpu(weights.own_bytes), _silent)
+        head._lock(head._buffers_on_cpu(weights.own_bytes), silent)
         return head
 
     def prediction_heads(self) -> list[Model]:

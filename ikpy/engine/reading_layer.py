@@ -8,7 +8,7 @@ from pathlib import Path
 from ikpy.engine.model import Model
 from ikpy.errors import UsageError
 from ikpy.gguf.reader import GGUFFile
-from ikpy.models import architecture
+from ikpy.models import architecture, silent
 from ikpy.models.base import Decoder
 from ikpy.models.eagle3 import Eagle3
 from ikpy.models.keys import Keys
@@ -24,8 +24,8 @@ def reading_layer(model: Model, path: str | os.PathLike[str]) -> Model:
     header_only = model.params.header_only
     gguf = GGUFFile.open(Path(path), header_only=header_only)
     keys = Keys(gguf)
-    weights, own = (WeightSource(file, _silent, header_only=header_only) for file in (gguf, model.gguf))
-    arch = architecture(keys.arch)(keys, weights, _silent)
+    weights, own = (WeightSource(file, silent, header_only=header_only) for file in (gguf, model.gguf))
+    arch = architecture(keys.arch)(keys, weights, silent)
     if not isinstance(arch, Eagle3):
         raise UsageError(f"'{path}' is no drafter of --spec-type eagle3 but a model ({keys.arch})")
     weights.check_all_used()
@@ -38,7 +38,3 @@ def reading_layer(model: Model, path: str | os.PathLike[str]) -> Model:
         raise UsageError(f"'{path}' reads states of {arch.target_size} numbers, those of the model have {width}")
     target.layer_inputs = arch.beside(own, model.hparams.n_layer)
     return Model(gguf, arch, model.params, {**own.values, **weights.values})
-
-
-def _silent(_: str) -> None:
-    """The file is one of several: what loading tells is told of the model."""

@@ -156,3 +156,7 @@ def architecture(name: str) -> type[Architecture]:
         )
     module, cls = target.split(":")
     return getattr(import_module(module), cls)
+
+
+def silent(_: str) -> None:
+    """Takes the lines that loading logs where they would tell nothing new."""

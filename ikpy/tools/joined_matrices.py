@@ -8,7 +8,7 @@ from contextlib import suppress
 from ikpy.errors import IkpyError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.ir import Value
-from ikpy.models import architecture
+from ikpy.models import architecture, silent
 from ikpy.models.keys import Keys
 from ikpy.models.weights import WeightSource
 
@@ -21,7 +21,7 @@ def joined_rows(file: GGUFFile, overrides: Mapping[str, object]) -> dict[str, tu
     weights = _NotedParts(file)
     with suppress(IkpyError):
         keys = Keys(file, overrides)
-        model = architecture(keys.arch)(keys, weights, _silent)
+        model = architecture(keys.arch)(keys, weights, silent)
         for number in range(max(1, model.n_prediction_heads)):
             model.prediction_head(weights, number)
     return weights.parts
@@ -31,14 +31,10 @@ class _NotedParts(WeightSource):
     """Notes the parts that an architecture takes tensors in, and lets parts in that do not fit their type."""
 
     def __init__(self, file: GGUFFile) -> None:
-        super().__init__(file, _silent, header_only=True)
+        super().__init__(file, silent, header_only=True)
         self.parts: dict[str, tuple[int, ...]] = {}
 
     def _value(self, info: TensorInfo, parts: Sequence[int]) -> Value:
         if parts:
             self.parts[info.name] = tuple(parts)
         return super()._value(info, ())
-
-
-def _silent(_: str) -> None:
-    """No log."""

@@ -129,3 +129,18 @@ def test_layers_without_what_joins_their_inputs_are_left_out(tmp_path: Path) -> 
     folder = predicting.make(_kind("glm4moe"), tmp_path).folder
     change_tensors(folder, lambda tensors: tensors.pop("model.layers.2.eh_proj.weight"))
     assert any(note.endswith("what joins their inputs is missing") for note in Conversion(folder).notes)
+
+
+@pytest.mark.parametrize("prediction", ["keep", "none"])
+def test_names_of_the_text_part_of_a_larger_model(prediction: str, tmp_path: Path) -> None:
+    """Layers with names of their own are no layers beyond num_hidden_layers there, either."""
+    folder = predicting.make(_kind("exaone-moe"), tmp_path).folder
+    expected = Path(convert(folder, tmp_path / "plain", prediction=prediction).path).read_bytes()
+
+    def prefix(tensors: Tensors) -> None:
+        for name in list(tensors):
+            if not name.startswith("lm_head"):
+                tensors[f"model.language_model.{name.removeprefix('model.')}"] = tensors.pop(name)
+
+    change_tensors(folder, prefix)
+    assert Path(convert(folder, tmp_path / "prefixed", prediction=prediction).path).read_bytes() == expected

@@ -31,9 +31,9 @@ struct Prefetch {
     }
 };
 
-// Adjacent lines of the cache that a later step reads. A core has 16 misses under way at
-// most: products fetch as many lines as they consume, a few at a time, or their own loads wait. Copied into
-// the kernels, so that its state stays in registers.
+// Adjacent lines of the cache that a later step reads. A core has 16 misses under way at most: products fetch
+// as many lines as they consume, a few at a time, or their own loads wait. Copied into the kernels, so that
+// its state stays in registers.
 struct PrefetchLines {
     const uint8_t *at, *end;
 

@@ -164,7 +164,7 @@ def ser_table(args: argparse.Namespace) -> list[str]:
 def zoo_table(args: argparse.Namespace) -> list[str]:
     """Distance of logits to the float64 evaluation of every captured model in every setting."""
     try:
-        from tests.cpu import test_zoo as zoo
+        from tests.cpu.models import test_zoo as zoo
     except ModuleNotFoundError as error:
         raise SystemExit(f"the table zoo needs the recorded models of a checkout's tests: {error}") from None
 

@@ -24,7 +24,7 @@ from ikpy.threads import physical_cores
 from ikpy.vision.projector import Projector, open_projector
 
 if TYPE_CHECKING:
-    from tests.cpu.vision_towers import Tower
+    from tests.cpu.media.vision_towers import Tower
 
 GATED = {"rms": True, "gated": True, "activation": "silu"}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -69,7 +69,7 @@ RUNS = 5
 def tower_of(shape: str, layers: int) -> Tower:
     """A random encoder."""
     try:
-        from tests.cpu.vision_towers import Tower
+        from tests.cpu.media.vision_towers import Tower
     except ModuleNotFoundError as error:
         raise SystemExit(f"random encoders need a checkout's tests: {error}") from None
     return Tower(**SHAPES[shape], layers=layers)

@@ -3,7 +3,7 @@
     python -m benchmarks.thread_balance [--threads 16,64,128,256]
 
 First table: rows of a layer's matrices that the busiest thread multiplies, over the mean, by whole blocks of 32 rows
-(16 with a gate) and by the items of ``kernels/matmul.cpp``, whose rule is repeated here. Second: ranges of cells
+(16 with a gate) and by the items of ``kernels/matmul/matmul.cpp``, whose rule is repeated here. Second: ranges of cells
 times tiles of heads that a token of DeepSeek-V3 has on CPUs without a tile unit (``flash_latent_problem.cpp``), as
 the share of the threads' time that is used. Third: bytes of work memory that a batch of 512 tokens plans for. Nothing
 is timed.

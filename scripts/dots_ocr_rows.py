@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from tests.cpu import tower_checkpoints as made
-from tests.cpu.tower_parts import HEADS, LAYERS, PATCH, N, TowerCheckpoint
+from tests.cpu.convert import tower_checkpoints as made
+from tests.cpu.media.tower_parts import HEADS, LAYERS, PATCH, N, TowerCheckpoint
 
 
 class _Encoder:

@@ -1,4 +1,4 @@
-"""Records transformers' float32 logits of the DeepSeek V4 checkpoint that tests/cpu/deepseek4_checkpoints.py makes.
+"""Records transformers' float32 logits of the checkpoint of DeepSeek V4 in tests/cpu/convert/deepseek4_checkpoints.py.
 
 pip install torch transformers        # 5.24 or newer
 python -m scripts.make_deepseek4_golden
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.cpu import deepseek4_checkpoints as made
+from tests.cpu.convert import deepseek4_checkpoints as made
 
 ROWS = (2, 6, 127, 139)
 """One in the first group of 4, one in the second, the last one of the group of 128, one behind it."""

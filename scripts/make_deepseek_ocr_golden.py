@@ -1,6 +1,7 @@
 """Records the float32 rows that transformers makes of random pictures with the encoder of
-tests/cpu/deepseek_ocr_tower.py, and logits of the text part of tests/cpu/deepseek_ocr_checkpoints.py (its Unlimited-OCR
-has those of DeepSeek-OCR, the text part beside a window).
+tests/cpu/media/deepseek_ocr_tower.py, and logits of the text part of
+tests/cpu/convert/deepseek_ocr_checkpoints.py (its Unlimited-OCR has those of DeepSeek-OCR, the text part beside a
+window).
 
 pip install torch transformers        # 5.24 or newer
 python -m scripts.make_deepseek_ocr_golden
@@ -14,10 +15,10 @@ from transformers.models.unlimited_ocr import configuration_unlimited_ocr as con
 from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 
 from scripts.tower_goldens import State, load
-from tests.cpu.deepseek_ocr_checkpoints import LANGUAGE, TEXT
-from tests.cpu.deepseek_ocr_tower import GOLDEN, GOLDEN_ROWS, OcrTower
-from tests.cpu.projector_files import Weights
-from tests.cpu.seeded_checkpoints import tokens, weights
+from tests.cpu.convert.deepseek_ocr_checkpoints import LANGUAGE, TEXT
+from tests.cpu.convert.seeded_checkpoints import tokens, weights
+from tests.cpu.media.deepseek_ocr_tower import GOLDEN, GOLDEN_ROWS, OcrTower
+from tests.cpu.media.projector_files import Weights
 
 LOGIT_ROWS = (0, 3, 30, 69)
 N_COLUMNS = 96

@@ -1,4 +1,5 @@
-"""Records what llama.cpp makes of random pictures with the files of tests/cpu/tile_towers.py: marks, rows, proportions.
+"""Records what llama.cpp makes of random pictures with the files of tests/cpu/media/tile_towers.py: marks,
+rows, proportions.
 
 pip install xllamacpp        # its library keeps the C functions of llama.cpp's mtmd.h
 python -m scripts.make_peer_pictures
@@ -21,8 +22,8 @@ import xllamacpp
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.graph.ir import F32
-from tests.cpu.tile_towers import GOLDENS, PEER_COLUMNS, TOWERS, peer_pictures
-from tests.cpu.tile_weights import TileTower
+from tests.cpu.kernels.tile_weights import TileTower
+from tests.cpu.media.tile_towers import GOLDENS, PEER_COLUMNS, TOWERS, peer_pictures
 
 POINTER = ctypes.c_void_p
 MARKER = b"<__media__>"

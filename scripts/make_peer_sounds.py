@@ -1,4 +1,4 @@
-"""Records what llama.cpp makes of sounds with the encoders of tests/cpu/sound_kinds.py: marks and rows.
+"""Records what llama.cpp makes of sounds with the encoders of tests/cpu/media/sound_kinds.py: marks and rows.
 
 pip install xllamacpp        # its library keeps the C functions of llama.cpp's mtmd.h
 python -m scripts.make_peer_sounds
@@ -15,7 +15,15 @@ from pathlib import Path
 import numpy as np
 
 from scripts.make_peer_pictures import POINTER, Peer, call, library, spelled, write_text_model
-from tests.cpu.sound_kinds import GOLDENS, LIKE_LLAMA_CPP, PEER_COLUMNS, PEER_ROWS, TEXT_AROUND, TOWERS, peer_sounds
+from tests.cpu.media.sound_kinds import (
+    GOLDENS,
+    LIKE_LLAMA_CPP,
+    PEER_COLUMNS,
+    PEER_ROWS,
+    TEXT_AROUND,
+    TOWERS,
+    peer_sounds,
+)
 
 
 class SoundPeer(Peer):

@@ -1,4 +1,5 @@
-"""Records what llama.cpp makes of random pictures with the files of tests/cpu/tower_kinds.py: marks, rows, proportions.
+"""Records what llama.cpp makes of random pictures with the files of tests/cpu/media/tower_kinds.py: marks,
+rows, proportions.
 
 pip install xllamacpp        # its library keeps the C functions of llama.cpp's mtmd.h
 python -m scripts.make_peer_towers
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from scripts.make_peer_pictures import Peer, call, library, spelled, write_text_model
-from tests.cpu.tower_kinds import (
+from tests.cpu.media.tower_kinds import (
     STEP3VL,
     STEP_MARKS,
     TEXT_AROUND,
@@ -25,7 +26,7 @@ from tests.cpu.tower_kinds import (
     peer_tower,
     step_pictures,
 )
-from tests.cpu.vision_towers import GOLDENS, PEER_COLUMNS, Tower
+from tests.cpu.media.vision_towers import GOLDENS, PEER_COLUMNS, Tower
 
 
 def record(lib: ctypes.CDLL, tower: Tower, marks: tuple[str, ...], pictures: Sequence[np.ndarray], path: Path) -> None:

@@ -1,5 +1,5 @@
 """Records transformers' float32 logits, of encoders the states of their last layer, of the checkpoints of
-tests/cpu/seeded_kinds.py.
+tests/cpu/convert/seeded_kinds.py.
 
 pip install torch transformers        # 5.24 or newer
 python -m scripts.make_seeded_golden
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 import transformers
 
-from tests.cpu import seeded_checkpoints as made
-from tests.cpu import t5_checkpoints
-from tests.cpu.seeded_kinds import KINDS
+from tests.cpu.convert import seeded_checkpoints as made
+from tests.cpu.convert import t5_checkpoints
+from tests.cpu.convert.seeded_kinds import KINDS
 
 IMAGES = tuple(
     f"model.{part}."

@@ -1,4 +1,4 @@
-"""Records the float32 rows that transformers makes of a sound with the encoders of tests/cpu/sound_kinds.py.
+"""Records the float32 rows that transformers makes of a sound with the encoders of tests/cpu/media/sound_kinds.py.
 
 pip install torch transformers        # 5.24 or newer
 python -m scripts.make_sound_golden
@@ -26,7 +26,7 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni3
 from transformers.models.voxtral import modeling_voxtral as voxtral
 
 from scripts.tower_goldens import State, load
-from tests.cpu.sound_kinds import (
+from tests.cpu.media.sound_kinds import (
     GEMMA,
     GEMMA_LAYER,
     GOLDEN_ROWS,
@@ -35,7 +35,7 @@ from tests.cpu.sound_kinds import (
     TOWERS,
     golden_sound,
 )
-from tests.cpu.sound_towers import CHANNELS, SoundTower
+from tests.cpu.media.sound_towers import CHANNELS, SoundTower
 
 LAYER = {
     "ln1": "self_attn_layer_norm",

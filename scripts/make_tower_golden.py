@@ -1,5 +1,5 @@
 """Records the float32 rows that transformers makes of a random picture, of the checkpoints of
-tests/cpu/tower_checkpoints.py; of those that hear, also of a sound.
+tests/cpu/convert/tower_checkpoints.py; of those that hear, also of a sound.
 
 pip install torch torchvision transformers        # 5.24 or newer
 python -m scripts.make_tower_golden
@@ -17,8 +17,8 @@ import torch
 import transformers
 
 from scripts import dots_ocr_rows
-from tests.cpu import tower_checkpoints as made
-from tests.cpu.tower_parts import GOLDEN_ROWS, PATCH, TowerCheckpoint
+from tests.cpu.convert import tower_checkpoints as made
+from tests.cpu.media.tower_parts import GOLDEN_ROWS, PATCH, TowerCheckpoint
 
 OTHERS = ("language_model", "text_model", "lm_head", "audio_tower")
 

@@ -27,8 +27,8 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 from transformers.models.step3p7 import modeling_step3p7 as step3
 
 from scripts.tower_goldens import State, layers, load, record, renamed
-from tests.cpu.tower_kinds import STEP3VL, TOWERS
-from tests.cpu.vision_towers import GOLDEN_ROWS, GOLDENS, Tower, Weights
+from tests.cpu.media.tower_kinds import STEP3VL, TOWERS
+from tests.cpu.media.vision_towers import GOLDEN_ROWS, GOLDENS, Tower, Weights
 
 
 def pixels(tower: Tower) -> np.ndarray:

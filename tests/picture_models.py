@@ -11,8 +11,8 @@ from PIL import Image
 
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
-from tests.cpu.reference_models import RandomModel
-from tests.cpu.tower_kinds import TOWERS
+from tests.cpu.media.tower_kinds import TOWERS
+from tests.cpu.models.reference_models import RandomModel
 
 CONTROL, NORMAL, BYTE = 3, 1, 6
 SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.cpu.sound_towers import SoundTower
+from tests.cpu.media.sound_towers import SoundTower
 from tests.picture_models import write_text
 
 RATE = 16000

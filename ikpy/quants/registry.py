@@ -287,8 +287,8 @@ _REPACK_TARGET = {row.repack_of: row.name for row in _ROWS if row.repack_of and 
 _REPACK_TARGET["f16"] = "bf16_r16"
 
 _BY_ID = {row.id: row for row in _ROWS}
-# Types that rows of a cache can have, by precision. Each has an encoder and a decoder in _native/kernels/kv_types.cpp
-# and in backends/cuda/kernels/kv_types.cuh.
+# Types that rows of a cache can have, by precision. Each has an encoder and a decoder in
+# _native/kernels/cache/kv_types.cpp and in backends/cuda/kernels/kv_types.cuh.
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q8_KV", "q6_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 _BY_NAME = {row.name.lower(): row for row in _ROWS}

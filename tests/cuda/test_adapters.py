@@ -15,9 +15,9 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ModelParams
 from ikpy.graph.adapters import adapted_tensor
 from ikpy.graph.placement import PlacementParams
-from tests.cpu.reference_models import RandomModel
-from tests.cpu.test_adapters import RANDOM, TOKENS, llama, make_pairs, params, write_adapter
-from tests.cpu.test_zoo_holdouts import gpt_oss
+from tests.cpu.models.reference_models import RandomModel
+from tests.cpu.models.test_adapters import RANDOM, TOKENS, llama, make_pairs, params, write_adapter
+from tests.cpu.models.test_zoo_holdouts import gpt_oss
 from tests.cuda.models import emulated
 
 CPU = PlacementParams(n_gpu_layers=0)

@@ -13,8 +13,8 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import CPU, DeviceParams, PlacementParams
-from tests.cpu import deepseek4_checkpoints as tiny
-from tests.cpu.checkpoints import convert
+from tests.cpu.convert import deepseek4_checkpoints as tiny
+from tests.cpu.convert.checkpoints import convert
 from tests.cuda.models import emulated
 
 TOLERANCE = 2e-3

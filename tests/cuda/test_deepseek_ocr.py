@@ -11,7 +11,7 @@ from ikpy.backends.cuda.devices import available
 from ikpy.backends.cuda.encoder_runtime import EncoderRuntime
 from ikpy.graph.placement import DeviceParams
 from ikpy.vision.projector import open_projector
-from tests.cpu.deepseek_ocr_tower import OcrTower
+from tests.cpu.media.deepseek_ocr_tower import OcrTower
 from tests.cuda.test_vision import HALVES, assert_rows
 
 

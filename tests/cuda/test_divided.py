@@ -25,7 +25,7 @@ from ikpy.graph.ir import Node, external
 from ikpy.graph.placement import PlacementParams
 from ikpy.graph.weight_parts import bias_part, columns_part, rows_part, whole_name
 from ikpy.quants import by_name, dequantize
-from tests.cpu.test_adapters import llama
+from tests.cpu.models.test_adapters import llama
 from tests.cuda.models import MIB, emulated, logits_of, recorded_operations, zoo
 from tests.cuda.test_adapters import adapted, logits, written
 from tests.cuda.test_placement_matrix import KINDS, ZOO, assert_same, lacks, tokens_for, worst

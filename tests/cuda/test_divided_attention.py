@@ -20,25 +20,31 @@ from ikpy.engine.session import put_state, take_state
 from ikpy.graph import division
 from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.placement import PlacementParams
-from tests.cpu import test_arch_step35
-from tests.cpu.reference_models import RandomModel
-from tests.cpu.shaped_models import Dims, gemma3, llama
-from tests.cpu.test_adapters import make_pairs, write_adapter
-from tests.cpu.test_arch_afmoe import afmoe
-from tests.cpu.test_arch_cohere2moe import cohere2moe
-from tests.cpu.test_arch_dense import apertus
-from tests.cpu.test_arch_gemma4 import gemma4
-from tests.cpu.test_arch_granite_hybrid import granite_hybrid_moe
-from tests.cpu.test_arch_granite_swa import granite_swa
-from tests.cpu.test_arch_laguna import laguna
-from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
-from tests.cpu.test_arch_mimo2 import mimo2
-from tests.cpu.test_arch_nemotron_h import nemotron_h
-from tests.cpu.test_arch_olmo import olmo2
-from tests.cpu.test_arch_qwen3next import qwen3next_grouped, qwen35moe
-from tests.cpu.test_arch_qwen_vl import qwen3vlmoe
-from tests.cpu.test_encoders import MODELS
-from tests.cpu.test_zoo_holdouts import command_r_plus, gemma2_27b, llama4_two_experts, mistral3, phi3_short_context
+from tests.cpu.models import test_arch_step35
+from tests.cpu.models.reference_models import RandomModel
+from tests.cpu.models.shaped_models import Dims, gemma3, llama
+from tests.cpu.models.test_adapters import make_pairs, write_adapter
+from tests.cpu.models.test_arch_afmoe import afmoe
+from tests.cpu.models.test_arch_cohere2moe import cohere2moe
+from tests.cpu.models.test_arch_dense import apertus
+from tests.cpu.models.test_arch_gemma4 import gemma4
+from tests.cpu.models.test_arch_granite_hybrid import granite_hybrid_moe
+from tests.cpu.models.test_arch_granite_swa import granite_swa
+from tests.cpu.models.test_arch_laguna import laguna
+from tests.cpu.models.test_arch_lfm2 import lfm2, lfm2moe
+from tests.cpu.models.test_arch_mimo2 import mimo2
+from tests.cpu.models.test_arch_nemotron_h import nemotron_h
+from tests.cpu.models.test_arch_olmo import olmo2
+from tests.cpu.models.test_arch_qwen3next import qwen3next_grouped, qwen35moe
+from tests.cpu.models.test_arch_qwen_vl import qwen3vlmoe
+from tests.cpu.models.test_encoders import MODELS
+from tests.cpu.models.test_zoo_holdouts import (
+    command_r_plus,
+    gemma2_27b,
+    llama4_two_experts,
+    mistral3,
+    phi3_short_context,
+)
 from tests.cuda.models import emulated, logits_of, recorded_operations, zoo
 from tests.cuda.test_divided import EXACT
 from tests.cuda.test_placement_matrix import assert_same, tokens_for, worst

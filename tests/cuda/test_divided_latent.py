@@ -22,13 +22,13 @@ from ikpy.engine.sequence_state import load_sequence, save_sequence
 from ikpy.graph.placement import PlacementParams
 from ikpy.models.latent_tensors import LatentSizes
 from scripts.make_deepseek_header import write_header
-from tests.cpu.reference_models import RandomModel
-from tests.cpu.shaped_models import Dims, deepseek2
-from tests.cpu.sparse_latent_models import Sizes, random_model
-from tests.cpu.test_adapters import latent, make_pairs, write_adapter
-from tests.cpu.test_arch_bailingmoe3 import bailingmoe3
-from tests.cpu.test_arch_kimi_k3 import kimi_k3
-from tests.cpu.test_arch_kimi_linear import kimi_linear
+from tests.cpu.models.reference_models import RandomModel
+from tests.cpu.models.shaped_models import Dims, deepseek2
+from tests.cpu.models.sparse_latent_models import Sizes, random_model
+from tests.cpu.models.test_adapters import latent, make_pairs, write_adapter
+from tests.cpu.models.test_arch_bailingmoe3 import bailingmoe3
+from tests.cpu.models.test_arch_kimi_k3 import kimi_k3
+from tests.cpu.models.test_arch_kimi_linear import kimi_linear
 from tests.cuda.models import emulated, logits_of, recorded_operations, zoo
 from tests.cuda.test_divided import EXACT
 from tests.cuda.test_divided_attention import ON_CPU, TOKENS, graph, logs_of, n_divided, new_context, steps

@@ -14,8 +14,8 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.session import put_state, take_state
 from ikpy.graph.placement import PlacementParams
-from tests.cpu.reference_models import N_VOCAB
-from tests.cpu.t5_models import TOKENS, new_t5
+from tests.cpu.models.reference_models import N_VOCAB
+from tests.cpu.models.t5_models import TOKENS, new_t5
 
 TOLERANCE = 3e-3  # other formats of activations and other orders of sums than the CPU's
 ON_CPU = PlacementParams(n_gpu_layers=0)

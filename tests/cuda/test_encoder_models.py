@@ -14,12 +14,12 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import PlacementParams
-from tests.cpu.reference_models import RandomModel
-from tests.cpu.t5_models import t5encoder, umt5encoder
-from tests.cpu.test_arch_encoders import jina_bert_v3, modern_bert, modern_bert_silu, nomic_bert_moe
-from tests.cpu.test_arch_gemma_embedding import TOKENS, gemma_embedding
-from tests.cpu.test_arch_jina_bert_v2 import jina, jina_code, jina_fused, neo
-from tests.cpu.test_arch_llama_embed import eurobert, llama_embed
+from tests.cpu.models.reference_models import RandomModel
+from tests.cpu.models.t5_models import t5encoder, umt5encoder
+from tests.cpu.models.test_arch_encoders import jina_bert_v3, modern_bert, modern_bert_silu, nomic_bert_moe
+from tests.cpu.models.test_arch_gemma_embedding import TOKENS, gemma_embedding
+from tests.cpu.models.test_arch_jina_bert_v2 import jina, jina_code, jina_fused, neo
+from tests.cpu.models.test_arch_llama_embed import eurobert, llama_embed
 
 TOLERANCE = 3e-3  # other formats of activations and other orders of sums than the CPU's
 ON_CPU = PlacementParams(n_gpu_layers=0)

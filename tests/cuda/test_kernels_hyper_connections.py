@@ -7,7 +7,7 @@ import pytest
 
 from ikpy.backends.cuda import launch
 from ikpy.graph.hyper_connections import MAX_STREAMS
-from tests.cpu.test_compress_cells import Cells
+from tests.cpu.kernels.test_compress_cells import Cells
 from tests.cuda.programs import Program
 
 

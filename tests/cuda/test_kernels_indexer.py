@@ -10,9 +10,9 @@ from ikpy.backends.cuda import launch
 from ikpy.backends.cuda.launch import indexer as launch_indexer
 from ikpy.graph.ir import F32, I32, Value, external
 from ikpy.models.blocks import part_of_rows
-from tests.cpu import reference_sparse as ref
-from tests.cpu.test_chosen_blocks import Case as Blocks
-from tests.cpu.test_chosen_stretches import Stretches, listed
+from tests.cpu.kernels.test_chosen_blocks import Case as Blocks
+from tests.cpu.kernels.test_chosen_stretches import Stretches, listed
+from tests.cpu.models import reference_sparse as ref
 from tests.cuda.programs import Program
 from tests.cuda.test_kernels_attention import F16_BOUND, Case
 

@@ -8,8 +8,8 @@ import pytest
 from ikpy.backends.cuda import launch
 from ikpy.graph.builder import MAX_CONV_TAPS, KeptStates
 from ikpy.graph.ir import F32, I32, Value, external
-from tests.cpu.test_recurrent_ops import mixed_slots, some_kept
-from tests.cpu.test_wkv import RULES, make_wkv
+from tests.cpu.kernels.test_recurrent_ops import mixed_slots, some_kept
+from tests.cpu.kernels.test_wkv import RULES, make_wkv
 from tests.cuda.programs import Program
 
 

@@ -12,10 +12,10 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import PlacementParams
-from tests.cpu.definition_checks import TOKENS
-from tests.cpu.test_arch_deci import HEAD, KINDS, deci, deci_empty_last, deci_without_networks
-from tests.cpu.test_arch_gemma3n import N, gentle_gemma3n
-from tests.cpu.test_arch_minicpm import minicpm3, minicpm_long_rope
+from tests.cpu.models.definition_checks import TOKENS
+from tests.cpu.models.test_arch_deci import HEAD, KINDS, deci, deci_empty_last, deci_without_networks
+from tests.cpu.models.test_arch_gemma3n import N, gentle_gemma3n
+from tests.cpu.models.test_arch_minicpm import minicpm3, minicpm_long_rope
 from tests.cuda.models import emulated, logits_of
 from tests.cuda.test_placement_matrix import assert_same
 

@@ -14,9 +14,9 @@ from ikpy.engine.memory import memory_report
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import PlacementParams
-from tests.cpu import media_models as media
-from tests.cpu.definition_checks import hold
-from tests.cpu.reference_models import N_VOCAB
+from tests.cpu.media import media_models as media
+from tests.cpu.models.definition_checks import hold
+from tests.cpu.models.reference_models import N_VOCAB
 
 TOLERANCE = 3e-3  # other formats of activations and other orders of sums
 PLACES = {

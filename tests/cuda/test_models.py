@@ -16,16 +16,16 @@ from ikpy.backends.cuda import compare, launch
 from ikpy.cli import main
 from ikpy.graph.ir import Node
 from ikpy.graph.placement import DeviceParams, PlacementParams
-from tests.cpu.definition_checks import TOKENS as CHECKED_TOKENS
-from tests.cpu.test_arch_afmoe import afmoe
-from tests.cpu.test_arch_cohere2moe import cohere2moe
-from tests.cpu.test_arch_dense import apertus, arcee, nemotron
-from tests.cpu.test_arch_granite_swa import granite_swa_moe
-from tests.cpu.test_arch_hy_v3 import hy_v3
-from tests.cpu.test_arch_laguna import laguna
-from tests.cpu.test_arch_mellum import mellum
-from tests.cpu.test_arch_mimo2 import mimo2
-from tests.cpu.test_arch_step35 import step35
+from tests.cpu.models.definition_checks import TOKENS as CHECKED_TOKENS
+from tests.cpu.models.test_arch_afmoe import afmoe
+from tests.cpu.models.test_arch_cohere2moe import cohere2moe
+from tests.cpu.models.test_arch_dense import apertus, arcee, nemotron
+from tests.cpu.models.test_arch_granite_swa import granite_swa_moe
+from tests.cpu.models.test_arch_hy_v3 import hy_v3
+from tests.cpu.models.test_arch_laguna import laguna
+from tests.cpu.models.test_arch_mellum import mellum
+from tests.cpu.models.test_arch_mimo2 import mimo2
+from tests.cpu.models.test_arch_step35 import step35
 from tests.cuda.models import logits_of, zoo
 from tests.cuda.test_placement_matrix import ZOO, tokens_for, worst
 from tests.shared import ROOT

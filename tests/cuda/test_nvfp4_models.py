@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ikpy.graph.placement import PlacementParams
-from tests.cpu.definition_checks import TOKENS
-from tests.cpu.test_nvfp4 import BOUND, dense, mixture
+from tests.cpu.models.definition_checks import TOKENS
+from tests.cpu.quants.test_nvfp4 import BOUND, dense, mixture
 from tests.cuda.models import emulated, logits_of
 from tests.cuda.test_placement_matrix import assert_same
 

@@ -20,7 +20,7 @@ from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import CPU, DeviceParams, PlacementParams
 from ikpy.models.latent_tensors import LatentSizes
 from scripts.make_deepseek_header import write_header
-from tests.cpu.test_expert_reads import bytes_asked, wait_for
+from tests.cpu.engine.test_expert_reads import bytes_asked, wait_for
 from tests.cuda.models import emulated, zoo
 from tests.cuda.test_placement_matrix import tokens_for
 

@@ -17,7 +17,7 @@ from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.plans import Plans
 from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.placement import PlacementParams
-from tests.cpu.test_arch_qwen3next import qwen35moe
+from tests.cpu.models.test_arch_qwen3next import qwen35moe
 from tests.cuda.models import emulated, zoo
 
 TINY = ikpy.default_model_path()

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 
 from ikpy.graph.placement import PlacementParams
-from tests.cpu.definition_checks import TOKENS
-from tests.cpu.plain_blocks import Form, made
-from tests.cpu.reference_models import RandomModel
-from tests.cpu.test_arch_alibi import BAICHUAN, BLOOM, BLOOM_SEVEN, JAIS, MPT, MPT_EMBEDDED, MPT_NORMED, REFACT
-from tests.cpu.test_arch_chameleon import LEAST, chameleon
-from tests.cpu.test_arch_grok import grok, grok2
-from tests.cpu.test_arch_grovemoe import grovemoe
-from tests.cpu.test_arch_older_moe import arctic, dbrx, openelm, plm, smallthinker
-from tests.cpu.test_arch_phimoe import phimoe
-from tests.cpu.test_arch_plain import (
+from tests.cpu.models.definition_checks import TOKENS
+from tests.cpu.models.reference_models import RandomModel
+from tests.cpu.models.test_arch_alibi import BAICHUAN, BLOOM, BLOOM_SEVEN, JAIS, MPT, MPT_EMBEDDED, MPT_NORMED, REFACT
+from tests.cpu.models.test_arch_chameleon import LEAST, chameleon
+from tests.cpu.models.test_arch_grok import grok, grok2
+from tests.cpu.models.test_arch_grovemoe import grovemoe
+from tests.cpu.models.test_arch_older_moe import arctic, dbrx, openelm, plm, smallthinker
+from tests.cpu.models.test_arch_phimoe import phimoe
+from tests.cpu.models.test_arch_plain import (
     CHATGLM,
     FALCON_40B,
     GPT2,
@@ -30,7 +29,8 @@ from tests.cpu.test_arch_plain import (
     STABLELM_12B,
     STARCODER2,
 )
-from tests.cpu.test_arch_plamo import plamo3
+from tests.cpu.models.test_arch_plamo import plamo3
+from tests.cpu.quants.plain_blocks import Form, made
 from tests.cuda.models import emulated, logits_of
 from tests.cuda.test_placement_matrix import assert_same
 

@@ -18,9 +18,9 @@ from ikpy.engine.sampling_params import SamplingParams
 from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.graph.placement import PlacementParams
 from ikpy.tools.generation import GrowingSequence
-from tests.cpu.definition_checks import TOKENS
-from tests.cpu.prediction_models import MODELS
-from tests.cpu.reference_models import N_VOCAB
+from tests.cpu.models.definition_checks import TOKENS
+from tests.cpu.models.prediction_models import MODELS
+from tests.cpu.models.reference_models import N_VOCAB
 from tests.cuda.models import emulated
 
 TOLERANCE = 3e-3  # other formats of activations and other orders of sums than the CPU's

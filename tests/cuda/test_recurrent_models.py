@@ -17,21 +17,21 @@ from ikpy.engine.sequence_state import load_sequence, save_sequence
 from ikpy.engine.session import put_state, take_state
 from ikpy.graph.placement import PlacementParams
 from ikpy.tools.run_logs import state_lines
-from tests.cpu.definition_checks import TOKENS
-from tests.cpu.test_arch_bailingmoe3 import bailingmoe3, bailingmoe3_low_rank
-from tests.cpu.test_arch_falcon_h1 import falcon_h1
-from tests.cpu.test_arch_glm5_next import glm5_next
-from tests.cpu.test_arch_granite_hybrid import granite_hybrid, granite_hybrid_moe
-from tests.cpu.test_arch_jamba import falcon_mamba, jamba, mamba
-from tests.cpu.test_arch_kimi_k3 import kimi_k3, kimi_k3_plain
-from tests.cpu.test_arch_kimi_linear import kimi_linear
-from tests.cpu.test_arch_lfm2 import lfm2, lfm2moe
-from tests.cpu.test_arch_mamba2 import mamba2
-from tests.cpu.test_arch_nemotron_h import nemotron_h, nemotron_h_latent, nemotron_h_moe
-from tests.cpu.test_arch_plamo import plamo2
-from tests.cpu.test_arch_qwen3next import qwen3next, qwen3next_grouped, qwen35moe
-from tests.cpu.test_arch_qwen4exp import qwen4exp
-from tests.cpu.test_arch_rwkv import arwkv7, arwkv7_plain, rwkv6, rwkv6qwen2, rwkv7
+from tests.cpu.models.definition_checks import TOKENS
+from tests.cpu.models.test_arch_bailingmoe3 import bailingmoe3, bailingmoe3_low_rank
+from tests.cpu.models.test_arch_falcon_h1 import falcon_h1
+from tests.cpu.models.test_arch_glm5_next import glm5_next
+from tests.cpu.models.test_arch_granite_hybrid import granite_hybrid, granite_hybrid_moe
+from tests.cpu.models.test_arch_jamba import falcon_mamba, jamba, mamba
+from tests.cpu.models.test_arch_kimi_k3 import kimi_k3, kimi_k3_plain
+from tests.cpu.models.test_arch_kimi_linear import kimi_linear
+from tests.cpu.models.test_arch_lfm2 import lfm2, lfm2moe
+from tests.cpu.models.test_arch_mamba2 import mamba2
+from tests.cpu.models.test_arch_nemotron_h import nemotron_h, nemotron_h_latent, nemotron_h_moe
+from tests.cpu.models.test_arch_plamo import plamo2
+from tests.cpu.models.test_arch_qwen3next import qwen3next, qwen3next_grouped, qwen35moe
+from tests.cpu.models.test_arch_qwen4exp import qwen4exp
+from tests.cpu.models.test_arch_rwkv import arwkv7, arwkv7_plain, rwkv6, rwkv6qwen2, rwkv7
 from tests.cuda.test_placement_matrix import worst
 
 TOLERANCE = 3e-3  # other formats of activations and other orders of sums than the CPU's

@@ -34,7 +34,7 @@ from ikpy.graph import split
 from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.assign import Step
 from ikpy.graph.placement import CPU, DeviceParams, PlacementParams
-from tests.cpu.test_prediction_head import glm4moe
+from tests.cpu.models.test_prediction_head import glm4moe
 from tests.cuda.cpu_kernels import CpuKernels
 from tests.cuda.models import MIB, emulated, logits_of, zoo
 from tests.cuda.test_placement_matrix import assert_same, tokens_for, worst

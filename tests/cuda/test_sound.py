@@ -11,7 +11,7 @@ from ikpy.backends.cuda.devices import available
 from ikpy.backends.cuda.encoder_runtime import EncoderRuntime
 from ikpy.graph.placement import DeviceParams
 from ikpy.sound.projector import open_sound_projector
-from tests.cpu.sound_kinds import TOWERS
+from tests.cpu.media.sound_kinds import TOWERS
 from tests.cuda.test_vision import BOUND, assert_rows
 from tests.sound_models import tone
 

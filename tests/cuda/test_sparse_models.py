@@ -15,9 +15,9 @@ from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.session import put_state, take_state
 from ikpy.graph.ir import Node
 from ikpy.graph.placement import PlacementParams
-from tests.cpu import dots3note_model, minimax_m3_model
-from tests.cpu.reference_models import N_VOCAB
-from tests.cpu.sparse_latent_models import PUBLISHED, Sizes, random_model
+from tests.cpu.models import dots3note_model, minimax_m3_model
+from tests.cpu.models.reference_models import N_VOCAB
+from tests.cpu.models.sparse_latent_models import PUBLISHED, Sizes, random_model
 from tests.cuda.test_placement_matrix import worst
 
 # A cell more or less that a token attends to would be far beyond it.

@@ -13,10 +13,10 @@ from ikpy.backends.cuda.encoder_runtime import EncoderRuntime
 from ikpy.graph.placement import DeviceParams
 from ikpy.vision.grids import MEASURED_PATCHES
 from ikpy.vision.projector import Projector, open_projector
-from tests.cpu import tile_towers, tower_kinds
-from tests.cpu.row_checks import assert_rows
-from tests.cpu.tile_towers import TileTower
-from tests.cpu.vision_towers import GOLDEN_ROWS, GOLDENS, Tower
+from tests.cpu.kernels.row_checks import assert_rows
+from tests.cpu.media import tile_towers, tower_kinds
+from tests.cpu.media.tile_towers import TileTower
+from tests.cpu.media.vision_towers import GOLDEN_ROWS, GOLDENS, Tower
 
 TOWERS: dict[str, Tower | TileTower] = {
     **tile_towers.TOWERS,

@@ -22,8 +22,8 @@ from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.ir import Node
 from ikpy.graph.placement import DeviceParams, PlacementParams
 from ikpy.vision.projector import Projector, open_projector
-from tests.cpu.tower_kinds import TOWERS
-from tests.cpu.vision_towers import Tower
+from tests.cpu.media.tower_kinds import TOWERS
+from tests.cpu.media.vision_towers import Tower
 from tests.cuda.models import MIB, emulated
 from tests.picture_models import png, write_grid_projector, write_grid_text, write_projector, write_text
 

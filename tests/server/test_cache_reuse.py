@@ -19,7 +19,7 @@ from ikpy.server.pieces import MOST_PIECES, Piece, find_pieces
 from ikpy.server.scheduler import Engine
 from ikpy.server.settings import ServerSettings
 from ikpy.server.tasks import Finished
-from tests.cpu.shaped_models import Dims, gemma3, llama
+from tests.cpu.models.shaped_models import Dims, gemma3, llama
 from tests.server import harness
 from tests.server.harness import MODELS, loaded
 

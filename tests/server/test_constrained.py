@@ -15,7 +15,7 @@ from ikpy.engine import grammar as grammars
 from ikpy.engine.grammar import TextGrammar
 from ikpy.server.build import Server
 from ikpy.server.front import MOST_MAKERS
-from tests.cpu.grammar_bombs import BOMBS
+from tests.cpu.vocab.grammar_bombs import BOMBS
 from tests.server.live import PATIENCE, listening, wait_for
 
 TINY = "llama-server -m MODEL -t 1 -tb 1 -c 2048"

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from starlette.testclient import TestClient
 
-from tests.cpu.damage import damage_state
+from tests.cpu.gguf.damage import damage_state
 from tests.server.harness import running
 
 CASES = 60

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cpu.t5_models import T5Evaluation, new_t5
+from tests.cpu.models.t5_models import T5Evaluation, new_t5
 from tests.server import harness
 
 START, N = 3, 12

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cpu.recurrent_model import MODELS, text, write_model
+from tests.cpu.models.recurrent_model import MODELS, text, write_model
 from tests.server import harness
 from tests.server.live import listening
 

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 import ikpy
 from ikpy.engine.adapter import LoraAdapter
 from ikpy.engine.model import Model
-from tests.cpu.test_adapters import write_adapter, write_directions
+from tests.cpu.models.test_adapters import write_adapter, write_directions
 from tests.server.harness import loaded, running, start_server
 
 BUNDLED = str(ikpy.default_model_path())

@@ -17,7 +17,7 @@ from ikpy.server.log import ServerLog
 from ikpy.server.scheduler import Engine
 from ikpy.server.settings import ServerSettings
 from ikpy.server.tasks import Finished
-from tests.cpu.test_zoo_holdouts import gpt_oss
+from tests.cpu.models.test_zoo_holdouts import gpt_oss
 from tests.server import harness
 from tests.server.harness import MODELS, loaded
 from tests.shared import DATA

@@ -344,7 +344,7 @@ def test_transcription_of_a_model_of_a_folder(tmp_path: Path) -> None:
 
 def test_both_kinds_in_one_text(tmp_path: Path) -> None:
     """A file with encoders of both; the marks of each are where they belong."""
-    from tests.cpu.sound_towers import SoundTower, merged_projector
+    from tests.cpu.media.sound_towers import SoundTower, merged_projector
 
     write_text(tmp_path / "text.gguf")
     write_projector(tmp_path / "seeing.gguf")

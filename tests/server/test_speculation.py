@@ -21,9 +21,9 @@ from ikpy.server.build import Server
 from ikpy.server.log import ServerLog
 from ikpy.server.read_params import read_generation
 from ikpy.server.tasks import CompletionTask
-from tests.cpu.prediction_models import mimo2
-from tests.cpu.reference_models import N_VOCAB
-from tests.cpu.test_prediction_head import glm4moe, right_head
+from tests.cpu.models.prediction_models import mimo2
+from tests.cpu.models.reference_models import N_VOCAB
+from tests.cpu.models.test_prediction_head import glm4moe, right_head
 from tests.server.harness import MODELS, read_events, running, start_server
 from tests.server.live import wait_for
 

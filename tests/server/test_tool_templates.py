@@ -17,7 +17,7 @@ from ikpy.server.chat.tags import answer_tags, reasoning_tags
 from ikpy.server.chat.tool_fields import with_all_fields
 from ikpy.server.chat.tool_formats import HERMES, tool_format
 from ikpy.vocab import ChatTemplate, Vocab
-from tests.cpu.vocab_data import made
+from tests.cpu.vocab.vocab_data import made
 from tests.server.harness import read_events, running, start_server
 
 ARGUMENTS = {"path": "a b", "lines": [1, 2]}

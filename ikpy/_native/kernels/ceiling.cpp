@@ -10,9 +10,9 @@
 #include <cstring>
 #include <memory>
 
-#include "kernels/amx_tiles.hpp"
-#include "kernels/gemm_amx.hpp"
-#include "kernels/half_rows.hpp"
+#include "kernels/matmul/gemm_amx.hpp"
+#include "kernels/simd/amx_tiles.hpp"
+#include "kernels/simd/half_rows.hpp"
 
 namespace ikpy {
 namespace {

@@ -8,7 +8,7 @@
 #include <new>
 
 #include "ikpy/affinity.hpp"
-#include "work_guard.hpp"
+#include "kernels/work_guard.hpp"
 
 namespace ikpy {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/half_rows.hpp"
+#include "kernels/simd/half_rows.hpp"
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // these vectors only pass between inlined functions
 

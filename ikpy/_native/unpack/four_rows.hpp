@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "kernels/half_rows.hpp"
+#include "kernels/simd/half_rows.hpp"
 
 #if defined(__AVX2__)
 

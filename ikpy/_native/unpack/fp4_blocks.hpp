@@ -1,6 +1,6 @@
 // Unpackers of MXFP4 and NVFP4: e2m1 codes. Layouts: quant-formats.md#blocks-with-one-scale.
 #pragma once
-#include "kernels/unpacked.hpp"
+#include "kernels/matmul/unpacked.hpp"
 #include "unpack/codes32.hpp"
 #include "unpack/wide.hpp"
 

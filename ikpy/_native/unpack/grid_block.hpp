@@ -12,7 +12,7 @@
 //   static __m512 wide_scales(p, k)     as scales
 //   static void wide_signs(p, masks)    all sign masks of a block of a plain type, where these are slow
 #pragma once
-#include "kernels/unpacked.hpp"
+#include "kernels/matmul/unpacked.hpp"
 #include "unpack/codes32.hpp"
 #include "unpack/wide.hpp"
 

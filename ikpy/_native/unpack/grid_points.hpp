@@ -1,6 +1,6 @@
 // Lattice points of the grid types, looked up by index.
 #pragma once
-#include "kernels/unpacked.hpp"
+#include "kernels/matmul/unpacked.hpp"
 #include "quantize/tables.hpp"
 
 namespace ikpy {

@@ -1,6 +1,6 @@
 // Sign masks of the grid types from indices of even parity, and their odd scales.
 #pragma once
-#include "kernels/unpacked.hpp"
+#include "kernels/matmul/unpacked.hpp"
 #include "unpack/wide.hpp"
 
 namespace ikpy {

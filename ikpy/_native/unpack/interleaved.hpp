@@ -1,8 +1,8 @@
 // What the interleaved layouts have in common (quant-formats.md#interleaved-building-blocks): fields of four
 // columns of a quad of rows to codes, lists of scales to vectors.
 #pragma once
-#include "kernels/interleaved_product.hpp"
-#include "kernels/interleaved_scales.hpp"
+#include "kernels/matmul/interleaved_product.hpp"
+#include "kernels/matmul/interleaved_scales.hpp"
 #include "unpack/level_tables.hpp"
 
 namespace ikpy::interleaved {

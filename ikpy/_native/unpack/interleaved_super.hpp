@@ -1,8 +1,8 @@
 // Unpackers of the interleaved 256-column types made from k-quants and IQ_K types. Layouts:
 // quant-formats.md#interleaved-k-quants, quant-formats.md#interleaved-non-linear-types.
 #pragma once
-#include "kernels/byte_dots.hpp"
-#include "kernels/gemv_interleaved_words.hpp"
+#include "kernels/gemv/gemv_interleaved_words.hpp"
+#include "kernels/simd/byte_dots.hpp"
 #include "unpack/interleaved.hpp"
 
 namespace ikpy {

@@ -1,6 +1,6 @@
 // Unpackers of IQ4_NL and IQ4_XS. Layouts: quant-formats.md#non-linear-levels.
 #pragma once
-#include "kernels/unpacked.hpp"
+#include "kernels/matmul/unpacked.hpp"
 #include "unpack/codes32.hpp"
 #include "unpack/level_tables.hpp"
 #include "unpack/wide.hpp"

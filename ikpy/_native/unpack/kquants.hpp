@@ -1,7 +1,7 @@
 // Unpackers of Q2_K .. Q6_K. Layouts: quant-formats.md#k-quants.
 #pragma once
-#include "kernels/byte_dots.hpp"
-#include "kernels/unpacked.hpp"
+#include "kernels/matmul/unpacked.hpp"
+#include "kernels/simd/byte_dots.hpp"
 #include "unpack/codes32.hpp"
 #include "unpack/level_tables.hpp"
 #include "unpack/wide.hpp"

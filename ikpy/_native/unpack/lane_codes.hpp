@@ -1,7 +1,7 @@
 // Codes of types made of nibbles, with tables of levels or upper bits or neither, in the order of
-// kernels/gemv_lanes.hpp.
+// kernels/gemv/gemv_lanes.hpp.
 #pragma once
-#include "kernels/gemv_lanes.hpp"
+#include "kernels/gemv/gemv_lanes.hpp"
 #include "unpack/level_tables.hpp"
 #include "unpack/wide.hpp"
 

@@ -1,8 +1,8 @@
-// Scales in the lanes of kernels/gemv_lanes.hpp, by the ways in which blocks hold them.
+// Scales in the lanes of kernels/gemv/gemv_lanes.hpp, by the ways in which blocks hold them.
 #pragma once
 #include <algorithm>
 
-#include "kernels/gemv_lanes.hpp"
+#include "kernels/gemv/gemv_lanes.hpp"
 
 #if defined(__AVX512VNNI__)
 

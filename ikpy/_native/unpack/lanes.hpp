@@ -1,4 +1,5 @@
-// Layouts of kernels/gemv_lanes.hpp: types made of nibbles, with tables of levels or upper bits or neither.
+// Layouts of kernels/gemv/gemv_lanes.hpp: types made of nibbles, with tables of levels or upper bits or
+// neither.
 #pragma once
 #include "unpack/iq4.hpp"
 #include "unpack/iqk.hpp"

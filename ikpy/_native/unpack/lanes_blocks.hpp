@@ -1,6 +1,6 @@
-// Layouts of kernels/gemv_row_blocks.hpp (quant-formats.md#interleaved-small-blocks).
+// Layouts of kernels/gemv/gemv_row_blocks.hpp (quant-formats.md#interleaved-small-blocks).
 #pragma once
-#include "kernels/gemv_row_blocks.hpp"
+#include "kernels/gemv/gemv_row_blocks.hpp"
 #include "unpack/interleaved_legacy.hpp"
 #include "unpack/lanes_interleaved.hpp"
 

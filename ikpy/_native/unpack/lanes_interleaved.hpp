@@ -1,6 +1,6 @@
-// Layouts of kernels/gemv_row_groups.hpp (quant-formats.md#interleaved-rows).
+// Layouts of kernels/gemv/gemv_row_groups.hpp (quant-formats.md#interleaved-rows).
 #pragma once
-#include "kernels/gemv_row_groups.hpp"
+#include "kernels/gemv/gemv_row_groups.hpp"
 #include "unpack/interleaved_super.hpp"
 #include "unpack/lane_codes.hpp"
 #include "unpack/lane_scales.hpp"

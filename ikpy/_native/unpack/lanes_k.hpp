@@ -1,8 +1,7 @@
-// Layouts of kernels/gemv_lanes.hpp: Q4_K and Q5_K, whose 32 bytes hold 32 weights in low nibbles and the
-// next 32 in high ones. A quadword of a vector of codes is a group; the bytes of two groups come twice and
-// are shifted apart.
-// Zen 4, single tokens from the cache against gemv_halves.hpp: Q4_K 1.04 and Q5_K 1.17 times as fast, 4
-// tokens 1.24.
+// Layouts of kernels/gemv/gemv_lanes.hpp: Q4_K and Q5_K, whose 32 bytes hold 32 weights in low nibbles and
+// the next 32 in high ones. A quadword of a vector of codes is a group; the bytes of two groups come twice
+// and are shifted apart. Zen 4, single tokens from the cache against gemv_halves.hpp: Q4_K 1.04 and Q5_K 1.17
+// times as fast, 4 tokens 1.24.
 #pragma once
 #include "unpack/kquants.hpp"
 #include "unpack/lane_codes.hpp"

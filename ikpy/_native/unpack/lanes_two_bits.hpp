@@ -1,10 +1,10 @@
-// Layouts of kernels/gemv_lanes.hpp: types of two bits, some with a third one in bytes of their own.
+// Layouts of kernels/gemv/gemv_lanes.hpp: types of two bits, some with a third one in bytes of their own.
 //
 // Their 64 bytes hold weights 128 * i + 32 * s + j in two bits from 2 * s on of byte j of half i. A vector of
 // codes has quadwords of each half more than once, each with its own shift, so that all products of a group
 // meet in one or two lanes, groups in their natural order. Cycles per 256 weights of Zen 4 before
-// (kernels/gemv_int8.hpp) and now: Q2_K 27 and 19, Q3_K 29 and 22, IQ2_K 28 and 18, IQ3_K 36 and 25, IQ2_KS
-// 28 and 16, IQ3_KS 32 and 24.
+// (kernels/gemv/gemv_int8.hpp) and now: Q2_K 27 and 19, Q3_K 29 and 22, IQ2_K 28 and 18, IQ3_K 36 and 25,
+// IQ2_KS 28 and 16, IQ3_KS 32 and 24.
 #pragma once
 #include "unpack/iqk.hpp"
 #include "unpack/kquants.hpp"

@@ -1,7 +1,7 @@
 // Unpackers of the 32-element types: Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, Q8_0. Layouts:
 // quant-formats.md#blocks-with-one-scale.
 #pragma once
-#include "kernels/unpacked.hpp"
+#include "kernels/matmul/unpacked.hpp"
 #include "unpack/codes32.hpp"
 #include "unpack/level_tables.hpp"
 #include "unpack/wide.hpp"

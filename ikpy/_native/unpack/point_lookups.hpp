@@ -4,7 +4,7 @@
 // 18, IQ2_XS 53 and 24, IQ2_S 60 and 39 (words then being looked up as such), IQ3_XXS 27 and 21, IQ3_S 33
 // and 25.
 #pragma once
-#include "kernels/byte_permutes.hpp"
+#include "kernels/simd/byte_permutes.hpp"
 #include "unpack/point_tables.hpp"
 
 #if defined(__AVX512VNNI__)

@@ -1,8 +1,8 @@
-// Lattices of the grid types for kernels/gemv_points.hpp. Layouts: quant-formats.md#grid-types. Find: how
-// points are found (point_lookups.hpp); counts of instructions and cycles are those of OneRegister on Intel's
-// CPUs.
+// Lattices of the grid types for kernels/gemv/gemv_points.hpp. Layouts: quant-formats.md#grid-types. Find:
+// how points are found (point_lookups.hpp); counts of instructions and cycles are those of OneRegister on
+// Intel's CPUs.
 #pragma once
-#include "kernels/gemv_points.hpp"
+#include "kernels/gemv/gemv_points.hpp"
 #include "unpack/point_lookups.hpp"
 #include "unpack/wide.hpp"
 

@@ -1,5 +1,5 @@
-// Q1_0_G128 for kernels/gemv_points.hpp: "points" of eight elements are the bits of a byte, which need no
-// tables.
+// Q1_0_G128 for kernels/gemv/gemv_points.hpp: "points" of eight elements are the bits of a byte, which need
+// no tables.
 #pragma once
 #include "unpack/points.hpp"
 

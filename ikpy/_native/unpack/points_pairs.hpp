@@ -1,6 +1,6 @@
-// IQ2_KL for kernels/gemv_points.hpp: its 32 pairs of levels are two tables of bytes.
+// IQ2_KL for kernels/gemv/gemv_points.hpp: its 32 pairs of levels are two tables of bytes.
 #pragma once
-#include "kernels/gemv_points.hpp"
+#include "kernels/gemv/gemv_points.hpp"
 #include "unpack/row_scale.hpp"
 
 #if defined(__AVX512VNNI__)

@@ -1,4 +1,4 @@
-// Layouts of the row-interleaved types for kernels/bf16_quads.hpp.
+// Layouts of the row-interleaved types for kernels/matmul/bf16_quads.hpp.
 #pragma once
 #include "unpack/interleaved_legacy.hpp"
 #include "unpack/interleaved_super.hpp"

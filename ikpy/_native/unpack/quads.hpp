@@ -1,8 +1,8 @@
-// Building blocks of the layouts of kernels/bf16_quads.hpp (quant-formats.md#interleaved-rows): codes and
-// scales of four interleaved rows.
+// Building blocks of the layouts of kernels/matmul/bf16_quads.hpp (quant-formats.md#interleaved-rows): codes
+// and scales of four interleaved rows.
 #pragma once
-#include "kernels/bf16_quads.hpp"
-#include "kernels/byte_permutes.hpp"
+#include "kernels/matmul/bf16_quads.hpp"
+#include "kernels/simd/byte_permutes.hpp"
 #include "unpack/lanes_interleaved.hpp"
 
 #if defined(__AVX512VNNI__) && defined(__linux__)

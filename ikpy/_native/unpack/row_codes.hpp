@@ -4,14 +4,14 @@
 //
 // RowCodes<U> has
 //   kStep                    what the codes of the second table have more; 0: there is none
-//   kLargestScale            of types of kernels/gemv_word_scales.hpp: the largest magnitude of scales,
+//   kLargestScale            of types of kernels/gemv/gemv_word_scales.hpp: the largest magnitude of scales,
 //                            without their factor
 //   static BlockScales scales(const uint8_t* p)
 //   static BlockWords words(const uint8_t* p)   of the same types
 //   template <class C> static void codes(const uint8_t* p, C to)   of the first table; of types with
 //                            kZero = 128 less 128 where there are no dot products of bytes
 #pragma once
-#include "kernels/byte_dots.hpp"
+#include "kernels/simd/byte_dots.hpp"
 #include "unpack/iq4.hpp"
 #include "unpack/kquants.hpp"
 #include "unpack/legacy.hpp"

@@ -1,7 +1,7 @@
 // Unpackers of the types with a scale per row: IQ2_KS, IQ3_KS, IQ4_KS, IQ5_KS, IQ4_KSS, IQ2_KL, Q8_KV.
 // Layouts: quant-formats.md#scales-per-row.
 #pragma once
-#include "kernels/unpacked.hpp"
+#include "kernels/matmul/unpacked.hpp"
 #include "unpack/codes32.hpp"
 #include "unpack/level_tables.hpp"
 #include "unpack/wide.hpp"

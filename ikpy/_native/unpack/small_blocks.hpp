@@ -1,7 +1,7 @@
 // Unpackers of Q1_0_G128, IQ1_BN, IQ2_BN, TQ1_0, TQ2_0 and the interleaved forms of Q4_0 with
 // runs of eight bytes. Layouts: quant-formats.md#blocks-with-one-scale, quant-formats.md#ternary-types.
 #pragma once
-#include "kernels/unpacked.hpp"
+#include "kernels/matmul/unpacked.hpp"
 #include "unpack/codes32.hpp"
 #include "unpack/fp4_blocks.hpp"
 #include "unpack/wide.hpp"

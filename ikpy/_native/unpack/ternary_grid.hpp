@@ -2,7 +2,7 @@
 // eighth, so that codes are 9 + 8 * t + 1 or - 1 with an eighth of the scale. Layouts:
 // quant-formats.md#grid-types, quant-formats.md#one-bit-types-with-row-scales.
 #pragma once
-#include "kernels/unpacked.hpp"
+#include "kernels/matmul/unpacked.hpp"
 #include "quantize/tables.hpp"
 #include "unpack/four_rows.hpp"
 #include "unpack/grid_points.hpp"

@@ -1,7 +1,7 @@
 // Unpackers of the trellis types. Generator and layouts: quant-formats.md#trellis-types. The read-time
 // factors of IQ2_KT and IQ3_KT are part of their row scales here.
 #pragma once
-#include "kernels/unpacked.hpp"
+#include "kernels/matmul/unpacked.hpp"
 #include "unpack/codes32.hpp"
 #include "unpack/level_tables.hpp"
 #include "unpack/wide.hpp"

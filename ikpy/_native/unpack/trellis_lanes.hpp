@@ -5,7 +5,7 @@
 // a block of 256, whose values come from kSeeds seeds, 16 / kSeeds each in order. All of them share one
 // scale.
 #pragma once
-#include "kernels/unpacked.hpp"
+#include "kernels/matmul/unpacked.hpp"
 #include "unpack/level_tables.hpp"
 #include "unpack/trellis.hpp"
 

@@ -1,6 +1,6 @@
 // Building blocks of the AVX-512 unpackers: bytes to 64 codes in natural order, fields to scale vectors.
 #pragma once
-#include "kernels/unpacked.hpp"
+#include "kernels/matmul/unpacked.hpp"
 
 #if defined(__AVX512VNNI__)
 

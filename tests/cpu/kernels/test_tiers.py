@@ -82,7 +82,7 @@ def test_sparse_attention(variables: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("file", ("test_chained_groups.py", "test_weighted_sums.py"))
 def test_rounded_sums_of_shorter_vectors(file: str) -> None:
-    check_tests(f"tests/cpu/{file}", {"IKPY_ISA": "avxvnni"})
+    check_tests(f"tests/cpu/kernels/{file}", {"IKPY_ISA": "avxvnni"})
 
 
 @pytest.mark.parametrize("tier", OTHER_TIERS)

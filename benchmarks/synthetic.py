@@ -27,6 +27,11 @@ CONV_TAPS = 4
 FALLBACK = "iq4_nl"  # for rows that are no multiple of 256
 
 
+def fitting(type_name: str, ne0: int) -> str:
+    """The type, or the fallback if rows of ne0 elements are no whole blocks."""
+    return FALLBACK if ne0 % registry.by_name(type_name).block_elements else type_name
+
+
 class Tiles:
     """Quantized random rows per (type, row length)."""
 
@@ -128,11 +133,8 @@ class ModelWriter:
         w.add("tokenizer.ggml.eos_token_id", VT.UINT32, n - 1)
 
     def matrix(self, name: str, shape: tuple[int, ...], role: str) -> None:
-        """A weight of the role's type; rows that do not fit its blocks get the fallback type."""
-        type_name = self.types[role]
-        if shape[0] % registry.by_name(type_name).block_elements:
-            type_name = FALLBACK
-        self.pending.append((name, shape, type_name))
+        """A weight of the role's type."""
+        self.pending.append((name, shape, self.types[role]))
 
     def norm(self, name: str, n: int) -> None:
         """A vector of ones."""
@@ -248,7 +250,8 @@ class ModelWriter:
                 self.norm(p + "ffn_gate_inp_shexp.weight", s.embd)
 
     def declare(self) -> None:
-        """Declares all tensors."""
+        """Declares all tensors; rows that do not fit the blocks of their type get the fallback type."""
+        self.pending = [(name, shape, fitting(type_name, shape[0])) for name, shape, type_name in self.pending]
         for name, shape, type_name in self.pending:
             self.writer.add_tensor(name, shape, registry.by_name(type_name).id)
 

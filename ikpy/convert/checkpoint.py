@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ikpy.errors import FileFormatError, UnsupportedError
+from ikpy.gguf.types import MAX_TENSOR_NAME_BYTES
 
 # safetensors type -> numpy type of the stored words; bf16 and fp8 are kept as bits.
 STORAGE = {
@@ -187,6 +188,10 @@ def _read_header(path: Path) -> list[StoredTensor]:
 
 
 def _entry(path: Path, name: str, entry: Any, data_start: int, size: int) -> StoredTensor:
+    if len(name) > MAX_TENSOR_NAME_BYTES:
+        raise FileFormatError(
+            f"{path}: a tensor's name has {len(name)} characters, more than the {MAX_TENSOR_NAME_BYTES} allowed"
+        )
     try:
         dtype, shape = str(entry["dtype"]), tuple(map(operator.index, entry["shape"]))
         start, end = map(operator.index, entry["data_offsets"])

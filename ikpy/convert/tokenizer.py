@@ -93,6 +93,7 @@ class _Reader:
         self.tokenizer: Tokenizer | None = None
         if self.data:
             try:
+                unigram.check_maps(_steps(self.data.get("normalizer"), "Precompiled"))
                 self.tokenizer = _read_tokenizer(self.path)
             except KeyboardInterrupt:
                 raise

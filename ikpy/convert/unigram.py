@@ -11,8 +11,9 @@ import numpy as np
 
 from ikpy.convert.checkpoint import check_fetched
 from ikpy.convert.sentencepiece import read_model
-from ikpy.errors import UnsupportedError
+from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.vocab.table import TokenType
+from ikpy.vocab.ugm import CharsMap
 
 UNIGRAM = "t5"
 """Model name of these vocabularies."""
@@ -27,6 +28,19 @@ def tokens_of_json(model: Mapping[str, Any]) -> Iterator[Token]:
     """Those of the `model` of tokenizer.json."""
     for index, (text, score) in enumerate(model["vocab"]):
         yield index, text, TokenType.UNKNOWN if index == model.get("unk_id") else TokenType.NORMAL, float(score)
+
+
+def check_maps(normalizers: list[dict[str, Any]]) -> None:
+    """FileFormatError where the table of a `Precompiled` normalizer is damaged.
+
+    The `tokenizers` package, which would read it next, prints a panic there.
+    """
+    for step in normalizers:
+        try:
+            table = base64.b64decode(step.get("precompiled_charsmap", ""), validate=True)
+        except (TypeError, ValueError):
+            raise FileFormatError("precompiled_charsmap of the normalizer is not a text in base64") from None
+        CharsMap(table).check()
 
 
 def keys_of_json(normalizers: list[dict[str, Any]]) -> dict[str, Any]:

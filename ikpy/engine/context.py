@@ -61,7 +61,7 @@ class Context:
         self.params = with_texts(model, params or ContextParams())
         if model.arch.predicts_alone:
             raise UsageError(
-                f"{model.gguf.path}: the file has prediction layers alone; give it with -md and --spec-type "
+                f"{model.gguf.path}: {model.arch.why_not_alone}; give it with -md and --spec-type "
                 f"{model.arch.drafts_as} beside the model"
             )
         self.plan_only = model.params.header_only

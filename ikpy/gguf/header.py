@@ -25,6 +25,7 @@ from ikpy.gguf.types import (
     MAX_ARRAY_STRINGS,
     MAX_DIMS,
     MAX_NAME_BYTES,
+    MAX_TENSOR_NAME_BYTES,
     READ_VERSIONS,
     GGUFValueType,
     align_up,
@@ -109,14 +110,14 @@ class _Cursor:
     def u64(self, what: str) -> int:
         return int(_U64.unpack_from(self.buffer, self.take(8, what))[0])
 
-    def name(self, what: str) -> str:
-        """A length-prefixed string that must be non-empty UTF-8."""
+    def name(self, what: str, most: int = MAX_NAME_BYTES) -> str:
+        """A length-prefixed string that must be non-empty UTF-8 of at most so many bytes."""
         length = self.u64(f"length of {what}")
         start = self.take(length, what)
         if length == 0:
             self.fail(f"{what} is empty")
-        if length > MAX_NAME_BYTES:
-            self.fail(f"{what} has {length} bytes, more than the {MAX_NAME_BYTES} allowed")
+        if length > most:
+            self.fail(f"{what} has {length} bytes, more than the {most} allowed")
         try:
             return str(self.buffer[start : start + length], "utf-8")
         except UnicodeDecodeError:
@@ -268,7 +269,7 @@ def _alignment(cursor: _Cursor, header: Header) -> int:
 
 
 def _read_tensor(cursor: _Cursor, number: int, alignment: int) -> TensorRecord:
-    name = cursor.name(f"name of tensor {number}")
+    name = cursor.name(f"name of tensor {number}", MAX_TENSOR_NAME_BYTES)
     what = f"tensor {name!r}"
     dims = cursor.u32(f"dimension count of {what}")
     if dims > MAX_DIMS:

@@ -14,8 +14,11 @@ DEFAULT_ALIGNMENT = 32
 # Padding of headers is made in memory; the largest pages of common systems have 2 MiB.
 MAX_ALIGNMENT = 1 << 24
 MAX_DIMS = 4
-# Keys and tensor names; a damaged length must not make a string of the whole file.
+# Keys; a damaged length must not make a string of the whole file.
 MAX_NAME_BYTES = (1 << 16) - 1
+# llama.cpp loads no name of 64 bytes and more. Layers and experts are numbers in names, and Python reads none of more
+# than 4,300 digits.
+MAX_TENSOR_NAME_BYTES = 1023
 # Strings per array; vocabularies and merge lists stay below one million.
 MAX_ARRAY_STRINGS = 1 << 24
 

@@ -42,6 +42,7 @@ class Architecture:
     may_lack_rope: ClassVar[bool] = False
     drafts_as: ClassVar[str] = "mtp"
     """--spec-type of files that have layers which draft for a model, and nothing else."""
+    why_not_alone: ClassVar[str] = "the file has prediction layers alone"
     # Tables so large, and of which tokens read so few rows, that they stay in the mapped file whatever is asked for.
     mapped_tables: ClassVar[frozenset[str]] = frozenset()
 

@@ -36,6 +36,7 @@ class Eagle3(Transformer):
     """
 
     drafts_as = "eagle3"
+    why_not_alone = "the drafter reads what layers of another model read"
     rope_freqs_weight = "optional"
     predicts_from_normed = False
     is_beside = False

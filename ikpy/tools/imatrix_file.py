@@ -17,11 +17,11 @@ import numpy as np
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.strings import StringArray
+from ikpy.gguf.types import MAX_TENSOR_NAME_BYTES
 
 F32 = 0
 MAX_COUNT = (1 << 31) - 1
 """Chunks and calls: what the legacy form and quantized models hold."""
-_MAX_NAME = 1 << 16
 
 
 @dataclass
@@ -229,7 +229,7 @@ class _LegacyReader:
     def _read_entry(self, i: int) -> ImatrixRecord:
         problem = f"failed reading name for entry {i}"
         length = self._int(problem)
-        if length > _MAX_NAME:
+        if length > MAX_TENSOR_NAME_BYTES:
             self._take(-1, problem)
         name = self._take(length, problem).decode("utf-8", "replace")
         calls = self._int(problem)

@@ -13,6 +13,9 @@ from ikpy.vocab import keys
 from ikpy.vocab.table import TokenTable, TokenType
 from ikpy.vocab.text import REPLACEMENT, SPACE_SYMBOL, has_invalid_bytes, to_bytes
 
+_IS_LEAF, _HAS_LEAF, _IS_FAR = 1 << 31, 1 << 8, 1 << 9
+"""Bits of a node of a character map: its other bits are a value; a value follows it; its offset has 8 bits more."""
+
 
 class CharsMap:
     """``precompiled_charsmap``: longest-prefix lookup in an XOR-compressed double array of u32 nodes.
@@ -37,20 +40,54 @@ class CharsMap:
                 break
             index ^= byte
             node = self._node(index)
-            if node & 0x800000FF != byte:
+            if node & (_IS_LEAF | 0xFF) != byte:
                 break
             index ^= self._base(node)
-            if node >> 8 & 1:
+            if node & _HAS_LEAF:
                 best = pos + 1 - start, self._node(index) & 0x7FFFFFFF
         return None if best is None else (best[0], self._replacement(best[1]))
 
-    @staticmethod
-    def _base(node: int) -> int:
-        return node >> 10 << 8 if node >> 9 & 1 else node >> 10
+    def check(self) -> None:
+        """FileFormatError unless every byte string is looked up inside the array, and every replacement is UTF-8.
 
-    def _node(self, index: int) -> int:
+        For readers that end in other ways than `longest_prefix` does where a map is damaged.
+        """
+        nodes = np.array(self._nodes, np.int64)
+        labels = np.arange(1, 256)
+        is_seen = np.zeros(len(nodes), bool)
+        reached = np.zeros(1, np.int64)
+        while len(reached):
+            is_seen[reached] = True
+            of = nodes[reached]
+            offsets = reached ^ np.where(of & _IS_FAR, of >> 10 << 8, of >> 10)
+            self._check_values(nodes, offsets[of & _HAS_LEAF > 0])
+            nexts = offsets[:, None] ^ labels
+            self._check_inside(nexts.max())
+            nexts = np.unique(nexts[nodes[nexts] & (_IS_LEAF | 0xFF) == labels])
+            reached = nexts[~is_seen[nexts]]
+        try:
+            self._replacements.decode()
+        except UnicodeDecodeError:
+            raise FileFormatError("tokenizer.ggml.precompiled_charsmap: the replacements are not UTF-8") from None
+
+    def _check_values(self, nodes: np.ndarray, places: np.ndarray) -> None:
+        """places: of the values of some nodes."""
+        self._check_inside(places.max(initial=0))
+        for offset in np.unique(nodes[places] & (_IS_LEAF - 1)).tolist():
+            if offset >= len(self._replacements) or self._replacements[offset] & 0xC0 == 0x80:
+                raise FileFormatError(f"tokenizer.ggml.precompiled_charsmap: no replacement begins at {offset}")
+            self._replacement(offset)
+
+    def _check_inside(self, index: int) -> None:
         if index >= len(self._nodes):
             raise FileFormatError(f"tokenizer.ggml.precompiled_charsmap: node {index} is outside the array")
+
+    @staticmethod
+    def _base(node: int) -> int:
+        return node >> 10 << 8 if node & _IS_FAR else node >> 10
+
+    def _node(self, index: int) -> int:
+        self._check_inside(index)
         return self._nodes[index]
 
     def _replacement(self, offset: int) -> str:

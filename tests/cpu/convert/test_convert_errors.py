@@ -353,6 +353,15 @@ def test_shapes_that_no_tensor_has(shape, tmp_path):
         Conversion(folder)
 
 
+def test_number_of_a_layer_with_thousands_of_digits(tmp_path):
+    folder = made.copy("llama", tmp_path)
+    name = f"model.layers.{'9' * 5000}.mlp.down_proj.weight"
+    header = json.dumps({name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"x")
+    with pytest.raises(FileFormatError, match=r"a tensor's name has 5034 characters, more than the 1023 allowed"):
+        Conversion(folder)
+
+
 def test_data_at_any_byte(tmp_path):
     """The header of a safetensors file may have any length."""
     folder = made.copy("llama", tmp_path)

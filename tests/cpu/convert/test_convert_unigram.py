@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import pytest
 
 import ikpy
 from ikpy.convert import Conversion
-from ikpy.errors import IkpyError, UnsupportedError
+from ikpy.errors import FileFormatError, IkpyError, UnsupportedError
 from ikpy.vocab import Vocab
+from ikpy.vocab.ugm import CharsMap
 from tests.cpu.convert import checkpoints as made
 from tests.cpu.convert import seeded_checkpoints as tiny
 from tests.cpu.convert.test_convert_encoders import states_of
 from tests.cpu.convert.unigram_checkpoints import JINA_V3, published, unigram_files
+from tests.cpu.vocab.double_array import charsmap
 
 TEXTS = (
     "the old man and the sea",
@@ -104,10 +107,49 @@ def test_other_normalizers_are_refused(tmp_path: Path) -> None:
         Conversion(folder)
 
 
-@pytest.mark.parametrize("table", ["%%%", "AAAA"])
-def test_a_broken_table_of_characters(table: str, tmp_path: Path) -> None:
+def broken_map(at: int, value: int) -> str:
+    """A table of characters of which one word is another."""
+    data = bytearray(charsmap({"ﬁ": "fi", "Ａ": "A"}))
+    data[at : at + 4] = value.to_bytes(4, "little")
+    return base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize(
+    ("table", "what"),
+    {
+        "no base64": ("%%%", "not a text in base64"),
+        "no text": (None, "not a text in base64"),
+        "too short": ("AAAA", "array size does not fit"),
+        "size": (broken_map(0, 1 << 20), "array size does not fit"),
+        "offset of the root": (broken_map(4, 1 << 30), "is outside the array"),
+        "replacement": (broken_map(-4, 0x41FF4100), "not UTF-8"),
+    }.values(),
+)
+def test_a_broken_table_of_characters(
+    table: str | None, what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line, and no panic of the package that would have read it."""
     folder = written(tmp_path)
     change_tokenizer(folder, normalizer={"type": "Precompiled", "precompiled_charsmap": table})
-    with pytest.raises(IkpyError) as error:
+    with pytest.raises(FileFormatError, match=what) as error:
         Conversion(folder)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and capfd.readouterr().err == ""
+
+
+def test_damaged_tables_of_characters() -> None:
+    """Tables that pass the check are looked up without an error, whatever is looked up."""
+    rng = np.random.default_rng(3)
+    whole = np.frombuffer(charsmap({"ﬁ": "fi", "Ａ": "A", "x́": "x"}), np.uint8)
+    n_passed = 0
+    for _ in range(300):
+        data = whole.copy()
+        data[rng.integers(4, len(data), 2)] = rng.integers(0, 256, 2)
+        table = CharsMap(data.tobytes())
+        try:
+            table.check()
+        except FileFormatError:
+            continue
+        n_passed += 1
+        for text in ("ﬁ", "Ａb", "x́", *map(chr, range(1, 256))):
+            table.longest_prefix(text.encode(), 0)
+    assert 10 < n_passed < 290

@@ -143,7 +143,10 @@ MALFORMED = {
     "key length": (_one([struct.pack("<QIB", 2**64 - 1, 0, 0)]), "only .* are left"),
     "empty key": (_one([made.scalar("", made.U8, 1)]), "metadata key 0 is empty"),
     "endless key": (_one([made.scalar("k" * 65536, made.U8, 1)]), "65536 bytes, more than the 65535 allowed"),
-    "endless name": (_one([], [made.tensor("n" * 65536, (8,), 0, 0)]), "65536 bytes, more than the 65535 allowed"),
+    "endless name": (
+        _one([], [made.tensor("blk." + "9" * 1020, (8,), 0, 0)]),
+        "1024 bytes, more than the 1023 allowed",
+    ),
     "key not utf-8": (_one([made.scalar(b"\xff\xfe", made.U8, 1)]), "not valid UTF-8"),
     "key twice": (_one([made.scalar("k", made.U8, 1)] * 2), "'k' appears twice"),
     "value type": (_one([made.string("k") + struct.pack("<IQ", 13, 0)]), "'k' has unknown value type 13"),

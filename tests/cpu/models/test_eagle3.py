@@ -146,7 +146,9 @@ def test_errors(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             run(types, path)
-    with pytest.raises(UsageError, match="give it with -md and --spec-type eagle3"):
+    with pytest.raises(
+        UsageError, match="reads what layers of another model read; give it with -md and --spec-type eagle3"
+    ):
         LLM(draft)
     for key, value, message in (
         ("target_layers", [1, 2, 5], "the drafter reads layer 5, the model has 5"),

@@ -23,12 +23,14 @@ from benchmarks import (
     operations,
     overhead,
     report,
+    synthetic,
     tables,
 )
 from benchmarks.encoder_draws import Matrix, by_ikpy, decoded
 from benchmarks.peers import LlamaBench, open_peers, types_of_cache
 from benchmarks.quantize import errors, whole_groups
 from ikpy._native import core
+from ikpy.gguf.reader import GGUFFile
 from ikpy.quants import registry
 
 
@@ -342,3 +344,14 @@ def test_speed_with_experts_read_ahead(capsys: pytest.CaptureFixture[str], monke
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert [row[0] for row in cells] == ["2", "0"]
     assert all(float(prompt) > 0 and float(generation) > 0 for _, prompt, generation, *_ in cells)
+
+
+@pytest.mark.parametrize("shape", synthetic.SHAPES)
+def test_header_of_every_shape(shape: str, tmp_path: Path) -> None:
+    """Rows of any length, also those that are no whole blocks of the type."""
+    path = tmp_path / "model.gguf"
+    synthetic.write_model(shape, "q4_K", str(path), layers=4, vocab=512, header_only=True)
+    with GGUFFile.open(path) as file:
+        kinds = {registry.by_id(tensor.type_id).name for tensor in file.tensors.values()}
+        assert path.stat().st_size >= max(tensor.offset + tensor.nbytes for tensor in file.tensors.values())
+    assert "q4_K" in kinds or shape == "nemotron-nano2-9b"

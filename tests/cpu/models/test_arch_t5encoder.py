@@ -31,6 +31,14 @@ def test_states_are_those_of_the_definition(kind: dict[str, Any], n_buckets: int
         check_states(model, TOKENS[:n], T5Evaluation(model).states(TOKENS[:n]), tmp_path, flash=flash)
 
 
+@pytest.mark.parametrize("flash", [True, False])
+@pytest.mark.parametrize(("n_k", "n_v"), [(31, 31), (13, 27), (64, 9)])
+def test_odd_heads(n_k: int, n_v: int, flash: bool, tmp_path: Path) -> None:
+    """Nothing of a head is rotated, so that its elements need not be even."""
+    model = new_t5("t5encoder", 47, **{"attention.key_length": n_k, "attention.value_length": n_v})
+    check_states(model, TOKENS[:33], T5Evaluation(model).states(TOKENS[:33]), tmp_path, flash=flash)
+
+
 def test_buckets_are_those_of_the_definition() -> None:
     for n in (4, 14, 32, 33, 64, 255):
         for both_ways in (True, False):
@@ -69,6 +77,7 @@ def test_quantized_types(tmp_path: Path) -> None:
         ({"attention.relative_buckets_count": 3}, "attention.relative_buckets_count is 3; 4 to 255 are possible"),
         ({"attention.relative_buckets_count": 30}, r"tensor 'enc.blk.0.attn_rel_b.weight' has wrong shape"),
         ({"attention.relative_buckets_count": None}, "relative_buckets_count"),
+        ({"attention.key_length": 0}, "impossible dimensions: head 0/32$"),
         ({"attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon"),
     ],
 )

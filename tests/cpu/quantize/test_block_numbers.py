@@ -6,16 +6,13 @@ import numpy as np
 import pytest
 
 from ikpy.cli import main
-from ikpy.convert import Conversion
 from ikpy.convert.families.base import place_apart
-from ikpy.errors import IkpyError
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.graph.activations import block_of
 from ikpy.graph.division import attention_tensor
 from ikpy.graph.placement import BLOCK_NAME, EXPERT_NAME
 from ikpy.tools.imatrix_report import split_name
-from tests.cpu.convert import checkpoints as made
 
 DIGITS = "9" * 5000
 
@@ -29,7 +26,7 @@ def model(tmp_path):
         writer.add("general.architecture", GGUFValueType.STRING, "llama")
         for key, value in values.items():
             writer.add(f"llama.{key}", GGUFValueType.UINT32, value)
-        names = [f"blk.{number}.{kind}.weight" for number in ("0", DIGITS) for kind in ("ffn_down", "attn_v")]
+        names = [f"blk.{number}.{kind}.weight" for number in ("0", DIGITS[:900]) for kind in ("ffn_down", "attn_v")]
         for name in names:
             writer.add_tensor(name, (256, 8), 0)
         for name in names:
@@ -65,19 +62,3 @@ def test_other_readers_of_names():
     assert split_name(f"blk.{DIGITS}.attn_q.weight")[0] is None
     assert block_of(f"blk.{DIGITS}.attn_q.weight") is block_of("blk.².attn_q.weight") is None
     assert place_apart(f"mtp.layers.{DIGITS}.mlp.up_proj.weight") == (None, f"layers.{DIGITS}.mlp.up_proj.weight")
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("llama", "model.layers.{}.mlp.up_proj.weight"),
-        ("mixtral", "model.layers.1.block_sparse_moe.experts.{}.w3.weight"),
-        ("deepseek-v3", "model.layers.1.mlp.experts.{}.up_proj.weight"),
-    ],
-)
-def test_checkpoints(tmp_path, kind, name):
-    folder, long = made.copy(kind, tmp_path), name.format(DIGITS)
-    made.change_tensors(folder, lambda tensors: tensors.update({long: made.bf16(np.zeros((2, 2), np.float32))}))
-    with pytest.raises(IkpyError) as error:
-        Conversion(folder)
-    assert "digits" not in str(error.value) and "has no place" in str(error.value), str(error.value)[:200]

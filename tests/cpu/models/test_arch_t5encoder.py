@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ikpy.cli import main
 from ikpy.cli.quantize import run as quantize
 from ikpy.engine.model import Model
 from ikpy.errors import IkpyError
@@ -101,3 +103,18 @@ def test_decoders_are_no_part_of_it(tmp_path: Path) -> None:
     with pytest.raises(IkpyError, match=r"dec\.") as error:
         Model.load(new_t5("t5encoder", 46, n_decoder=1).write(tmp_path / "model.gguf"))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "shown"), [("-p 8 -n 4", 0, ["8"]), ("-p 0 -n 4", 1, []), ("-p 8 -n 0 -pg 4,4", 0, ["8"])]
+)
+def test_bench_generates_nothing(
+    options: str, status: int, shown: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps of single tokens, each a text of its own, are nobody's speed."""
+    path = new_t5("t5encoder", 48).write(tmp_path / "model.gguf")
+    line = ["bench", "-m", str(path), "-r", "1", "-t", "1", "-o", "csv", *options.split()]
+    assert main(line) == status
+    out, err = capsys.readouterr()
+    assert [row["n_prompt"] for row in csv.DictReader(out.splitlines())] == shown
+    assert err.count("embeds texts and writes none: its prompts (-p) alone are measured") == 1

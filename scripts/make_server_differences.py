@@ -51,7 +51,7 @@ names and types of fields, events and their order agree but for these. Names of 
 
 | topic | llama.cpp | ikpy |
 |---|---|---|
-| prompt longer than the context | 400 | its middle is left out; 400 with `--context-shift off` |
+| prompt longer than the context | 400 | as ik_llama.cpp: its middle is left out, `truncated` is true, a warning in the log; 400 with `--context-shift off` |
 | fields of a wrong type | 400 | the default, and a warning in the log |
 | limit reached: `/v1/responses` | `completed` | `incomplete`, `response.incomplete` |
 | `stop_sequences` of `/v1/messages` | `end_turn` | `stop_sequence` and the string |

@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     for line in dict.fromkeys(command.warnings):
         print(f"warning: {line}", file=sys.stderr)
     from ikpy.cli.bench_log import LoggingEngine
-    from ikpy.tools.bench import Runner
+    from ikpy.tools.bench import NothingWrittenError, Runner
     from ikpy.tools.bench_output import PRINTERS
     from ikpy.tools.bench_tests import bench_tests
 
@@ -51,18 +51,26 @@ def run(arguments: Sequence[str]) -> int:
         printer.begin()
     runner = Runner(params, LoggingEngine(params))
     tests = list(bench_tests(params))
+    skipped: list[str] = []
+    """Why some measure nothing."""
     if not tests:
         print("warning: nothing is measured: -p and -n are 0", file=sys.stderr)
     for number, test in enumerate(tests, 1):
         if params.progress:
             print(f"bench: test {number}/{len(tests)}: {test.label}", file=sys.stderr)
         time.sleep(params.delay)
-        result = runner.run(test)
+        try:
+            result = runner.run(test)
+        except NothingWrittenError as error:
+            skipped.append(str(error))
+            continue
         for printer in printers:
             printer.result(result)
     for printer in printers:
         printer.end()
-    return 0
+    for line in dict.fromkeys(skipped):
+        print(f"{'error' if len(skipped) == len(tests) else 'warning'}: {line}", file=sys.stderr)
+    return int(bool(tests) and len(skipped) == len(tests))
 
 
 def fetch_models(values: Mapping[str, Any]) -> list[str]:

@@ -271,7 +271,7 @@ def _blocks(text: str) -> set[int]:
 
 def _size(text: str) -> int:
     """Bytes; K, M, G and T with or without iB count in powers of 1024, with B in powers of 1000."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
     if not match or float(match[1]) == 0:
         raise CommandLineError(f"--target-size: '{text}' is no size such as 24GiB or 800MiB")
     base = 1000 if match[2] and (match[3] or "").lower() == "b" else 1024

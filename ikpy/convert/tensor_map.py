@@ -23,9 +23,9 @@ SHARED_WITH_PREDICTION = ("token_embd", "output_norm", "output")
 """Outer tensors that a file of prediction layers alone has."""
 # What layers behind the last one have if they predict further tokens.
 _PREDICTS = re.compile(r"(^|[._])(eh_proj|enorm|hnorm|shared_head|final_layernorm)\.")
-_EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.)|(?<=moe\.))(\d+)(?=\.|$)")
-_STACKED = re.compile(r"(?<=\.)\d+$")
-_SHARD = re.compile(r"(?<=\.shard_)(\d+)$")
+_EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.)|(?<=moe\.))(\d{1,9})(?=\.|$)")
+_STACKED = re.compile(r"(?<=\.)\d{1,9}$")
+_SHARD = re.compile(r"(?<=\.shard_)(\d{1,9})$")
 _PROBED = 64
 
 

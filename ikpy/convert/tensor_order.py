@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_STACK = re.compile(r"(enc|dec)\.blk\.(\d+)\.")
+_STACK = re.compile(r"(enc|dec)\.blk\.(\d{1,9})\.")
 
 
 def sort_key(name: str, order: Mapping[str, int]) -> tuple[int, int, int, str]:

@@ -11,7 +11,7 @@ from ikpy.convert.model_parts import TEXT_PART, THINKER
 _LAYER = re.compile(
     r"(?:(?:(?:model|backbone|gpt_neox|encoder|transformer(?:\.encoder)?)\.)?layers(?:\.layers)?|(?:(?:transformer|rwkv)\.)?(?:h|blocks|decoder_layer)"
     r"|(?:bert\.)?encoder\.layer|(?:model\.)?transformer_encoder)"
-    r"\.(\d+)\.(.+)"
+    r"\.(\d{1,9})\.(.+)"
 )
 _APART = re.compile(r"^(?:model\.)?mtp[._]")
 SUFFIX = re.compile(r"\.(weight|bias)$")

@@ -29,7 +29,7 @@ EMBEDDING = "token_embd.weight"
 # Multiplied where rows of the embedding are looked up, wherever the output is that shares them.
 EMBEDDING_ROWS = f"{EMBEDDING}.rows"
 # One expert of a layer in old files; such tensors are joined at load.
-EXPERT = re.compile(r"(.*\.ffn_(?:gate|up|down))\.(\d+)\.weight")
+EXPERT = re.compile(r"(.*\.ffn_(?:gate|up|down))\.(\d{1,9})\.weight")
 Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
 # Devices tell weights apart by name, and several adapters may have pairs for one tensor.
 _serial = itertools.count()

@@ -13,7 +13,7 @@ from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.quants import dequantize
 
-DIRECTION = re.compile(r"direction\.(\d+)")
+DIRECTION = re.compile(r"direction\.(\d{1,9})")
 FIRST_LAYER = 1
 """direction.N belongs behind layer N counted from 0; layer 0 has none."""
 

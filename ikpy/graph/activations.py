@@ -5,6 +5,7 @@ A collector is handed to the context; the graph builder asks it for every matmul
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.graph.ir import Value, external
+
+_BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 
 F64 = 28
 # A dense matmul over fewer rows adds nothing.
@@ -130,7 +133,7 @@ class ActivationCollector:
         """Values to compare now that x is known to be the input of weight."""
         if not self.similarity or x.dynamic_dim is not None or x.shape[1] < MIN_ROWS:
             return
-        block = _block_of(weight.name)
+        block = block_of(weight.name)
         if block is None:
             if weight.name != self.head_name:
                 return
@@ -154,6 +157,7 @@ class ActivationCollector:
             yield a, b, self.similarities.setdefault((kind, block), SimilaritySums())
 
 
-def _block_of(name: str) -> int | None:
-    parts = name.split(".")
-    return int(parts[1]) if len(parts) > 2 and parts[0] == "blk" and parts[1].isdigit() else None
+def block_of(name: str) -> int | None:
+    """The block that a weight is in; None for others."""
+    block = _BLOCK.match(name)
+    return int(block[1]) if block else None

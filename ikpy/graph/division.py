@@ -33,7 +33,7 @@ PER_HEAD = ("attn_kv_b", "attn_k_b", "attn_v_b")
 """What latent attention makes keys and values of heads with."""
 LATENT_PROJECTIONS = ("attn_q", "attn_q_b", "attn_gate", *PER_HEAD)
 _DIVIDED = dict.fromkeys((*PROJECTIONS, *LATENT_PROJECTIONS, ATTENTION_OUTPUT))
-_ATTENTION = re.compile(rf"blk\.(\d+)\.({'|'.join(_DIVIDED)})\.weight")
+_ATTENTION = re.compile(rf"blk\.(\d{{1,9}})\.({'|'.join(_DIVIDED)})\.weight")
 RULE = "a rule takes a tensor of it"
 # Groups that activations are quantized in.
 GROUP = 32

@@ -19,8 +19,8 @@ from ikpy.quants.name_pattern import compile_pattern
 CPU = "CPU"
 MIB = 1 << 20
 ALL_LAYERS = 999
-BLOCK_NAME = re.compile(r"(?:enc\.|dec\.)?blk\.(\d+)\.")
-EXPERT_NAME = re.compile(r"blk\.(\d+)\.ffn_(up|down|gate|gate_up)_(?:ch)?exps\.(weight|scale)$")
+BLOCK_NAME = re.compile(r"(?:enc\.|dec\.)?blk\.(\d{1,9})\.")
+EXPERT_NAME = re.compile(r"blk\.(\d{1,9})\.ffn_(up|down|gate|gate_up)_(?:ch)?exps\.(weight|scale)$")
 EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "token_types.", "position_embd.")
 
 

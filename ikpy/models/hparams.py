@@ -92,12 +92,13 @@ def read_hparams(
     layer_norm: bool = False,
     may_lack_heads: bool = False,
     may_lack_rope: bool = False,
+    has_rope: bool = True,
     long_rope: bool = False,
     epsilon_key: str = "",
 ) -> HParams:
     """Reads and checks the common keys. layer_norm picks the LayerNorm epsilon key instead of the RMS one, unless
     epsilon_key names one; may_lack_heads: some layers may have no KV heads; may_lack_rope: heads may have no part for
-    RoPE; long_rope: the architecture has factors of LongRoPE.
+    RoPE; has_rope: whether those of the architecture ever do; long_rope: the architecture has factors of LongRoPE.
 
     Routing is set to the most common form: softmax over all experts, the chosen weights renormalised.
     """
@@ -107,7 +108,7 @@ def read_hparams(
     head_default = n_embd // n_head[0] if n_head[0] else 0
     n_embd_head_k = keys.u32("attention.key_length", head_default)
     n_embd_head_v = keys.u32("attention.value_length", head_default)
-    n_rot = keys.u32("rope.dimension_count", n_embd_head_k)
+    n_rot = keys.u32("rope.dimension_count", n_embd_head_k) if has_rope else 0
     window_head_k = keys.u32("attention.key_length_swa", n_embd_head_k)
     scaling = keys.string("rope.scaling.type", "linear")
     if scaling == LONG_ROPE and long_rope:
@@ -151,7 +152,7 @@ def read_hparams(
     )
     if keys.has("attention.head_count_kv"):
         hp.n_head_kv = keys.per_layer("attention.head_count_kv", n_layer)
-    _check(keys, hp, may_lack_heads, 0 if may_lack_rope else 2)
+    _check(keys, hp, may_lack_heads, 0 if may_lack_rope or not has_rope else 2)
     return hp
 
 
@@ -228,9 +229,8 @@ def _check(keys: Keys, hp: HParams, may_lack_heads: bool, least_rotated: int) ->
 
 def _check_heads(where: str, sizes: HeadSizes, suffix: str, least_rotated: int) -> None:
     if sizes.k <= 0 or sizes.v <= 0 or sizes.rotated < least_rotated or sizes.rotated % 2:
-        raise FileFormatError(
-            f"{where}: impossible dimensions: head{suffix} {sizes.k}/{sizes.v}, rope{suffix} {sizes.rotated}"
-        )
+        rope = f", rope{suffix} {sizes.rotated}" if sizes.rotated or least_rotated else ""
+        raise FileFormatError(f"{where}: impossible dimensions: head{suffix} {sizes.k}/{sizes.v}{rope}")
     if sizes.rotated > sizes.k:
         raise FileFormatError(
             f"{where}: rope.dimension_count{suffix} {sizes.rotated} is above the key head size{suffix} {sizes.k}"

@@ -27,7 +27,7 @@ class T5(Decoder):
     has_rope = False
 
     def read_hparams(self, keys: Keys) -> HParams:
-        hp = read_hparams(keys, may_lack_rope=True)
+        hp = read_hparams(keys, has_rope=False)
         self.n_buckets = read_buckets(keys)
         self.n_encoder, self.n_decoder = hp.n_layer, decoder_layers(keys)
         extra = self.n_layers(keys) - hp.n_layer

@@ -21,7 +21,7 @@ class T5Encoder(NormedStates, Decoder):
     output_norm_name = "enc.output_norm"
 
     def read_hparams(self, keys: Keys) -> HParams:
-        hp = read_hparams(keys, may_lack_rope=True)
+        hp = read_hparams(keys, has_rope=False)
         hp.causal = False
         self.n_buckets = read_buckets(keys)
         return hp

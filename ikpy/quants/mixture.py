@@ -103,7 +103,7 @@ class Mixture:
         self._counters.ffn[kind] += 1
         if self.model.n_expert <= 1:
             return count
-        block = re.match(r"blk\.(\d+)\.", name)
+        block = re.match(r"blk\.(\d{1,9})\.", name)
         number = int(block[1]) if block else -1
         if not 0 <= number < self.model.n_layer:
             raise UnsupportedError(f"Bad layer {number} for tensor {name}. Must be in [0, {self.model.n_layer})")

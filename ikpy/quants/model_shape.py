@@ -17,7 +17,7 @@ EXTRA_OUTPUT = "output_extra.weight"
 EMBEDDINGS = (TOKEN_EMBEDDING, PER_LAYER_TOKEN_EMBEDDING)
 OWN_EMBEDDING = ".nextn.embed_tokens.weight"
 """How the name of a prediction layer's own embedding ends."""
-_KEYS_AND_VALUES = re.compile(r"blk\.(\d+)\.attn_[kv]\.weight")
+_KEYS_AND_VALUES = re.compile(r"blk\.(\d{1,9})\.attn_[kv]\.weight")
 
 
 def is_looked_up(name: str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -342,7 +343,8 @@ def ftype_by_id(ftype_id: int) -> FileType:
 
 def ftype_by_name(name: str) -> FileType:
     """The selectable file type of that name (any letter case) or number; UsageError if none."""
-    row = _FTYPE_BY_ID.get(int(name)) if name.isascii() and name.isdigit() else _FTYPE_BY_NAME.get(name.lower())
+    is_number = re.fullmatch(r"[0-9]{1,9}", name)
+    row = _FTYPE_BY_ID.get(int(name)) if is_number else _FTYPE_BY_NAME.get(name.lower())
     if row is None or not row.selectable:
         selectable = {known: other for known, other in _FTYPE_BY_NAME.items() if other.selectable}
         raise UsageError(f"unknown file type '{name}'{_close_matches(name, selectable)}")

@@ -309,10 +309,15 @@ class Front:
     def _fitting(self, prompt: Prompt, params: GenerationParams) -> list[int]:
         """Tokens of a prompt as far as a slot needs them. Raises ApiError 400 for one that cannot fit."""
         fit = self.engine.slots[0].fit
+        n = len(prompt.tokens)
         try:
-            return fit.shortened(prompt.tokens, params, whole=bool(prompt.media))
+            tokens = fit.shortened(prompt.tokens, params, whole=bool(prompt.media))
         except RequestError as error:
-            raise prompt_too_long(str(error), len(prompt.tokens), fit.n_ctx) from None
+            raise prompt_too_long(str(error), n, fit.n_ctx) from None
+        if n >= fit.n_ctx:
+            message = "the prompt does not fit the context, its middle is left out"
+            self.engine.log.caution("truncate_prompt", message, n_prompt_tokens=n, n_ctx=fit.n_ctx)
+        return tokens
 
     async def _made(self, make: Callable[[], T]) -> T:
         """What a function makes in one of the threads for that. Given up, it is not called if none was free."""

@@ -30,7 +30,7 @@ from ikpy.server.http import (
 from ikpy.server.params import GenerationParams
 from ikpy.server.prompts import Prompt, is_batch, is_token, read_prompts
 from ikpy.server.read_params import flag, integer
-from ikpy.server.routes_openai import stop_reason, usage
+from ikpy.server.routes_openai import stop_reason, truncation, usage
 from ikpy.server.routes_status import front_of
 from ikpy.server.settings import BUILD
 from ikpy.server.tasks import Failed, Finished, Piece, Progress
@@ -136,7 +136,7 @@ class Completions:
         n = self.params.n
         choices = [self.whole_choice(event, events[i - i % n]) for i, event in enumerate(events)]
         tail = {"usage": usage(events, n), "id": self.id, "timings": events[-1].timings.json()}
-        return self.head(choices) | tail
+        return self.head(choices) | tail | truncation(events)
 
     def chunk(self, index: int, text: str, logprobs: Any = None) -> dict[str, Any]:
         """New text of an answer."""
@@ -168,7 +168,7 @@ class Completions:
             elif isinstance(event, Finished):
                 choice = self.choice(event.index, "", None, stop_reason(event))
                 tail = {"usage": usage([event], 1), "id": self.id, "timings": event.timings.json()}
-                yield data_event(self.head([choice]) | tail)
+                yield data_event(self.head([choice]) | tail | truncation([event]))
         yield DONE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -55,6 +55,11 @@ def usage(events: Sequence[Finished], n: int) -> dict[str, Any]:
 def stop_reason(event: Finished) -> str:
     """finish_reason without tool calls."""
     return "length" if event.stopped_limit else "stop"
+
+
+def truncation(events: Iterable[Finished]) -> dict[str, Any]:
+    """The field of answers to which text was lost: of the prompt, or dropped from the full context."""
+    return {"truncated": True} if any(event.truncated for event in events) else {}
 
 
 class ChatAnswer:
@@ -109,7 +114,7 @@ class ChatAnswer:
             "usage": usage(events, len(events)),
             "id": self.id,
             "timings": events[-1].timings.json(),
-        }
+        } | truncation(events)
 
     def chunk_object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """What is in every event of a stream."""
@@ -179,7 +184,7 @@ class ChatAnswer:
         choice = {"finish_reason": finish_reason(event, called), "index": event.index, "delta": {}}
         choice |= self.logprobs(self._unsent.pop(event.index, ()))
         more = {} if self.chat.include_usage else {"timings": event.timings.json()}
-        return self.chunk([choice], **more)
+        return self.chunk([choice], **more, **truncation([event]))
 
 
 def finish_reason(event: Finished, called: bool) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ikpy.errors import IkpyError
+from ikpy.errors import IkpyError, UsageError
 from ikpy.tools.bench_tests import BenchParams, BenchTest
 from ikpy.tools.model_logs import model_description
 from ikpy.vocab import keys
@@ -60,6 +60,13 @@ class Result:
 def sample_deviation(values: Sequence[float]) -> float:
     """Standard deviation with divisor n-1; 0 for fewer than two values."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+class NothingWrittenError(UsageError):
+    """A test generates with a model that embeds texts: single tokens, each a text of its own, would be measured."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"'{model}' embeds texts and writes none: its prompts (-p) alone are measured")
 
 
 class Engine:
@@ -153,6 +160,10 @@ class Engine:
             log=self.log,
         )
 
+    def embeds_only(self, model: Any) -> bool:
+        """Whether a model writes no texts."""
+        return bool(model.arch.is_encoder)
+
     def decode(self, context: Any, tokens: np.ndarray, position: int) -> None:
         """Decode tokens (int32 [n]) at the given position of sequence 0; logits of the last one."""
         from ikpy.engine.batch import Batch
@@ -174,9 +185,12 @@ class Runner:
         """Measure one test.
 
         Raises:
+            NothingWrittenError: the test generates, and the model embeds texts only.
             IkpyError: the model cannot be loaded or the context not be created.
         """
         self.load(test)
+        if test.n_gen and self.engine.embeds_only(self.model):
+            raise NothingWrittenError(test.model)
         context = self.engine.context(self.model, test)
         result = Result(
             test,

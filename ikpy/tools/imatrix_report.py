@@ -15,7 +15,7 @@ from ikpy.tools.imatrix_data import Entry, ImatrixData
 
 # A column counts as active above this mean square.
 ACTIVE = 1e-5
-_BLOCK = re.compile(r"blk\.(\d+)\.(.+?)(\.weight)?$")
+_BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+?)(\.weight)?$")
 
 
 @dataclass(frozen=True)

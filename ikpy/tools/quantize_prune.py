@@ -28,7 +28,7 @@ BARE_PREFIX = "xielu."
 PERIODS = {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gpt-oss": 2, "llama4": 4}
 PERIOD_KEYS = ("attention.sliding_window_pattern", "full_attention_interval", "interleave_moe_layer_step")
 
-_BLOCK = re.compile(r"^blk\.(\d+)\.")
+_BLOCK = re.compile(r"^blk\.(\d{1,9})\.")
 
 
 def kept_tensors(file: GGUFFile, removed: Collection[int]) -> dict[str, TensorInfo]:

@@ -17,6 +17,7 @@ ADDED: dict[str, set[str]] = {
     "": {
         "index", "tokens", "tokens_predicted", "tokens_evaluated", "has_new_line", "stop_type", "system_fingerprint",
         "model_ftype", "endpoint_slots", "endpoint_props", "endpoint_metrics", "ui", "build_info", "is_sleeping",
+        "truncated",
         *SLOT, *SETTINGS,
     },
     "slots": SLOT | SETTINGS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -20,9 +21,10 @@ from ikpy.server.build import Server
 from ikpy.server.context_fit import TOO_LONG, shortened, truncate_prompt
 from ikpy.server.front import MOST_TASKS, Front
 from ikpy.server.generation import Generation
+from ikpy.server.log import ServerLog
 from ikpy.server.read_params import LONGEST_BREAKERS, LONGEST_STOPS, MOST_NAMES, MOST_SAMPLERS
 from ikpy.server.tasks import CompletionTask
-from tests.server.harness import running, start_server
+from tests.server.harness import read_events, running, start_server
 
 
 @pytest.fixture(name="server", scope="module")
@@ -277,6 +279,25 @@ def test_long_prompts_are_cut_before_they_wait(shifting: Server, monkeypatch: py
     assert max(queued) < 3 * n_ctx
     scored = {"echo": True, "logprobs": 1, "max_tokens": 0}
     assert TOO_LONG in refusal(client, "/v1/completions", prompt=prompt, **scored)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_cut_is_told(shifting: Server, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """In the log, and by a field that other answers of OpenAI's form do not have."""
+    client, out, n_ctx = TestClient(shifting.app), io.StringIO(), shifting.engine.n_ctx_slot
+    monkeypatch.setattr(shifting.engine, "log", ServerLog("json", out))
+    for n, is_cut in ((5, False), (2 * n_ctx, True)):
+        for path, body in (
+            ("/v1/completions", {"prompt": [300] * n}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": " the" * n}]}),
+        ):
+            response = client.post(path, json=body | {"max_tokens": 2, "stream": stream})
+            data = [event["data"] for event in read_events(response.text)] if stream else [response.json()]
+            answers = [found for found in data if found != "[DONE]"]
+            assert [found.get("truncated") for found in answers if "timings" in found] == [True if is_cut else None]
+    lines = [line for line in map(json.loads, out.getvalue().splitlines()) if line["function"] == "truncate_prompt"]
+    assert [line["level"] for line in lines] == ["WARN"] * 2
+    assert (lines[0]["n_prompt_tokens"], lines[0]["n_ctx"]) == (2 * n_ctx, n_ctx)
 
 
 @pytest.mark.parametrize("stream", [False, True])

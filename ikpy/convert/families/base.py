@@ -54,7 +54,7 @@ MIXTRAL_EXPERTS: dict[str, Targets] = {
 }
 
 
-_APART = re.compile(r"(?:model\.)?mtp\.(?:(?:layers\.)?(\d+)\.)?(.+)")
+_APART = re.compile(r"(?:model\.)?mtp\.(?:(?:layers\.)?(\d{1,9})\.)?(.+)")
 
 
 def place_apart(path: str) -> tuple[int | None, str] | None:

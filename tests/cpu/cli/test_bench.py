@@ -48,6 +48,9 @@ class FakeEngine(Engine):
         self.calls: list[tuple[list[int], int]] = []
         self.clears = 0
 
+    def embeds_only(self, model) -> bool:
+        return False
+
     def load(self, test: BenchTest):
         if test.model not in SIZES:
             raise ResourceError(f"{test.model}: no such file")

@@ -50,15 +50,16 @@ def new_t5(
 
 
 def _stack(m: RandomModel, stack: str, n_layer: int, *, gated: bool, own_biases: bool) -> None:
+    n_k, n_v = m.keys["attention.key_length"], m.keys["attention.value_length"]
     m.norm(f"{stack}.output_norm", D)
     for il in range(n_layer):
         p = f"{stack}.blk.{il}"
         for name in ("attn", "cross_attn") if stack == "dec" else ("attn",):
             m.norm(f"{p}.{name}_norm", D)
             for x in "qkv":
-                m.matrix(f"{p}.{name}_{x}", HEADS * HEAD, D)
+                m.matrix(f"{p}.{name}_{x}", HEADS * (n_v if x == "v" else n_k), D)
             m.weights[f"{p}.{name}_q"] /= 3  # scores are not divided by the root of the head size
-            m.matrix(f"{p}.{name}_o", D, HEADS * HEAD)
+            m.matrix(f"{p}.{name}_o", D, HEADS * n_v)
         if own_biases or il == 0:
             m.vector(f"{p}.attn_rel_b", m.keys["attention.relative_buckets_count"], HEADS)
             m.weights[f"{p}.attn_rel_b"] *= 3
@@ -101,6 +102,10 @@ def attended(
 
 class T5Evaluation(Evaluation):
     """Encoder and decoder."""
+
+    def heads(self, name: str, h: np.ndarray) -> np.ndarray:
+        """Those of values may have another size than those of keys."""
+        return (h @ self.w[name].T).reshape(len(h), HEADS, -1)
 
     def attention(
         self,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ikpy.cli import main
 from ikpy.cli.quantize import run as quantize
 from ikpy.engine.model import Model
 from ikpy.errors import IkpyError
@@ -29,6 +31,14 @@ def test_states_are_those_of_the_definition(kind: dict[str, Any], n_buckets: int
     model = new_t5("t5encoder", 41, **kind, **{"attention.relative_buckets_count": n_buckets})
     for n in (3, 33, 128):
         check_states(model, TOKENS[:n], T5Evaluation(model).states(TOKENS[:n]), tmp_path, flash=flash)
+
+
+@pytest.mark.parametrize("flash", [True, False])
+@pytest.mark.parametrize(("n_k", "n_v"), [(31, 31), (13, 27), (64, 9)])
+def test_odd_heads(n_k: int, n_v: int, flash: bool, tmp_path: Path) -> None:
+    """Nothing of a head is rotated, so that its elements need not be even."""
+    model = new_t5("t5encoder", 47, **{"attention.key_length": n_k, "attention.value_length": n_v})
+    check_states(model, TOKENS[:33], T5Evaluation(model).states(TOKENS[:33]), tmp_path, flash=flash)
 
 
 def test_buckets_are_those_of_the_definition() -> None:
@@ -69,6 +79,7 @@ def test_quantized_types(tmp_path: Path) -> None:
         ({"attention.relative_buckets_count": 3}, "attention.relative_buckets_count is 3; 4 to 255 are possible"),
         ({"attention.relative_buckets_count": 30}, r"tensor 'enc.blk.0.attn_rel_b.weight' has wrong shape"),
         ({"attention.relative_buckets_count": None}, "relative_buckets_count"),
+        ({"attention.key_length": 0}, "impossible dimensions: head 0/32$"),
         ({"attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon"),
     ],
 )
@@ -92,3 +103,18 @@ def test_decoders_are_no_part_of_it(tmp_path: Path) -> None:
     with pytest.raises(IkpyError, match=r"dec\.") as error:
         Model.load(new_t5("t5encoder", 46, n_decoder=1).write(tmp_path / "model.gguf"))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "shown"), [("-p 8 -n 4", 0, ["8"]), ("-p 0 -n 4", 1, []), ("-p 8 -n 0 -pg 4,4", 0, ["8"])]
+)
+def test_bench_generates_nothing(
+    options: str, status: int, shown: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps of single tokens, each a text of its own, are nobody's speed."""
+    path = new_t5("t5encoder", 48).write(tmp_path / "model.gguf")
+    line = ["bench", "-m", str(path), "-r", "1", "-t", "1", "-o", "csv", *options.split()]
+    assert main(line) == status
+    out, err = capsys.readouterr()
+    assert [row["n_prompt"] for row in csv.DictReader(out.splitlines())] == shown
+    assert err.count("embeds texts and writes none: its prompts (-p) alone are measured") == 1

@@ -142,24 +142,6 @@ def test_linear_biases(n: int, n_tokens: int, heads: int, kv_heads: int) -> None
     case.check(out)
 
 
-@pytest.mark.parametrize("n_tokens", [1, 25])
-@pytest.mark.parametrize("farthest", [3, 128])
-def test_biases_by_differences_of_positions(farthest: int, n_tokens: int) -> None:
-    """Of all heads, and of the last of them as a part."""
-    case = Case(5, 96, n_tokens, 6, 6)
-    k, v, mask = case.cache(64, "f16"), case.cache(64, "f16"), case.mask()
-    table = case.p.array(case.normal(6, 2 * farthest + 1))
-    q, biases = case.queries(64), Distances(0.0, *case.distances, table)
-    whole = case.p.graph.attention(q, [k], v, mask, scale=0.1, flash=True, distances=biases)
-    assert case.kernel() == "attention_any"
-    case.check(whole)
-    parts = [x.slice(1, 4, 2) for x in (q, k, v)]
-    part = case.p.graph.attention(parts[0], [parts[1]], parts[2], mask, scale=0.1, flash=True, distances=biases)
-    case.p.graph.nodes[-1].ip[2:] = [4, 6]
-    whole_rows, part_rows = case.p.run([whole, part], on_cuda=True, n_kv=88)
-    assert np.abs(whole_rows[..., 4:, :] - part_rows).max() < 1e-6
-
-
 @pytest.mark.parametrize("seen", [True, False])
 def test_masks_of_texts_and_of_what_follows(seen: bool) -> None:
     p, n = Program(), 60

@@ -13,6 +13,7 @@ import pytest
 
 from ikpy.graph.ir import Node
 from ikpy.graph.placement import DeviceParams, PlacementParams
+from tests.cpu.models.test_arch_kimi_k3 import kimi_k3
 from tests.cuda.models import emulated, logits_of, zoo
 from tests.shared import SHARED
 
@@ -144,6 +145,21 @@ def test_large_batches_go_to_a_device_that_holds_nothing() -> None:
     on_device = {n.src[0].buffer.name for n in kernels.launched if n.kind.startswith("mul_mat") and n.src[0]}
     assert {name.split(".")[1] for name in on_device if name.startswith("blk.")} == {"0", "1", "2"}
     assert_same(ours, truth)
+
+
+@pytest.mark.parametrize("n_layers", [1, -1])
+def test_parts_of_a_value_lie_on_one_device(n_layers: int, tmp_path: Path) -> None:
+    """Scores of earlier streams have a row for each, those of the present one for each token: with four tokens and
+    more on the device at a threshold of four, the first go there after single tokens and the second stay.
+    """
+    model, _ = kimi_k3()
+    path, tokens = model.write(tmp_path / "model.gguf"), tokens_for(2, 24) % 25
+    settings: dict[str, Any] = {"type_k": "f32", "type_v": "f32"}
+    truth = logits_of(path, tokens, 20, **settings)
+    placement = PlacementParams(n_gpu_layers=n_layers, rules=(("res_score", "CPU"),))
+    with emulated(1):
+        ours = logits_of(path, tokens, 20, placement=placement, devices=DeviceParams(offload_batch=4), **settings)
+    assert_same(ours, truth, 1e-4)
 
 
 def test_policy_keeps_large_batches_on_the_cpu() -> None:

@@ -34,10 +34,13 @@ __device__ __forceinline__ float bias_slope(const Attention& a, int head) {
     const float steps = h < n ? h + 1.0f : h - n + 0.5f;
     return exp2f(-a.max_bias * steps / n) * kLog2e;
 }
-// What the score of a head gets for a cell, in the same units.
-__device__ __forceinline__ float bias_of(const Attention& a, int head, int token, int cell) {
-    const float* middle = a.biases + (2 * a.farthest + 1) * (a.slope_head + head) + a.farthest;
-    return middle[min(max(a.cell_pos[cell] - a.pos[token], -a.farthest), a.farthest)] * kLog2e;
+// Number of the bias of a head for equal positions, and what the score gets that many positions from there,
+// in the same units.
+__device__ __forceinline__ int bias_middle(const Attention& a, int head) {
+    return (2 * a.farthest + 1) * (a.slope_head + head) + a.farthest;
+}
+__device__ __forceinline__ float bias_at(const Attention& a, int middle, int difference) {
+    return __ldg(&a.biases[middle + min(max(difference, -a.farthest), a.farthest)]) * kLog2e;
 }
 __device__ __forceinline__ float distance(int a, int b) { return fabsf(static_cast<float>(a - b)); }
 

@@ -27,7 +27,7 @@ IKPY_KERNEL __launch_bounds__(128) attention_any(Attention a) {
     const uint16_t* mask = mask_row(a, token);
     const bool biased = a.max_bias != 0.0f;
     const float slope = biased ? bias_slope(a, head) : 0.0f;
-    const int own = biased ? a.pos[token] : 0;
+    const int own = biased || a.biases ? a.pos[token] : 0, middle = bias_middle(a, head);
     float maximum = -INFINITY, denominator = 0.0f;
     for (int c = first + warp; c < last; c += kWarps) {
         if (mask && mask[c] >= 0x8000) continue;
@@ -40,7 +40,7 @@ IKPY_KERNEL __launch_bounds__(128) attention_any(Attention a) {
         }
         float s = score_of(a, warp_sum(dot));
         if (biased) s -= slope * distance(own, a.cell_pos[c]);
-        if (a.biases) s += bias_of(a, head, token, c);
+        if (a.biases) s += bias_at(a, middle, a.cell_pos[c] - own);
         const float top = fmaxf(maximum, s), old = exp2f(maximum - top), p = exp2f(s - top);
         maximum = top;
         denominator = denominator * old + p;

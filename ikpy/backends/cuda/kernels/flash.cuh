@@ -11,9 +11,9 @@
 namespace ikpy::cuda {
 
 // grid (row tiles, key heads, parts). Dynamic shared memory: Flash::kBytes.
-template <int Dk, int Dv, int Wm, int Wn, int Cells, bool VInK, bool Biased = false>
+template <int Dk, int Dv, int Wm, int Wn, int Cells, bool VInK, Biases Kind = Biases::kNone>
 __device__ __forceinline__ void flash_body(const Attention& a, int v_column) {
-    using F = Flash<Dk, Dv, Wm, Wn, Cells, VInK, Biased>;
+    using F = Flash<Dk, Dv, Wm, Wn, Cells, VInK, Kind>;
     IKPY_DYNAMIC_SHARED(memory);
     __shared__ float stat[Wn][F::kRows];
     auto* q = reinterpret_cast<uint16_t*>(memory);
@@ -79,9 +79,9 @@ __device__ __forceinline__ void flash_body(const Attention& a, int v_column) {
         ikpy::cuda::flash_body<Dk, Dv, Wm, Wn, Cells, VInK>(a, v_column);                             \
     }                                                                                                 \
     IKPY_EXPORT(name)
-// With linear biases.
-#define IKPY_FLASH_BIASED(name, D, Wm, Wn, Cells, Blocks)                                             \
+// With biases.
+#define IKPY_FLASH_BIASED(name, Kind, D, Wm, Wn, Cells, Blocks)                                       \
     IKPY_KERNEL __launch_bounds__(32 * Wm * Wn, Blocks) name(ikpy::cuda::Attention a, int v_column) { \
-        ikpy::cuda::flash_body<D, D, Wm, Wn, Cells, false, true>(a, v_column);                        \
+        ikpy::cuda::flash_body<D, D, Wm, Wn, Cells, false, ikpy::cuda::Biases::Kind>(a, v_column);    \
     }                                                                                                 \
     IKPY_EXPORT(name)

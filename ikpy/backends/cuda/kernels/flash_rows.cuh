@@ -6,12 +6,16 @@ namespace ikpy::cuda {
 
 constexpr float kNoMaximum = -1e30f;  // below any score, and finite
 
+// What scores get by the distance of positions: nothing, a multiple of it (ALiBi), a number of a table (T5).
+enum class Biases { kNone, kLinear, kTable };
+
 // Wm warps side by side, each with 16 rows; Wn warps share these and the cells of a tile. VInK: values are a
-// part of the key rows. Biased: scores have linear biases.
-template <int Dk, int Dv, int Wm, int Wn, int Cells, bool VInK, bool Biased = false>
+// part of the key rows.
+template <int Dk, int Dv, int Wm, int Wn, int Cells, bool VInK, Biases Kind = Biases::kNone>
 struct Flash {
     static constexpr int kHeadK = Dk, kHeadV = Dv, kWn = Wn, kCells = Cells;
-    static constexpr bool kVInK = VInK, kBiased = Biased;
+    static constexpr bool kVInK = VInK;
+    static constexpr Biases kBiases = Kind;
     static constexpr int kDk = (Dk + 31) / 32 * 32, kRows = 16 * Wm, kThreads = 32 * Wm * Wn;
     // Rows of 16-bit elements; 8 more than the length keep ldmatrix free of bank conflicts.
     static constexpr int kStrideK = kDk + 8, kStrideV = Dv + 8, kStrideP = Cells + 8;

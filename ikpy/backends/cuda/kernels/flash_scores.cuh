@@ -4,14 +4,35 @@
 
 namespace ikpy::cuda {
 
-// Slopes and positions of a thread's two rows where scores have biases.
-template <bool Biased>
+// What a thread knows of its two rows where scores have biases.
+template <Biases Kind>
 struct FlashBiases {
-    float slope[2];
-    int pos[2];
+    __device__ __forceinline__ void begin(const Attention&, int, int, int) {}
 };
 template <>
-struct FlashBiases<false> {};
+struct FlashBiases<Biases::kLinear> {
+    float slope[2];
+    int pos[2];
+    __device__ __forceinline__ void begin(const Attention& a, int h, int head, int token) {
+        slope[h] = bias_slope(a, head);
+        pos[h] = a.pos[token];
+    }
+    __device__ __forceinline__ float of(const Attention&, int h, int cell_pos) const {
+        return -slope[h] * distance(pos[h], cell_pos);
+    }
+};
+template <>
+struct FlashBiases<Biases::kTable> {
+    int middle[2];  // numbers of the table's elements for distance 0
+    int pos[2];
+    __device__ __forceinline__ void begin(const Attention& a, int h, int head, int token) {
+        middle[h] = bias_middle(a, head);
+        pos[h] = a.pos[token];
+    }
+    __device__ __forceinline__ float of(const Attention& a, int h, int cell_pos) const {
+        return bias_at(a, middle[h], cell_pos - pos[h]);
+    }
+};
 
 // What a thread keeps of the rows 16 wm + lane / 4 and 8 more; all cells and columns that its warp wn takes.
 template <class F>
@@ -21,7 +42,7 @@ struct FlashThread {
     const uint16_t* mask[2];
     float maximum[2], denominator[2];
     float sums[F::kSumTiles][4];
-    FlashBiases<F::kBiased> biases;
+    FlashBiases<F::kBiases> biases;
 
     __device__ __forceinline__ int row(int h) const { return 16 * wm + lane / 4 + 8 * h; }
     __device__ __forceinline__ int score_tile(int j) const { return 8 * (wn * F::kScoreTiles + j); }
@@ -37,10 +58,7 @@ __device__ __forceinline__ void begin_rows(const Attention& a, const FlashRows& 
         own.mask[h] = mask_row(a, token);
         own.maximum[h] = kNoMaximum;
         own.denominator[h] = 0.0f;
-        if constexpr (F::kBiased) {
-            own.biases.slope[h] = bias_slope(a, rows.head(row));
-            own.biases.pos[h] = a.pos[token];
-        }
+        own.biases.begin(a, h, rows.head(row), token);
     }
 #pragma unroll
     for (int t = 0; t < F::kSumTiles; ++t)
@@ -85,6 +103,10 @@ __device__ __forceinline__ void mask_scores(const Attention& a, const FlashThrea
 #pragma unroll
     for (int j = 0; j < F::kScoreTiles; ++j) {
         const int cell = c0 + own.score_tile(j) + 2 * (own.lane % 4);
+        [[maybe_unused]] int place[2];
+#pragma unroll
+        for (int i = 0; F::kBiases != Biases::kNone && i < 2; ++i)
+            place[i] = __ldg(&a.cell_pos[min(cell + i, last - 1)]);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             unsigned open = 0;
@@ -93,9 +115,7 @@ __device__ __forceinline__ void mask_scores(const Attention& a, const FlashThrea
             for (int i = 0; i < 2; ++i) {
                 float& s = scores.s[j][2 * h + i];
                 if (a.softcap != 0.0f) s = a.softcap * kLog2e * tanhf(s);
-                if constexpr (F::kBiased)
-                    if (cell + i < last)
-                        s -= own.biases.slope[h] * distance(own.biases.pos[h], a.cell_pos[cell + i]);
+                if constexpr (F::kBiases != Biases::kNone) s += own.biases.of(a, h, place[i]);
                 const bool hidden = open >> (16 * i + 15) & 1;
                 if (hidden || cell + i < own.first[h] || cell + i >= own.last[h]) s = -INFINITY;
                 top[h] = fmaxf(top[h], s);

@@ -65,11 +65,6 @@ def _is_biased(op: Node) -> bool:
     return len(op.fp) > 2
 
 
-def _has_table(op: Node) -> bool:
-    """Whether they get biases by differences of positions."""
-    return _is_biased(op) and op.src[8] is not None
-
-
 # (dk, dv) -> (rows of the kernel for many rows, cells per tile of both kernels, threads of both kernels). The kernel
 # for few rows takes 16. Values of 576 / 512 are a part of the key rows. 32 cells where 64 would leave room for one
 # block on a multiprocessor with 100 KiB of shared memory, and by their registers for two, not three, on a larger one.
@@ -86,8 +81,8 @@ _FLASH = {
     (576, 512): (32, (32, 32), (128, 256)),
 }
 _FEW_ROWS = 16
-# Heads that kernels with linear biases are made for (kernels/flash_biased.cu).
-_BIASED = (64, 80, 96, 112, 128)
+# Heads that kernels with biases are made for (kernels/flash_biased.cu), by the end of their names.
+_BIASED = {"_biased": (64, 80, 96, 112, 128), "_table": (64, 128)}
 # Parts of the cells: enough blocks for the largest devices (132 multiprocessors, two blocks each), none of fewer than
 # four tiles. One token of latent attention with up to 16 heads is a single row of tiles: 32768 cells are 256 parts,
 # whose results, 8 MiB, are written and read in the L2 cache.
@@ -109,11 +104,11 @@ class _Flash:
     row_tiles: int
     kv_heads: int
     n_parts: int
-    biased: bool = False
+    biases: str = ""
 
     @property
     def kernel(self) -> str:
-        return f"flash{self.rows}_{self.dk}_{self.dv}" + "_biased" * self.biased
+        return f"flash{self.rows}_{self.dk}_{self.dv}" + self.biases
 
     @property
     def shared_bytes(self) -> int:
@@ -137,11 +132,20 @@ def _v_column(k: Value, k1: Value | None, v: Value) -> int:
     return -1
 
 
+def _bias_ending(op: Node) -> str:
+    """What the names of kernels end with that add the biases of an attention op."""
+    if not _is_biased(op):
+        return ""
+    return "_biased" if op.src[8] is None else "_table"
+
+
 def flash_shared_bytes(kernel: str) -> int:
     """Dynamic shared memory of a flash attention kernel, 0 for other kernels."""
+    for ending in _BIASED:
+        kernel = kernel.removesuffix(ending)
     for (dk, dv), (many, cells, threads) in _FLASH.items():
         for choice, rows in enumerate((_FEW_ROWS, many)):
-            if kernel.removesuffix("_biased") == f"flash{rows}_{dk}_{dv}":
+            if kernel == f"flash{rows}_{dk}_{dv}":
                 column = 0 if dk == 576 else -1
                 return _Flash(dk, dv, rows, cells[choice], threads[choice], column, 1, 1, 1).shared_bytes
     return 0
@@ -162,13 +166,13 @@ def _flash(op: Node, target: Target) -> _Flash | None:
     q, k, v, _, _, k1 = op.src[:6]
     assert q is not None and k is not None and v is not None
     dk, dv = k.shape[0] + (k1.shape[0] if k1 is not None else 0), v.shape[0]
-    if (dk, dv) not in _FLASH or k.shape[0] % 8 or (k1 is not None and dk == dv) or _has_table(op):
+    if (dk, dv) not in _FLASH or k.shape[0] % 8 or (k1 is not None and dk == dv):
         return None
     if any(x is not None and x.type_id in (F16, BF16) and not is_aligned(x) for x in (k, v, k1)):
         return None
     column = _v_column(k, k1, v) if dk == 576 else -1
-    biased = _is_biased(op)
-    if (dk == 576 and column < 0) or (biased and (dk != dv or dk not in _BIASED)):
+    biases = _bias_ending(op)
+    if (dk == 576 and column < 0) or (biases and (dk != dv or dk not in _BIASED[biases])):
         return None
     many, cells, threads = _FLASH[dk, dv]
     n_rows = q.shape[1] // k.shape[1] * q.shape[2]
@@ -178,7 +182,7 @@ def _flash(op: Node, target: Target) -> _Flash | None:
         least = _MIN_PART_TILES * cells[choice]
         parts = min(ceil_div(_WANTED_BLOCKS, row_tiles * kv_heads), k.shape[2] // least, _MAX_PARTS)
         parts = max(1, parts)
-        flash = _Flash(dk, dv, rows, cells[choice], threads[choice], column, row_tiles, kv_heads, parts, biased)
+        flash = _Flash(dk, dv, rows, cells[choice], threads[choice], column, row_tiles, kv_heads, parts, biases)
         if flash.shared_bytes <= target.shared_bytes - 1024:  # some is static
             return flash
     return None

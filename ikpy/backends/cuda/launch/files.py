@@ -68,7 +68,7 @@ def kernel_file(kernel: str) -> str:
     """Stem of the .cu file that defines a kernel."""
     if kernel in _KERNEL_FILES:
         return _KERNEL_FILES[kernel]
-    if kernel.endswith("_biased"):
+    if kernel.endswith(("_biased", "_table")):
         return "flash_biased"
     if kernel.startswith("flash"):
         short = all(f"_{dk}_" not in kernel for dk in (192, 256, 576)) and kernel != "flash_combine"

@@ -36,7 +36,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def context_on(path: Path, placement: PlacementParams, log: Any = None, **devices: Any) -> Context:
     params = ModelParams(placement=placement, devices=DeviceParams(**devices))
-    return Context(Model.load(path, params), ContextParams(n_ctx=256, n_ubatch=64, n_threads=2, type_k="f32"), log=log)
+    return Context(Model.load(path, params), ContextParams(n_ctx=256, n_ubatch=64, n_threads=1, type_k="f32"), log=log)
 
 
 def logits(context: Context) -> np.ndarray:

@@ -36,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def logits_of(path: Path, placement: PlacementParams) -> np.ndarray:
     """Of two texts in one batch, their answers, single tokens, and a restored state."""
     model = Model.load(path, ModelParams(placement=placement))
-    context = Context(model, ContextParams(n_ctx=256, n_ubatch=128, n_threads=2, n_seq_max=3))
+    context = Context(model, ContextParams(n_ctx=256, n_ubatch=128, n_threads=1, n_seq_max=3))
     n, m, answer = len(TOKENS), 20, [3, *TOKENS[:9].tolist()]
     batch = Batch()
     batch.add(TOKENS + N_VOCAB, 0, 0, "none")

@@ -51,7 +51,7 @@ MODELS: list[Callable[[], tuple[RandomModel, np.ndarray]]] = [
 def states_of(path: Path, placement: PlacementParams) -> np.ndarray:
     """States of two texts in one batch."""
     model = Model.load(path, ModelParams(placement=placement))
-    context = Context(model, ContextParams(n_ctx=256, n_ubatch=128, n_threads=2, n_seq_max=2))
+    context = Context(model, ContextParams(n_ctx=256, n_ubatch=128, n_threads=1, n_seq_max=2))
     n, m = len(TOKENS), 20
     tokens = np.concatenate([TOKENS, TOKENS[:m]])
     members = [(0,)] * n + [(1,)] * m

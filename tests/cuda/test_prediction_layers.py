@@ -49,7 +49,7 @@ def states_of(context: Context) -> np.ndarray:
 def test_states_and_logits_of_heads(name: str, tmp_path: Path) -> None:
     path = MODELS[name]().model.write(tmp_path / "model.gguf")
     truth = states_of(context_on(path, ON_CPU))
-    head = Context(Model.load(path).prediction_head(), ContextParams(n_ctx=256, n_threads=2))
+    head = Context(Model.load(path).prediction_head(), ContextParams(n_ctx=256, n_threads=1))
     wanted = head.decode(Batch.single(TOKENS[1:], logits="all"), truth[:-1])
     for place, placement in PLACES.items():
         with emulated(2):
@@ -57,7 +57,7 @@ def test_states_and_logits_of_heads(name: str, tmp_path: Path) -> None:
             found = states_of(context)
             error = np.abs(found - truth).max(axis=1) / np.abs(truth).max()
             assert np.median(error) < TOLERANCE, f"{place}: token {error.argmax()} is off by {error.max():.1e}"
-            on_devices = Context(context.model.prediction_head(), ContextParams(n_ctx=256, n_threads=2))
+            on_devices = Context(context.model.prediction_head(), ContextParams(n_ctx=256, n_threads=1))
             logits = on_devices.decode(Batch.single(TOKENS[1:], logits="all"), truth[:-1])
         np.testing.assert_array_equal(logits, wanted)
 

@@ -81,7 +81,7 @@ def new_context(path: Path, placement: PlacementParams, *, header_only: bool = F
     params = ModelParams(placement=placement, header_only=header_only)
     return Context(
         Model.load(path, params),
-        ContextParams(n_ctx=256, n_ubatch=16, n_threads=2, n_seq_max=n_seq, n_kept_states=KEPT),
+        ContextParams(n_ctx=256, n_ubatch=16, n_threads=1, n_seq_max=n_seq, n_kept_states=KEPT),
     )
 
 

@@ -31,7 +31,7 @@ def converted(kind: Tiny, folder: Path, **config: Any) -> GGUFFile:
 
 
 def states_of(path: Path) -> np.ndarray:
-    context = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
+    context = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32"))
     context.decode(Batch.single(tiny.tokens(), 0, logits="all"))
     assert context.embeddings is not None
     return context.embeddings
@@ -128,7 +128,7 @@ def test_reranker(tmp_path: Path) -> None:
     assert llm.pooling == "rank"
     w = {name: values.astype(np.float64) for name, values in tiny.weights(made.JINA_RANKER).items()}
     first = jina_states(made.JINA_RANKER, "bert.")[0]
-    context = Context(Model.load(file.path), ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
+    context = Context(Model.load(file.path), ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32"))
     classifier = context.model.arch.classifier
     assert classifier is not None
     hidden = np.tanh(w["bert.pooler.dense.weight"] @ first + w["bert.pooler.dense.bias"])

@@ -39,7 +39,7 @@ ENCODERS = (*(kind for kind in shelf.CHECKPOINTS if kind.is_encoder), JINA_V3, T
 
 def states_of(file: GGUFFile) -> np.ndarray:
     """States [T, D] of the golden tokens."""
-    context = Context(Model.load(file.path), ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
+    context = Context(Model.load(file.path), ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32"))
     context.decode(Batch.single(tiny.tokens(), 0, logits="all"))
     assert context.embeddings is not None
     return context.embeddings

@@ -59,7 +59,7 @@ def logits(path: Path, tokens: np.ndarray, mla: int = 0, **values: Any) -> np.nd
     """Logits of one batch as golden() has them, with an f32 cache; values: further parameters of the context."""
     model = Model.load(path, ModelParams(mla=mla))
     values = {**dict.fromkeys(("type_k", "type_v", "type_indexer"), "f32"), **values}
-    params = ContextParams(n_ctx=64, n_threads=2, flash_attn=False, mla=mla, **values)  # type: ignore[arg-type]
+    params = ContextParams(n_ctx=64, n_threads=1, flash_attn=False, mla=mla, **values)  # type: ignore[arg-type]
     return Context(model, params).decode(Batch.single(tokens.astype(np.int32), 0, logits="all"))[:, ::2]
 
 

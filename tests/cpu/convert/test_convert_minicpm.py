@@ -27,7 +27,7 @@ ORIGINAL = 256
 
 def logits_of(file: GGUFFile, n_ctx: int = ORIGINAL) -> np.ndarray:
     """Logits [T, V] of the golden tokens in a context of this length."""
-    context = Context(Model.load(file.path), ContextParams(n_ctx=n_ctx, n_threads=2, type_k="f32", type_v="f32"))
+    context = Context(Model.load(file.path), ContextParams(n_ctx=n_ctx, n_threads=1, type_k="f32", type_v="f32"))
     return context.decode(Batch.single(tiny.tokens(), 0, logits="all"))
 
 

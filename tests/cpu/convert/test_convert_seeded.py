@@ -35,7 +35,7 @@ def converted(kind: Tiny, folder: Path, outtype: str = "f32", **config: Any) -> 
 def logits_of(file: GGUFFile) -> np.ndarray:
     """Logits [T, V] of the golden tokens."""
     exact = {"type_k": "f32", "type_v": "f32", "type_indexer": "f32"}
-    context = Context(Model.load(file.path), ContextParams(n_ctx=256, n_threads=2, **exact))
+    context = Context(Model.load(file.path), ContextParams(n_ctx=256, n_threads=1, **exact))
     return context.decode(Batch.single(tiny.tokens(), 0, logits="all"))
 
 

@@ -145,7 +145,7 @@ def test_tokenizers_of_sentencepiece_files(tmp_path: Path) -> None:
 
 def logits_of(path: Path) -> np.ndarray:
     """Logits [T, V] of the decoder's tokens behind the text of the golden tokens."""
-    context = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
+    context = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32"))
     text = tiny.tokens()
     context.decode(Batch.single(text + tiny.V, 0, logits="none"))
     return context.decode(Batch.single(decoder_tokens(), len(text), logits="all", turn=len(text)))

@@ -136,7 +136,7 @@ def test_tokens_of_a_draft_stay_in_one_piece() -> None:
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_k": 4}], ids=["greedy", "sampled"])
 def test_the_text_is_that_of_plain_decoding(path: Path, sampling: dict) -> None:
     """With all kinds of drafters, of which one is the model itself, whose drafts go back to checkpoints."""
-    ctx = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=2, n_kept_states=6))
+    ctx = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=1, n_kept_states=6))
     accepted = 0
     for prompt in prompts(path):
         plain, _ = generate(ctx, prompt, None, **sampling)
@@ -153,7 +153,7 @@ def test_the_text_is_that_of_plain_decoding(path: Path, sampling: dict) -> None:
 
 def test_no_draft_is_longer_than_what_can_be_taken_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for n_kept in (0, 1, 3):
-        ctx = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=2, n_kept_states=n_kept))
+        ctx = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=1, n_kept_states=n_kept))
         prompt = prompts(path)[1]
         plain, _ = generate(ctx, prompt, None, n=20)
         speculator = Speculator([Oracle(prompt + plain)], PARAMS)
@@ -177,7 +177,7 @@ def test_a_right_prediction_layer_has_all_its_drafts_accepted(tmp_path: Path) ->
     model.weights[f"{head}.shared_head_norm"] = model.weights["output_norm"]
     path = model.write(tmp_path / "model.gguf")
     drafting = SpeculativeParams(types=("mtp",), n_max=3, p_min=0.0)
-    llms = [LLM(path, n_ctx=256, n_threads=2, speculative=params) for params in (None, drafting)]
+    llms = [LLM(path, n_ctx=256, n_threads=1, speculative=params) for params in (None, drafting)]
     texts = [llm.generate([3, 5, 7], 60, temperature=0.0, ignore_eos=True) for llm in llms]
     assert texts[0] == texts[1]
     speculator = llms[1].speculator

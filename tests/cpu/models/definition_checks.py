@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,13 @@ def layer_weights(e: ref.Evaluation, il: int) -> ref.Weights:
 
 
 def decoded(path: Path, **params: object) -> dict[str, np.ndarray]:
-    """Logits of all tokens: as one batch, with the last ones as single steps, behind another sequence."""
-    settings = ContextParams(n_ctx=256, n_threads=2, n_seq_max=2, **params)  # type: ignore[arg-type]
+    """Logits of all tokens: as one batch, with the last ones as single steps, behind another sequence.
+
+    The batch has two threads, which take several times as long as one beside other tests.
+    """
+    settings = ContextParams(n_ctx=256, n_threads=1, n_seq_max=2, **params)  # type: ignore[arg-type]
     n = len(TOKENS)
-    whole = Context(Model.load(path), settings).decode(Batch.single(TOKENS, logits="all"))
+    whole = Context(Model.load(path), replace(settings, n_threads=2)).decode(Batch.single(TOKENS, logits="all"))
     steps = Context(Model.load(path), settings)
     parts = [steps.decode(Batch.single(TOKENS[: n - N_STEPS], logits="all"))]
     parts += [steps.decode(Batch.single(TOKENS[i : i + 1], i)) for i in range(n - N_STEPS, n)]
@@ -101,7 +105,7 @@ def check_latent_mode(model: RandomModel, truth: np.ndarray, mla: int, folder: P
     """Holds LONG in a mode of latent attention, also prompts whose cells are expanded. truth: [T, V]."""
     path = model.write(folder / "model.gguf")
     for n_ubatch in (512, 50):
-        settings = ContextParams(n_ctx=256, n_threads=2, n_ubatch=n_ubatch, mla=mla, type_k="f32", type_v="f32")
+        settings = ContextParams(n_ctx=256, n_threads=1, n_ubatch=n_ubatch, mla=mla, type_k="f32", type_v="f32")
         context = Context(Model.load(path, ModelParams(mla=mla)), settings)
         hold(f"micro-batches of {n_ubatch}", context.decode(Batch.single(LONG, logits="all")), truth, bound)
 
@@ -136,7 +140,7 @@ def check_quantized_cache(path: Path, truth: np.ndarray, bound: float) -> None:
 
 def context_of(path: Path, **params: Any) -> Context:
     """A context of the usual size on a model file."""
-    settings = {"n_ctx": 256, "n_threads": 2, **params}
+    settings = {"n_ctx": 256, "n_threads": 1, **params}
     return Context(Model.load(path, ModelParams(mla=settings.get("mla", 3))), ContextParams(**settings))
 
 
@@ -177,7 +181,7 @@ def sigmoid_routed(w: ref.Weights, h: np.ndarray, n_used: int, scale: float = 1.
 def check_shift(path: Path) -> None:
     """A text moved to later positions is continued as where it was: RoPE knows distances only."""
     moved_by, token = 37, TOKENS[-1:]
-    params = ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32")
+    params = ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32")
     still, moved = (Context(Model.load(path), params) for _ in range(2))
     for context in (still, moved):
         context.decode(Batch.single(TOKENS[:-1]))

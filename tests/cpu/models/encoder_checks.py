@@ -18,7 +18,7 @@ from tests.cpu.models.test_encoders import assert_states, unit
 
 def check_states(model: RandomModel, tokens: np.ndarray, wanted: np.ndarray, folder: Path, *, flash: bool) -> None:
     """One text, some of its rows, and two texts in one batch that do not see each other."""
-    params = ContextParams(n_ctx=256, n_threads=2, flash_attn=flash, type_k="f32", type_v="f32", n_seq_max=2)
+    params = ContextParams(n_ctx=256, n_threads=1, flash_attn=flash, type_k="f32", type_v="f32", n_seq_max=2)
     context = Context(Model.load(model.write(folder / "model.gguf")), params)
     n = len(tokens)
     context.decode(Batch.single(tokens, logits="all"))

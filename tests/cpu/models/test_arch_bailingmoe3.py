@@ -254,7 +254,7 @@ def test_prediction_layer(tmp_path: Path) -> None:
     head = model.prediction_head()
     assert model.arch.is_recurrent and not head.arch.is_recurrent
     states = np.random.default_rng(1).standard_normal((len(TOKENS), D)).astype(np.float32)
-    context = Context(head, ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
+    context = Context(head, ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32"))
     found = context.decode(Batch.single(TOKENS, logits="all"), states)
     e = Evaluation(m)
     w = checks.layer_weights(e, N_LAYER)
@@ -271,7 +271,7 @@ def test_drafts_of_the_prediction_layer(mla: int, tmp_path: Path) -> None:
     """The text is that without drafts."""
     path = bailingmoe3_low_rank()[0].write(tmp_path / "model.gguf")
     drafting = SpeculativeParams(types=("mtp",), n_max=3, p_min=0.0)
-    llms = [LLM(path, n_ctx=256, n_threads=2, mla=mla, speculative=params) for params in (None, drafting)]
+    llms = [LLM(path, n_ctx=256, n_threads=1, mla=mla, speculative=params) for params in (None, drafting)]
     texts = [llm.generate([3, 5, 7], 40, temperature=0.0, ignore_eos=True) for llm in llms]
     assert texts[0] == texts[1]
     assert llms[1].speculator is not None and llms[1].speculator.n_drafted > 20

@@ -167,7 +167,7 @@ def test_prediction_layer(tmp_path: Path) -> None:
     x = block(e, il, x, window=False, rotated=True, dense=False)
     truth = SCALE * normed(e, x, e.w["output_norm"]) @ e.w["token_embd"].T
     loaded = Model.load(model.write(tmp_path / "model.gguf"))
-    head = Context(loaded.prediction_head(), ContextParams(n_ctx=64, n_threads=2, type_k="f32", type_v="f32"))
+    head = Context(loaded.prediction_head(), ContextParams(n_ctx=64, n_threads=1, type_k="f32", type_v="f32"))
     logits = head.decode(Batch.single(TOKENS, logits="all"), before.astype(np.float32))
     error = np.abs(logits - truth).max(axis=1) / np.abs(truth).max()
     assert error.max() < checks.FLOAT_BOUND, f"token {error.argmax()} is off by {error.max():.1e}"
@@ -191,7 +191,7 @@ def test_drafts_of_the_prediction_layer(tmp_path: Path) -> None:
 def test_states_of_all_tokens(tmp_path: Path) -> None:
     """What drafts read, also where one token alone has logits."""
     model, _ = cohere2moe()
-    settings = ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32", token_states=True)
+    settings = ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32", token_states=True)
     context = Context(Model.load(model.write(tmp_path / "model.gguf")), settings)
     context.decode(Batch.single(TOKENS))
     assert context.token_states is not None

@@ -109,7 +109,7 @@ def test_definition(make: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", MODELS, ids=lambda f: f.__name__)
 def test_rows_that_give_no_logits(make: object, tmp_path: Path) -> None:
     model, truth = make()  # type: ignore[operator]
-    settings = ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32")
+    settings = ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32")
     context = Context(Model.load(model.write(tmp_path / "model.gguf")), settings)
     assert np.abs(context.decode(Batch.single(TOKENS))[-1] - truth[-1]).max() < 5e-5 * np.abs(truth).max()
 
@@ -152,7 +152,7 @@ def test_quantized(kind: str, tmp_path: Path) -> None:
     with GGUFFile.open(tmp_path / "small.gguf") as file:
         kept = [name for name, info in file.tensors.items() if info.type_id == 0]
         assert all(name.endswith(("norm.weight", ".bias", "rope_freqs.weight")) for name in kept), kept
-    context = Context(Model.load(tmp_path / "small.gguf"), ContextParams(n_ctx=64, n_threads=2))
+    context = Context(Model.load(tmp_path / "small.gguf"), ContextParams(n_ctx=64, n_threads=1))
     logits = context.decode(Batch.single(TOKENS, logits="all"))
     assert np.median(np.abs(logits - truth).max(axis=1)) < 0.4 * np.abs(truth).max()
     assert logits.shape == (len(POS), N_VOCAB)

@@ -81,7 +81,7 @@ def test_definition(make: Make, tmp_path: Path) -> None:
 
 def test_rows_that_give_no_logits(tmp_path: Path) -> None:
     model, truth = falcon_h1()
-    settings = ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32")
+    settings = ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32")
     context = Context(Model.load(model.write(tmp_path / "model.gguf")), settings)
     assert np.abs(context.decode(Batch.single(TOKENS))[-1] - truth[-1]).max() < BOUND * np.abs(truth).max()
 
@@ -112,6 +112,6 @@ def test_quantized(tmp_path: Path) -> None:
     with GGUFFile.open(tmp_path / "small.gguf") as file:
         for name, info in file.tensors.items():
             assert info.type_id == (0 if name.endswith(small) else 8), name
-    context = Context(Model.load(tmp_path / "small.gguf"), ContextParams(n_ctx=64, n_threads=2))
+    context = Context(Model.load(tmp_path / "small.gguf"), ContextParams(n_ctx=64, n_threads=1))
     logits = context.decode(Batch.single(TOKENS, logits="all"))
     assert np.abs(logits - truth).max() < 0.1 * np.abs(truth).max()

@@ -150,7 +150,7 @@ def test_windows_and_cutoffs_of_published_models(tmp_path: Path) -> None:
     for name in ("attention.sliding_window_pattern", "activation_sparsity_scale", "altup.num_inputs"):
         del m.keys[name]
     path = m.write(tmp_path / "model.gguf")
-    context = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
+    context = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32"))
     checks.hold("defaults", context.decode(Batch.single(TOKENS, logits="all")), expected, 2e-4)
 
 

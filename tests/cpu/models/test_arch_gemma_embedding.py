@@ -105,7 +105,7 @@ def embedding(m: RandomModel, found: np.ndarray) -> np.ndarray:
 def test_states_are_those_of_the_definition(window: int, flash: bool, tmp_path: Path) -> None:
     """One text, some of its rows, and two texts in one batch that do not see each other."""
     model = new_model(122, window=window)
-    params = ContextParams(n_ctx=256, n_threads=2, flash_attn=flash, type_k="f32", type_v="f32", n_seq_max=2)
+    params = ContextParams(n_ctx=256, n_threads=1, flash_attn=flash, type_k="f32", type_v="f32", n_seq_max=2)
     context = Context(Model.load(model.write(tmp_path / "model.gguf")), params)
     wanted, n = states(model, TOKENS), len(TOKENS)
     assert context.decode(Batch.single(TOKENS, logits="all")).shape[0] == 0, "an encoder has no logits"

@@ -138,7 +138,7 @@ def test_scales_that_a_file_does_not_say(score_scale: float | None, tmp_path: Pa
     logits = []
     for values in (usual, {} if score_scale is None else {"attention.scale": score_scale}):
         model.keys = {name: value for name, value in model.keys.items() if name not in usual} | values
-        context = Context(Model.load(model.write(tmp_path / "model.gguf")), ContextParams(n_ctx=64, n_threads=2))
+        context = Context(Model.load(model.write(tmp_path / "model.gguf")), ContextParams(n_ctx=64, n_threads=1))
         logits.append(context.decode(Batch.single(TOKENS, logits="all")))
     np.testing.assert_array_equal(*logits)
 
@@ -169,6 +169,6 @@ def test_quantized(make: Make, tmp_path: Path) -> None:
     with GGUFFile.open(tmp_path / "small.gguf") as file:
         for name, info in file.tensors.items():
             assert info.type_id == (0 if name.endswith(small) else 8), name
-    context = Context(Model.load(tmp_path / "small.gguf"), ContextParams(n_ctx=64, n_threads=2))
+    context = Context(Model.load(tmp_path / "small.gguf"), ContextParams(n_ctx=64, n_threads=1))
     logits = context.decode(Batch.single(TOKENS, logits="all"))
     assert np.median(np.abs(logits - truth).max(axis=1)) < 0.1 * np.abs(truth).max()

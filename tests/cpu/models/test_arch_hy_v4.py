@@ -129,7 +129,7 @@ def test_published_head_sizes_on_devices(mla: int, top_k: int | None, tmp_path: 
     n = replace(PUBLISHED, top_k=top_k or 2048, heads=4)
     model = hy_v4(n, indexers=top_k is not None)
     path = model.write(tmp_path / "model.gguf")
-    settings = ContextParams(n_ctx=256, n_threads=2, mla=mla, type_indexer="f32")
+    settings = ContextParams(n_ctx=256, n_threads=1, mla=mla, type_indexer="f32")
     on_cpu = in_parts(Context(Model.load(path), settings), TOKENS[:24], [12, *[1] * 5, 7])
     placement = PlacementParams(split_mode="none")
     with emulated(1):

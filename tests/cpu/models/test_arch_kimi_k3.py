@@ -256,7 +256,7 @@ def test_states_of_tokens_without_logits(make: Callable[[], tuple[RandomModel, n
     """They mix streams of all tokens, logits those of the output rows."""
     path, rows = make()[0].write(tmp_path / "model.gguf"), []
     for batch in (Batch.single(TOKENS, logits="all"), Batch.single(TOKENS)):
-        settings = ContextParams(n_ctx=64, n_threads=2, type_k="f32", type_v="f32", token_states=True)
+        settings = ContextParams(n_ctx=64, n_threads=1, type_k="f32", type_v="f32", token_states=True)
         context = Context(Model.load(path), settings)
         logits = context.decode(batch)
         assert context.token_states is not None and context.token_states.shape == (len(TOKENS), D)

@@ -231,7 +231,7 @@ def test_importance_and_quantization(tmp_path: Path) -> None:
     model = Model.load(path)
     stored = {name: (*info.shape, 1, 1)[2] for name, info in model.gguf.tensors.items()}
     collector = ActivationCollector(stored)
-    settings = ContextParams(n_ctx=64, n_threads=2)
+    settings = ContextParams(n_ctx=64, n_threads=1)
     context = Context(model, dataclasses.replace(settings, collector=collector))
     whole = context.decode(Batch.single(TOKENS, logits="all"))
     small = ("norm.weight", ".bias", "ssm_a", *(f"ssm_conv1d_{x}.weight" for x in "qkv"))

@@ -157,7 +157,7 @@ def test_importance_and_quantization(make: Make, tmp_path: Path) -> None:
     path = make()[0].write(tmp_path / "model.gguf")
     model = Model.load(path)
     collector = ActivationCollector({name: (*info.shape, 1, 1)[2] for name, info in model.gguf.tensors.items()})
-    settings = ContextParams(n_ctx=64, n_threads=2)
+    settings = ContextParams(n_ctx=64, n_threads=1)
     context = Context(model, dataclasses.replace(settings, collector=collector))
     whole = context.decode(Batch.single(TOKENS, logits="all"))
     assert {name for name in collector.entries if "shortconv" in name} == {

@@ -77,7 +77,7 @@ def eurobert() -> tuple[RandomModel, np.ndarray]:
 def test_states_are_those_of_the_definition(make: Callable, flash: bool, tmp_path: Path) -> None:
     """Two texts in one batch that do not see each other."""
     m, wanted = make()
-    params = ContextParams(n_ctx=256, n_threads=2, flash_attn=flash, type_k="f32", type_v="f32", n_seq_max=2)
+    params = ContextParams(n_ctx=256, n_threads=1, flash_attn=flash, type_k="f32", type_v="f32", n_seq_max=2)
     context = Context(Model.load(m.write(tmp_path / "model.gguf")), params)
     n, other = len(TOKENS), TOKENS[::-1][:20]
     pos = np.concatenate([np.arange(n), np.arange(20)])

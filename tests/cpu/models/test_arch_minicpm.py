@@ -170,7 +170,7 @@ def test_short_contexts(make: Callable[[], Made], tmp_path: Path) -> None:
     magnitude = model.keys.get("rope.scaling.attn_factor", 1.0)
     context = Context(
         Model.load(model.write(tmp_path / "model.gguf")),
-        ContextParams(n_ctx=256, n_seq_max=256 // SHORT_CONTEXT, n_threads=2, type_k="f32", type_v="f32"),
+        ContextParams(n_ctx=256, n_seq_max=256 // SHORT_CONTEXT, n_threads=1, type_k="f32", type_v="f32"),
     )
     logits = context.decode(Batch.single(TOKENS, logits="all"))
     truth = evaluated(model, factors="short", magnitude=magnitude)
@@ -183,7 +183,7 @@ def test_modes_of_latent_attention(mla: int, n_ubatch: int, tmp_path: Path) -> N
     """Also of prompts whose cells are expanded."""
     model = new_minicpm3(146)
     truth = evaluated(model, LONG, factors="long")
-    settings = ContextParams(n_ctx=256, n_threads=2, n_ubatch=n_ubatch, mla=mla, type_k="f32", type_v="f32")
+    settings = ContextParams(n_ctx=256, n_threads=1, n_ubatch=n_ubatch, mla=mla, type_k="f32", type_v="f32")
     context = Context(Model.load(model.write(tmp_path / "model.gguf"), ModelParams(mla=mla)), settings)
     error = np.abs(context.decode(Batch.single(LONG, logits="all")) - truth).max(axis=1) / np.abs(truth).max()
     assert error.max() < BOUND, f"token {error.argmax()} off by {error.max():.1e}"

@@ -122,7 +122,7 @@ def test_importance(tmp_path: Path) -> None:
     model = Model.load(random_model(Sizes()).write(tmp_path / "model.gguf"))
     stored = {name: (*info.shape, 1, 1)[2] for name, info in model.gguf.tensors.items()}
     collector = ActivationCollector(stored)
-    context = Context(model, ContextParams(n_ctx=64, n_threads=2, collector=collector))
+    context = Context(model, ContextParams(n_ctx=64, n_threads=1, collector=collector))
     context.decode(Batch.single(TOKENS, logits="all"))
     matrices = {name for name in stored if ("attn" in name or "indexer" in name) and not name.endswith("norm.weight")}
     assert {name for name in collector.entries if "attn" in name or "indexer" in name} == matrices

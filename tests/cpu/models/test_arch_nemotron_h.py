@@ -163,7 +163,7 @@ def test_rows_that_give_no_logits(make: Make, tmp_path: Path) -> None:
     model, truth = make()
     context = Context(
         Model.load(model.write(tmp_path / "model.gguf")),
-        ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"),
+        ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32"),
     )
     logits = context.decode(Batch.single(TOKENS))
     assert np.abs(logits[-1] - truth[-1]).max() < BOUND * np.abs(truth).max()
@@ -173,7 +173,7 @@ def test_rows_that_give_no_logits(make: Make, tmp_path: Path) -> None:
 def test_states_of_all_tokens(make: Make, tmp_path: Path) -> None:
     """Where the last layer goes on with some rows, the others are computed apart if their states are wanted."""
     model, truth = make()
-    settings = ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32", token_states=True)
+    settings = ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32", token_states=True)
     context = Context(Model.load(model.write(tmp_path / "model.gguf")), settings)
     context.decode(Batch.single(TOKENS))
     assert context.token_states is not None
@@ -239,7 +239,7 @@ def test_importance_and_quantization(make: Make, tmp_path: Path) -> None:
     model = Model.load(path)
     stored = {name: (*info.shape, 1, 1)[2] for name, info in model.gguf.tensors.items()}
     collector = ActivationCollector(stored)
-    settings = ContextParams(n_ctx=64, n_threads=2)
+    settings = ContextParams(n_ctx=64, n_threads=1)
     context = Context(model, dataclasses.replace(settings, collector=collector))
     whole = context.decode(Batch.single(TOKENS, logits="all"))
     small = ("norm.weight", ".bias", "ssm_a", "ssm_d", "ssm_conv1d.weight")

@@ -200,7 +200,7 @@ def test_prediction_layers(arch: str, experts: bool, tmp_path: Path) -> None:
     head = model.prediction_head()
     assert not head.arch.is_recurrent
     states = np.random.default_rng(1).standard_normal((len(TOKENS), D)).astype(np.float32)
-    context = Context(head, ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
+    context = Context(head, ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32"))
     found = context.decode(Batch.single(TOKENS, logits="all"), states)
     truth = head_logits(m, states.astype(np.float64))
     error = np.abs(found - truth).max(axis=1) / np.abs(truth).max()

@@ -259,7 +259,7 @@ def test_the_table_stays_in_the_file(tmp_path: Path) -> None:
         assert table.buffer.address == model.gguf.address(model.gguf.tensors["per_layer_token_embd.weight"])
         assert model.gguf.maps(table.buffer.address)
         assert table.buffer not in model._buffers_on_cpu(())
-        context = Context(model, ContextParams(n_ctx=256, n_threads=2, **EXACT))
+        context = Context(model, ContextParams(n_ctx=256, n_threads=1, **EXACT))
         hold(f"{settings}", context.decode(Batch.single(TOKENS, logits="all")), truth)
 
 
@@ -269,7 +269,7 @@ def test_importance_and_quantization(tmp_path: Path) -> None:
     model = Model.load(path)
     stored = {name: (*info.shape, 1, 1)[2] for name, info in model.gguf.tensors.items()}
     collector = ActivationCollector(stored)
-    settings = ContextParams(n_ctx=64, n_threads=2)
+    settings = ContextParams(n_ctx=64, n_threads=1)
     context = Context(model, dataclasses.replace(settings, collector=collector))
     whole = context.decode(Batch.single(TOKENS, logits="all"))
     small = ("norm.weight", ".bias", "ssm_a", "conv1d.weight", "ffn_gate_inp_shexp.weight")

@@ -239,7 +239,7 @@ def test_quantized(make: Callable[[], Made], tmp_path: Path) -> None:
     model, truth = make()
     path = tmp_path / "small.gguf"
     assert quantize([str(model.write(tmp_path / "model.gguf")), str(path), "Q8_0"]) == 0
-    context = Context(Model.load(path), ContextParams(n_ctx=64, n_threads=2))
+    context = Context(Model.load(path), ContextParams(n_ctx=64, n_threads=1))
     logits = context.decode(Batch.single(TOKENS, logits="all"))
     assert np.median(np.abs(logits - truth).max(axis=1)) < 0.1 * np.abs(truth).max()
     with GGUFFile.open(path) as file:

@@ -148,7 +148,7 @@ def assert_states(found: np.ndarray | None, wanted: np.ndarray, what: str, bound
 def test_states_are_those_of_the_definition(name: str, flash: bool, files: dict) -> None:
     """One text; some of its rows; two texts of different length in one batch, which do not see each other."""
     model, path = files[name]
-    params = ContextParams(n_ctx=256, n_threads=2, flash_attn=flash, type_k="f32", type_v="f32", n_seq_max=2)
+    params = ContextParams(n_ctx=256, n_threads=1, flash_attn=flash, type_k="f32", type_v="f32", n_seq_max=2)
     ctx = Context(Model.load(path), params)
     wanted = states(model, TOKENS)
     logits = ctx.decode(Batch.single(TOKENS, logits="all"))

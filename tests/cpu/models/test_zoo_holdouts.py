@@ -288,7 +288,7 @@ MODELS: list[Callable[[], tuple[RandomModel, np.ndarray]]] = [
 
 def context(path: Path, *, flash: bool) -> Context:
     """A context whose cache rounds nothing."""
-    params = ContextParams(n_ctx=256, n_threads=2, flash_attn=flash, type_k="f32", type_v="f32")
+    params = ContextParams(n_ctx=256, n_threads=1, flash_attn=flash, type_k="f32", type_v="f32")
     return Context(Model.load(path), params)
 
 
@@ -328,7 +328,7 @@ def test_definition(make: Callable[[], tuple[RandomModel, np.ndarray]], tmp_path
 def test_lengths_above_every_position(make: Callable, key: str, tmp_path: Path) -> None:
     """Lengths up to 2^32 - 1 are those of the largest signed integer."""
     path = make()[0].write(tmp_path / "model.gguf")
-    params = ContextParams(n_ctx=256, n_threads=2)
+    params = ContextParams(n_ctx=256, n_threads=1)
     logits = [
         Context(Model.load(path, ModelParams(kv_overrides={key: n})), params).decode(Batch.single(TOKENS[:9]))
         for n in (2**31 - 1, 2**31, 2**32 - 1)
@@ -467,7 +467,7 @@ def test_factors_of_whole_heads(tmp_path: Path) -> None:
 def test_expert_reduction_with_softmax_over_the_selected(tmp_path: Path) -> None:
     """Dropped experts have no part in the softmax: one that is left has the whole weight."""
     path = gpt_oss()[0].write(tmp_path / "model.gguf")
-    reduced = ContextParams(n_ctx=256, n_threads=2, smart_expert_reduction=(1, 1.0))
+    reduced = ContextParams(n_ctx=256, n_threads=1, smart_expert_reduction=(1, 1.0))
     one = ModelParams(kv_overrides={"gpt-oss.expert_used_count": 1})
     found, wanted, whole = (
         Context(Model.load(path, model_params), params).decode(Batch.single(TOKENS, logits="all"))
@@ -490,7 +490,7 @@ def test_fused_tensors_collect_statistics_once(tmp_path: Path) -> None:
         path = make()[0].write(tmp_path / "model.gguf")
         model = Model.load(path)
         collector = ActivationCollector({name: (*info.shape, 1, 1)[2] for name, info in model.gguf.tensors.items()})
-        Context(model, ContextParams(n_ctx=256, n_threads=2, collector=collector)).decode(Batch.single(TOKENS))
+        Context(model, ContextParams(n_ctx=256, n_threads=1, collector=collector)).decode(Batch.single(TOKENS))
         for name in fused:
             entry = collector.entries[f"blk.0.{name}.weight"]
             assert entry.rows.sum() == rows, f"{name}: {entry.rows.sum()} rows, expected {rows}"

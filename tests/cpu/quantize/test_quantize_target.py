@@ -174,7 +174,7 @@ def test_better_than_the_mixture_on_a_real_model(tmp_path):
 
 def log_probabilities(path: str) -> np.ndarray:
     """Of every token after each of 512, float64 [512, V]."""
-    context = Context(Model.load(path), ContextParams(n_ctx=512, n_threads=2))
+    context = Context(Model.load(path), ContextParams(n_ctx=512, n_threads=1))
     with GGUFFile.open(path) as file:
         vocab = Vocab.from_metadata(file.metadata)
     text = (default_model_path().parent / "demo-text.txt").read_text()

@@ -23,7 +23,7 @@ from benchmarks.peers import PEERS, DeepPeer, Loading, Peer, open_peers
 from benchmarks.synthetic import write_model
 from ikpy import GGUFFile
 from ikpy._native import tier
-from ikpy.threads import physical_cores
+from ikpy.machine.threads import physical_cores
 from ikpy.tools.machine import cpu_name
 
 Samples = dict[str, dict[str, list[float]]]

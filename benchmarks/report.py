@@ -31,8 +31,8 @@ from benchmarks.shapes import SHAPES
 from benchmarks.synthetic import write_model
 from ikpy import __version__
 from ikpy._native import core, tier
+from ikpy.machine.threads import physical_cores
 from ikpy.quants import by_name, registry
-from ikpy.threads import physical_cores
 from ikpy.tools.machine import compiler, cpu_name
 
 ALL_TYPES = (

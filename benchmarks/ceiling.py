@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from ikpy._native import core, tier
-from ikpy.threads import physical_cores
+from ikpy.machine.threads import physical_cores
 
 LABELS = {
     "int8": "GOPS int8 dot",

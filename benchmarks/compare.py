@@ -5,7 +5,7 @@
 Every round runs each engine once (A B C A B C ...); the table shows medians, the ratio to the fastest peer, and the
 share of this machine's own ceilings, measured in the same run: dot products for prompts (the tile unit's bf16 rate on
 CPUs that have one), read bandwidth for generation. --peer-bin adds a llama-bench executable. Markdown goes to stdout,
-JSON with all samples to --json FILE. benchmarks.report runs everything and makes the tables of docs/performance.md.
+JSON with all samples to --json FILE. benchmarks.report runs everything and makes the tables of docs/performance-*.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.peers import PEERS, DeepPeer, Loading, Peer, open_peers
 from benchmarks.synthetic import write_model
 from ikpy import GGUFFile
 from ikpy._native import tier
-from ikpy.threads import physical_cores
+from ikpy.machine.threads import physical_cores
 from ikpy.tools.machine import cpu_name
 
 Samples = dict[str, dict[str, list[float]]]

@@ -20,7 +20,7 @@ import numpy as np
 from ikpy.backends.cuda.devices import available, why_none
 from ikpy.backends.cuda.encoder_runtime import EncoderRuntime
 from ikpy.graph.placement import DeviceParams
-from ikpy.threads import physical_cores
+from ikpy.machine.threads import physical_cores
 from ikpy.vision.projector import Projector, open_projector
 
 if TYPE_CHECKING:

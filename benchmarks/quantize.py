@@ -29,10 +29,10 @@ from benchmarks.quantized_models import MAKERS, ModelScorer
 from benchmarks.quants_page import write_page
 from ikpy import GGUFFile
 from ikpy._native import core
+from ikpy.machine.threads import physical_cores
 from ikpy.quants import dequantize, registry
 from ikpy.quants.registry import TensorType
 from ikpy.quants.repack import PERMUTATIONS
-from ikpy.threads import physical_cores
 from ikpy.tools.imatrix_file import read_imatrix
 
 GAUSSIAN_SHAPE = (16, 2048)  # rows, ne0

@@ -1,7 +1,7 @@
 """Runs the whole performance report and writes it as JSON, piece by piece, until done or out of time.
 
-    python -m benchmarks.report [--minutes M] [--json docs/performance.json] [--peers ikpy,ik] [--peer-bin llama-bench]
-    python -m benchmarks.tables docs/performance.json docs/performance.md [--plot docs/performance.png]
+    python -m benchmarks.report [--minutes M] [--json REPORT.json] [--peers ikpy,ik] [--peer-bin llama-bench]
+    python -m benchmarks.tables REPORT.json PAGE.md [--plot PICTURE.png]
 
 Sections, in this order: every weight type (prompt, generation), model shapes (also generation at depth), thread
 scaling, small batches, sweep over the context length, attention at depth per cache type. Engines alternate within a
@@ -31,8 +31,8 @@ from benchmarks.shapes import SHAPES
 from benchmarks.synthetic import write_model
 from ikpy import __version__
 from ikpy._native import core, tier
+from ikpy.machine.threads import physical_cores
 from ikpy.quants import by_name, registry
-from ikpy.threads import physical_cores
 from ikpy.tools.machine import compiler, cpu_name
 
 ALL_TYPES = (
@@ -285,7 +285,7 @@ def numbers(text: str) -> list[int]:
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=120, help="no piece starts after this time")
-    parser.add_argument("--json", type=Path, default=Path("docs/performance.json"))
+    parser.add_argument("--json", type=Path, default=Path("docs/performance-amx.json"))
     parser.add_argument("--add", action="store_true", help="keep the pieces and ceilings that the JSON file has")
     parser.add_argument("--sections", default=SECTIONS)
     parser.add_argument("--types", default=",".join(ALL_TYPES))

@@ -1,6 +1,6 @@
-"""Turns the JSON of benchmarks.report into the tables of docs/performance.md, and into a plot.
+"""Turns the JSON of benchmarks.report into the tables of a page (docs/performance-*.md), and into a plot.
 
-    python -m benchmarks.tables docs/performance.json [MORE.json] docs/performance.md [--plot docs/performance.png]
+    python -m benchmarks.tables docs/performance-amx.json [MORE.json] docs/performance-amx.md [--plot PICTURE.png]
 
 The text between the two marker lines of the Markdown file is replaced; what stands around it stays.
 """

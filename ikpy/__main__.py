@@ -2,7 +2,7 @@
 
 import sys
 
-from ikpy import lost_interrupts
+from ikpy.signals import lost_interrupts
 
 INTERRUPTED = 130
 

@@ -21,8 +21,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from ikpy import end_signals, lost_interrupts
 from ikpy.errors import IkpyError, UsageError, printable
+from ikpy.signals import lost_interrupts, termination
 
 COMMANDS = {
     "cli": ("ikpy.cli.chat", "generate text, chat"),
@@ -201,9 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments[:1] = named_command(f"llama-{arguments[0]}", arguments) or arguments[:1]
     if next((name for name in arguments if not name.startswith("-")), None) not in WRITERS:
         return run(arguments)
-    with end_signals.as_interruptions() as signals:
+    with termination.as_interruptions() as signals:
         status = run(arguments)
-    end_signals.count_as_handled()
+    termination.count_as_handled()
     return status if signals.status is None else signals.status
 
 
@@ -262,7 +262,7 @@ def report(error: Exception, arguments: Sequence[str], verbose: bool) -> int:
         if isinstance(error, UsageError) and command and str(error).startswith(("unknown", "invalid parameter")):
             print(f"usage: ikpy {command} [options]; all options: ikpy {command} --help", file=sys.stderr)
         return 1
-    from ikpy.threads import is_lack_of_threads
+    from ikpy.machine.threads import is_lack_of_threads
 
     if is_lack_of_threads(error):
         print(f"error: {NO_THREADS}", file=sys.stderr)

@@ -24,7 +24,7 @@ class BenchCommand:
 
     def params(self, default_model: Callable[[], str]) -> BenchParams:
         """Parameters with defaults filled in."""
-        from ikpy.threads import physical_cores
+        from ikpy.machine.threads import physical_cores
 
         cores = physical_cores()
         given = {"threads": [(cores, cores)], **self.values}

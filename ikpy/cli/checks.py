@@ -38,13 +38,13 @@ def check_constraints(params: CommonParams) -> None:
     grammar, schema = params.sampling.grammar, params.sampling.json_schema
     if not grammar and schema is None:
         return
-    from ikpy.engine.gbnf import parse_gbnf
-    from ikpy.engine.grammar import LARK_MARK, parsed_schema
+    from ikpy.engine.grammars.gbnf import parse_gbnf
+    from ikpy.engine.grammars.grammar import LARK_MARK, parsed_schema
 
     if grammar and not grammar.lstrip().startswith(LARK_MARK):
         parse_gbnf(grammar)
     if schema is not None:
-        from ikpy.engine.json_schema import schema_to_gbnf
+        from ikpy.engine.grammars.json_schema import schema_to_gbnf
 
         schema_to_gbnf(parsed_schema(schema))
 

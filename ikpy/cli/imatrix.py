@@ -76,22 +76,28 @@ def check(params: CommonParams) -> None:
         raise UsageError(
             f"batches of {n_tokens} tokens: those below {MIN_ROWS} count for experts only; leave -b and -ub out"
         )
-    folder = os.path.dirname(os.path.abspath(options.output))
-    if os.path.isdir(options.output):
-        raise UsageError(f"-o {options.output}: this is a folder; name a file")
+    _check_output(params)
+
+
+def _check_output(params: CommonParams) -> None:
+    """Refuse an output that cannot be written."""
+    output = params.imatrix.output
+    folder = os.path.dirname(os.path.abspath(output))
+    if os.path.isdir(output):
+        raise UsageError(f"-o {output}: this is a folder; name a file")
     for option, source in (("-m", params.model.path), ("-f", params.prompt.file)):
-        if source and os.path.realpath(source) == os.path.realpath(options.output):
-            raise UsageError(f"-o {options.output}: this is the file given with {option}; name another one")
+        if source and os.path.realpath(source) == os.path.realpath(output):
+            raise UsageError(f"-o {output}: this is the file given with {option}; name another one")
     try:
-        check_replaceable(options.output)
+        check_replaceable(output)
     except OSError as error:
-        raise UsageError(f"-o {options.output}: {error.strerror}") from None
+        raise UsageError(f"-o {output}: {error.strerror}") from None
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"-o {options.output}: cannot make the folder {folder}: {error.strerror}") from None
+        raise UsageError(f"-o {output}: cannot make the folder {folder}: {error.strerror}") from None
     if not os.access(folder, os.W_OK):
-        raise UsageError(f"-o {options.output}: the folder {folder} is not writable")
+        raise UsageError(f"-o {output}: the folder {folder} is not writable")
 
 
 def save_combined(params: CommonParams, data: ImatrixData, *, chunks: int = 0, dataset: str = "") -> None:

@@ -35,7 +35,7 @@ def facts() -> list[tuple[str, str]]:
     from ikpy import __version__
     from ikpy._native import available_tiers, core, cpu, tier
     from ikpy.backends.cuda.devices import available, why_none
-    from ikpy.threads import hardware_threads, physical_cores
+    from ikpy.machine.threads import hardware_threads, physical_cores
     from ikpy.tools import machine
 
     build = core.build_info()
@@ -65,7 +65,7 @@ def facts() -> list[tuple[str, str]]:
 
 def memory_limit(total: int) -> str:
     """What a container or control group leaves of that many bytes, if it is less."""
-    from ikpy.machine_memory import machine_memory
+    from ikpy.machine.memory import machine_memory
 
     usable = machine_memory(swap=False)
     return f"; the container or control group may use {usable / 2**30:.1f} GiB" if usable < total else ""
@@ -84,7 +84,7 @@ def tile_unit(core: ModuleType) -> str:
 
 def system_info() -> str:
     """The system_info line with the default thread count."""
-    from ikpy.threads import hardware_threads, physical_cores
+    from ikpy.machine.threads import hardware_threads, physical_cores
     from ikpy.tools.cpu_features import feature_flags
     from ikpy.tools.run_logs import system_info_line
 

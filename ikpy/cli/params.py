@@ -312,7 +312,7 @@ class CommonParams:
     @property
     def n_threads(self) -> int:
         """Generation threads; physical cores unless given."""
-        from ikpy.threads import physical_cores
+        from ikpy.machine.threads import physical_cores
 
         return self.context.n_threads or physical_cores()
 

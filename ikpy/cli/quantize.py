@@ -29,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
         print(f"WARNING: no effect: {printable(line)}", file=sys.stderr)
     for rule in arguments.rules:
         print(f"Adding custom rule {rule.pattern} -> {rule.type}")
-    from ikpy.threads import hardware_threads
+    from ikpy.machine.threads import hardware_threads
     from ikpy.tools import quantize as tool
     from ikpy.tools.quantize_plan import MissingImatrixError, refuse_without_imatrix
 

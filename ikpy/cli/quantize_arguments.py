@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -74,22 +74,6 @@ FLAGS = {
     "--symmetric-q40": "symmetric_q4_0",
 }
 ROLE_OPTIONS = {TypeOptions.option(f.name): f.name for f in fields(TypeOptions)}
-VALUE_OPTIONS = {
-    "--imatrix",
-    "--include-weights",
-    "--exclude-weights",
-    "--custom-q",
-    "--tensor-type",
-    "--tensor-type-file",
-    "--extra-output-tensor",
-    "--repack-pattern",
-    "--override-kv",
-    "--target-size",
-    "--target-bpw",
-    "--target-types",
-    "--save-recipe",
-    "--prune-layers",
-} | set(ROLE_OPTIONS)
 
 
 class CommandLineError(UsageError):
@@ -167,46 +151,65 @@ def _hint(word: str) -> str:
 
 
 def _take(arguments: Arguments, name: str, value: str) -> None:
-    if not value and name in ("--imatrix", "--save-recipe"):
-        raise CommandLineError(f"{name}: the name of the file is empty")
+    """Keep the value of an option; CommandLineError if it is wrong."""
     if name in ROLE_OPTIONS:
         arguments.roles[ROLE_OPTIONS[name]] = _tensor_type(name, value)
-    elif name == "--extra-output-tensor":
-        arguments.extra_output = _tensor_type(name, value)
-    elif name == "--imatrix":
+    else:
+        TAKERS[name](arguments, name, value)
+
+
+def _take_extra_output(arguments: Arguments, name: str, value: str) -> None:
+    arguments.extra_output = _tensor_type(name, value)
+
+
+def _take_file(arguments: Arguments, name: str, value: str) -> None:
+    if not value:
+        raise CommandLineError(f"{name}: the name of the file is empty")
+    if name == "--imatrix":
         arguments.imatrix = value
-    elif name in ("--include-weights", "--exclude-weights"):
-        (arguments.include if name == "--include-weights" else arguments.exclude).append(value)
-    elif name == "--custom-q":
-        _take_rules(arguments, value)
-    elif name in ("--tensor-type", "--tensor-type-file"):
-        arguments.rules += _tensor_types(name, value)
-        if name == "--tensor-type-file":
-            arguments.recipe_paths.append(value)
-    elif name == "--save-recipe":
+    else:
         arguments.save_recipe = value
-    elif name == "--prune-layers":
-        arguments.prune_layers |= _blocks(value)
-    elif name == "--target-size":
+
+
+def _take_weights(arguments: Arguments, name: str, value: str) -> None:
+    (arguments.include if name == "--include-weights" else arguments.exclude).append(value)
+
+
+def _take_tensor_types(arguments: Arguments, name: str, value: str) -> None:
+    arguments.rules += _tensor_types(name, value)
+    if name == "--tensor-type-file":
+        arguments.recipe_paths.append(value)
+
+
+def _take_pruned_layers(arguments: Arguments, _: str, value: str) -> None:
+    arguments.prune_layers |= _blocks(value)
+
+
+def _take_target(arguments: Arguments, name: str, value: str) -> None:
+    if name == "--target-size":
         arguments.target.nbytes = _size(value)
     elif name == "--target-bpw":
         arguments.target.bits_per_weight = _bits_per_weight(value)
-    elif name == "--target-types":
-        arguments.target.types = tuple(_tensor_type(name, part.strip()) for part in value.split(","))
-    elif name == "--repack-pattern":
-        for pattern in rule_items(value):
-            try:
-                arguments.patterns.append(compile_pattern(pattern))
-            except re.error as error:
-                raise CommandLineError(f"invalid regular expression {pattern} in {name}: {error}") from None
     else:
-        from ikpy.cli.values import to_kv_override
+        arguments.target.types = tuple(_tensor_type(name, part.strip()) for part in value.split(","))
 
+
+def _take_patterns(arguments: Arguments, name: str, value: str) -> None:
+    for pattern in rule_items(value):
         try:
-            key, override = to_kv_override(value, lambda text: None)
-        except ValueError as error:
-            raise CommandLineError(f"string_parse_kv_override: malformed KV override '{value}' ({error})") from None
-        arguments.overrides[key] = override
+            arguments.patterns.append(compile_pattern(pattern))
+        except re.error as error:
+            raise CommandLineError(f"invalid regular expression {pattern} in {name}: {error}") from None
+
+
+def _take_override(arguments: Arguments, _: str, value: str) -> None:
+    from ikpy.cli.values import to_kv_override
+
+    try:
+        key, override = to_kv_override(value, lambda text: None)
+    except ValueError as error:
+        raise CommandLineError(f"string_parse_kv_override: malformed KV override '{value}' ({error})") from None
+    arguments.overrides[key] = override
 
 
 def _tensor_type(option: str, value: str) -> str:
@@ -219,7 +222,7 @@ def _tensor_type(option: str, value: str) -> str:
     return row.name
 
 
-def _take_rules(arguments: Arguments, value: str) -> None:
+def _take_rules(arguments: Arguments, _: str, value: str) -> None:
     """Rules given as text, or in a file when the value is no rule itself; options of the file yield to earlier ones."""
     try:
         # A pipe of the shell, <(...), is a file too.
@@ -375,3 +378,22 @@ def idle_options(arguments: Arguments) -> Iterator[str]:
 def usage() -> str:
     """The help text with all file types and tensor types."""
     return USAGE + type_lists()
+
+
+TAKERS: dict[str, Callable[[Arguments, str, str], None]] = {
+    "--imatrix": _take_file,
+    "--include-weights": _take_weights,
+    "--exclude-weights": _take_weights,
+    "--custom-q": _take_rules,
+    "--tensor-type": _take_tensor_types,
+    "--tensor-type-file": _take_tensor_types,
+    "--extra-output-tensor": _take_extra_output,
+    "--repack-pattern": _take_patterns,
+    "--override-kv": _take_override,
+    "--target-size": _take_target,
+    "--target-bpw": _take_target,
+    "--target-types": _take_target,
+    "--save-recipe": _take_file,
+    "--prune-layers": _take_pruned_layers,
+}
+VALUE_OPTIONS = {*TAKERS, *ROLE_OPTIONS}

@@ -17,9 +17,9 @@ from ikpy.cli.logs import print_log
 from ikpy.cli.params import CommonParams
 from ikpy.cli.session import Session, load
 from ikpy.cli.start import start
-from ikpy.end_signals import hangups_passed_over
 from ikpy.errors import OutOfMemoryError, UsageError
 from ikpy.server.router import NO_MEMORY
+from ikpy.signals.termination import hangups_passed_over
 
 if TYPE_CHECKING:
     import socket
@@ -212,7 +212,7 @@ def check_slots(context: ContextParams) -> None:
 
 def log_start(params: CommonParams, log: ServerLog) -> None:
     """Log build and system."""
-    from ikpy.threads import hardware_threads
+    from ikpy.machine.threads import hardware_threads
     from ikpy.tools.cpu_features import feature_flags
     from ikpy.tools.machine import build_commit, build_number
 

@@ -142,7 +142,7 @@ class Session:
 
     def system_info(self) -> None:
         """Print the empty line and the system_info line."""
-        from ikpy.threads import hardware_threads
+        from ikpy.machine.threads import hardware_threads
         from ikpy.tools.cpu_features import feature_flags
         from ikpy.tools.run_logs import system_info_line
 
@@ -275,7 +275,7 @@ def log_memory(params: CommonParams, file: GGUFFile) -> None:
 
         print_log(params, [huge_page_line(file)])
     if params.model.numa:
-        from ikpy import numa
+        from ikpy.machine import numa
 
         mapped = [shard.data for shard in file.shards if shard.mapped]
         print_log(params, filter(None, [numa.advice_on_file(params.model.numa, mapped)]))

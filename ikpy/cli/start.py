@@ -42,7 +42,7 @@ def start(tool: str, arguments: Sequence[str], title: str, command: str = "") ->
 
 def warn_of_threads(*counts: int) -> None:
     """Say on standard error that more threads than CPUs wait for each other most of the time."""
-    from ikpy.threads import hardware_threads
+    from ikpy.machine.threads import hardware_threads
 
     if (most := max(counts)) > (n := hardware_threads()):
         print(f"warning: {most} threads on {n} CPUs wait for each other; -t {n} is faster", file=sys.stderr)
@@ -57,7 +57,7 @@ def print_devices() -> None:
 
 def place_on_nodes(mode: str | None) -> int:
     """Does what --numa says, with lines on standard error; returns the largest number of threads that it leaves."""
-    from ikpy import numa, threads
+    from ikpy.machine import numa, threads
 
     if mode is None:
         if line := numa.advice():

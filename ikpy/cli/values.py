@@ -185,7 +185,7 @@ def to_counts(text: str, warn: Warn) -> list[int]:
 
 def to_numa(text: str, warn: Warn) -> str:
     """Mode of --numa; an empty value is distribute."""
-    from ikpy.numa import MODES
+    from ikpy.machine.numa import MODES
 
     return choice(*MODES)(text or MODES[0], warn)
 
@@ -208,7 +208,7 @@ MAX_THREADS = 1024
 
 def to_threads(text: str, warn: Warn) -> int:
     """Thread count; zero or less means all hardware threads."""
-    from ikpy.threads import hardware_threads
+    from ikpy.machine.threads import hardware_threads
 
     value = to_int(text, warn)
     if value > MAX_THREADS:

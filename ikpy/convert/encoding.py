@@ -8,9 +8,9 @@ from ikpy.convert.families.base import Change
 from ikpy.convert.output_tensor import pieces
 from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError
+from ikpy.machine.threads import hardware_threads
 from ikpy.quants import registry
 from ikpy.quants.finite import surely_finite
-from ikpy.threads import hardware_threads
 
 PIECE_ELEMENTS = 1 << 22
 _SHORTEST = 1e-7

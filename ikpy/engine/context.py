@@ -37,8 +37,8 @@ from ikpy.graph.builder import Graph
 from ikpy.graph.ir import Node
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
-from ikpy.held_interrupts import held_back
 from ikpy.models.batch import FULL
+from ikpy.signals.held_interrupts import held_back
 
 __all__ = ["Context", "KVCacheFullError"]
 

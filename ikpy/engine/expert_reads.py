@@ -20,7 +20,7 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.graph.assign import EXPERT_KINDS, FUSED_KINDS, Step
 from ikpy.graph.ir import Buffer, Node, Value
 from ikpy.graph.placement import CPU
-from ikpy.machine_memory import machine_memory
+from ikpy.machine.memory import machine_memory
 
 Record = tuple[int, int, int, int]
 """Address of the first expert, bytes from one to the next, bytes of one, stage."""

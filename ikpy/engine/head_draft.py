@@ -16,7 +16,7 @@ from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_seq
 from ikpy.engine.session import MAX_INT32, SequenceState, put_state, sequence_nbytes, take_state
 from ikpy.engine.speculative import Drafter, probable_tokens
 from ikpy.errors import FileFormatError
-from ikpy.held_interrupts import held_back
+from ikpy.signals.held_interrupts import held_back
 
 if TYPE_CHECKING:
     from pathlib import Path

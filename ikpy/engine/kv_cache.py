@@ -17,7 +17,7 @@ from ikpy.engine.recurrent import RecurrentStates, pieces_by_state
 from ikpy.errors import ResourceError, UsageError
 from ikpy.gguf.huge_pages import zeroed_bytes
 from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
-from ikpy.machine_memory import check_memory
+from ikpy.machine.memory import check_memory
 from ikpy.models.batch import EVERY, FULL, CacheSpec, StateSpec, Window
 from ikpy.quants import registry
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ikpy.backends.cuda.devices import selected
 from ikpy.graph.placement import CPU
-from ikpy.machine_memory import machine_memory, memory_owner
+from ikpy.machine.memory import machine_memory, memory_owner
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ikpy import numa
 from ikpy._native import core
 from ikpy.backends.cuda import setup
 from ikpy.backends.cuda.devices import device_lines, wanted_devices
@@ -25,7 +24,8 @@ from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.division import OUTPUTS, Matrix
 from ikpy.graph.ir import I32, Buffer, Value
 from ikpy.graph.placement import CPU, EXPERT_NAME, Placement, check_placement, place, placement_lines
-from ikpy.machine_memory import available_memory
+from ikpy.machine import numa
+from ikpy.machine.memory import available_memory
 from ikpy.models import architecture, silent
 from ikpy.models.base import Architecture
 from ikpy.models.hparams import HParams

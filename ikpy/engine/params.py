@@ -10,8 +10,8 @@ from ikpy.engine.cells import MAX_SEQUENCES
 from ikpy.errors import UsageError
 from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.placement import DeviceParams, PlacementParams
+from ikpy.machine.threads import physical_cores
 from ikpy.models.hparams import ROPE_SCALING_TYPES
-from ikpy.threads import physical_cores
 
 if TYPE_CHECKING:
     from ikpy.engine.adapter import LoraAdapter

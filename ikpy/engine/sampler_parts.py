@@ -40,7 +40,7 @@ class KnownMaxima(Protocol):
 
 
 class TokenGrammar(Protocol):
-    """Restricts the next token; see :mod:`ikpy.engine.grammar`."""
+    """Restricts the next token; see :mod:`ikpy.engine.grammars.grammar`."""
 
     def allows(self, token: int) -> bool:
         """Whether ``token`` may come next."""

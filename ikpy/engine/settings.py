@@ -101,6 +101,13 @@ def graph_params(
 
 def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str, str]]:
     """Options of a context that change nothing for this model, each with the reason."""
+    yield from _idle_expert_options(model, p)
+    yield from _idle_window_options(model, p)
+    yield from _idle_cache_options(model, p, mla)
+    yield from _idle_rope_options(model, p)
+
+
+def _idle_expert_options(model: Model, p: ContextParams) -> Iterator[tuple[str, str]]:
     hp = model.hparams
     kept, threshold = p.smart_expert_reduction
     if threshold > 0 and not hp.n_expert and kept >= 0:
@@ -111,12 +118,18 @@ def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str
         yield "-ger", "the model has no groups of experts"
     elif p.grouped_experts and hp.routing.limited:
         yield "-ger", "the model's routing is limited to the best groups in any case"
+
+
+def _idle_window_options(model: Model, p: ContextParams) -> Iterator[tuple[str, str]]:
     windows = _windows(model)
     if p.swa_full and not any(size > 0 for _, size in windows):
         yield "--swa-full", "the model attends to all tokens in every layer"
     elif p.swa_full and all(kind == SYMMETRIC for kind, size in windows if size > 0):
         yield "--swa-full", "layers with windows to both sides keep all tokens in any case"
-    if not any(hp.n_head_kv) and any(name.lower() != "f16" for name in (p.type_k, p.type_v)):
+
+
+def _idle_cache_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str, str]]:
+    if not any(model.hparams.n_head_kv) and any(name.lower() != "f16" for name in (p.type_k, p.type_v)):
         yield "-ctk and -ctv", "no layer of the model has a cache"
     held = "latents" if mla else "keys that are the values" if model.arch.values_are_keys else ""
     if held and p.v_hadamard:
@@ -128,6 +141,10 @@ def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str
             yield "-dsatk", "the model has no indexers"
         if p.type_indexer.lower() != "f16":
             yield "-ictk", "the model has no indexers"
+
+
+def _idle_rope_options(model: Model, p: ContextParams) -> Iterator[tuple[str, str]]:
+    hp = model.hparams
     scaling = p.rope_scaling or hp.rope_scaling_type
     rotated = [il for il in range(hp.n_layer) if model.arch.is_rotated(il)]
     if not rotated:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ikpy import numa, threads
 from ikpy.errors import FileFormatError, ResourceError, UsageError
 from ikpy.gguf.huge_pages import private_memory, reserved_memory
 from ikpy.gguf.types import align_up
+from ikpy.machine import numa, threads
 
 _READ_STEP = 1 << 24
 _READERS = 8

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ikpy import threads
+from ikpy.machine import threads
 
 POOLS = Path("/sys/kernel/mm/hugepages")
 TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage")

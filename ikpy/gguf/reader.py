@@ -27,7 +27,7 @@ from ikpy.gguf.shards import (
     read_shard,
 )
 from ikpy.gguf.types import GGUFValueType, align_up
-from ikpy.machine_memory import check_memory
+from ikpy.machine.memory import check_memory
 
 
 class GGUFFile:

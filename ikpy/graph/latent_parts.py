@@ -40,10 +40,6 @@ class Heads(NamedTuple):
     first: int
     n: int
 
-    def are(self, dim: int, other: Heads) -> bool:
-        """Whether they are those of another view, in this dimension."""
-        return self == Heads(dim, other.first, other.n)
-
 
 def heads_of(value: Value, row: HeadRow) -> Heads | None:
     """The heads in a view of rows; None if no dimension counts them."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ikpy import threads
 from ikpy._native import core
 from ikpy.gguf.reader import TensorInfo
+from ikpy.machine import threads
 from ikpy.quants import registry
 
 # Looked up row by row: never repacked.

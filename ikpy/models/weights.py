@@ -13,7 +13,7 @@ from ikpy.gguf.huge_pages import Block
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.ir import F32, I32, PLANNED_ADDRESS, Buffer, Value, external
 from ikpy.graph.weight_parts import whole_name
-from ikpy.machine_memory import check_memory
+from ikpy.machine.memory import check_memory
 from ikpy.models.factors import (
     activation_scale,
     companions,

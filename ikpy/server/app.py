@@ -22,7 +22,7 @@ from ikpy.server import (
     routes_anthropic,
     routes_completions,
     routes_embeddings,
-    routes_more,
+    routes_infill,
     routes_native,
     routes_ollama,
     routes_openai,
@@ -31,6 +31,7 @@ from ikpy.server import (
     routes_slots,
     routes_status,
     routes_transcription,
+    routes_unsupported,
 )
 from ikpy.server.errors import ApiError, error_body
 from ikpy.server.front import Front
@@ -85,7 +86,7 @@ def routes() -> list[Route]:
         ("POST", routes_transcription.transcriptions, "/v1/audio/transcriptions /audio/transcriptions"),
         ("POST", routes_embeddings.embedding, "/embedding /embeddings"),
         ("POST", routes_embeddings.v1_embeddings, "/v1/embeddings"),
-        ("POST", routes_more.infill, "/infill"),
+        ("POST", routes_infill.infill, "/infill"),
         ("POST", routes_slots.slot_action, "/slots/{id}"),
         ("GET", routes_slots.list_files, "/list"),
         ("POST", routes_slots.rename_prompt, "/rename_prompt"),
@@ -109,7 +110,9 @@ def routes() -> list[Route]:
         ("POST", routes_native.detokenize, "/detokenize"),
         ("GET", routes_native.tokenizer_info, "/tokenizer_info"),
     ]
-    table += [("POST", routes_more.unsupported(what), paths) for paths, what in routes_more.UNSUPPORTED.items()]
+    table += [
+        ("POST", routes_unsupported.unsupported(what), paths) for paths, what in routes_unsupported.UNSUPPORTED.items()
+    ]
     return [Route(path, handler, methods=[method]) for method, handler, paths in table for path in paths.split()]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from re import compile as regex
 from typing import TypeAlias
 
-from ikpy.engine.operators import Choice, Group, Repeat
+from ikpy.engine.grammars.operators import Choice, Group, Repeat
 
 MOST_PATTERNS = 100
 LONGEST_PATTERN = 500

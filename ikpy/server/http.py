@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ikpy.engine import strict_json
+from ikpy.engine.grammars import strict_json
 from ikpy.server import json_turns
 from ikpy.server.errors import ApiError, bad_request
 

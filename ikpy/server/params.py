@@ -13,8 +13,8 @@ import numpy as np
 from ikpy.engine.sampling import RANDOM_SEED, SamplingParams
 
 if TYPE_CHECKING:
-    from ikpy.engine.lazy_grammar import Trigger
-    from ikpy.engine.thinking import ThinkingLimit
+    from ikpy.engine.grammars.lazy_grammar import Trigger
+    from ikpy.engine.grammars.thinking import ThinkingLimit
     from ikpy.server.phrase_ban import BannedPhrases
     from ikpy.server.settings import ServerSettings
 
@@ -156,8 +156,8 @@ def grammar_text(sampling: SamplingParams) -> str:
 @functools.lru_cache(maxsize=16)
 def schema_grammar(schema: str) -> str:
     """GBNF of a JSON schema; answers and slots show it again and again. Raises GrammarError."""
-    from ikpy.engine.grammar import parsed_schema
-    from ikpy.engine.json_schema import schema_to_gbnf
+    from ikpy.engine.grammars.grammar import parsed_schema
+    from ikpy.engine.grammars.json_schema import schema_to_gbnf
 
     return schema_to_gbnf(parsed_schema(schema))
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ikpy.engine.grammar import LARK_MARK, NO_FORCING
+from ikpy.engine.grammars.grammar import LARK_MARK, NO_FORCING
 from ikpy.engine.sampling import SamplingParams, sampler_sequence, sampler_sequence_from_letters
 from ikpy.errors import UsageError
 from ikpy.server.errors import bad_request

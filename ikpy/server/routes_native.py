@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ikpy.engine.gbnf import GrammarError
+from ikpy.engine.grammars.gbnf import GrammarError
 from ikpy.server import probabilities
 from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Front, check_number, check_repeated

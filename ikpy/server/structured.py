@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ikpy.engine.gbnf import literal
+from ikpy.engine.grammars.gbnf import literal
 from ikpy.server.errors import bad_request
 
 Body = Mapping[str, Any]

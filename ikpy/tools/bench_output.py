@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from ikpy.backends.cuda.devices import available
-from ikpy.threads import physical_cores
+from ikpy.machine.threads import physical_cores
 from ikpy.tools import machine
 from ikpy.tools.bench import Result
 from ikpy.tools.bench_tests import BenchParams, bench_tests

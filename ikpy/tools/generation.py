@@ -9,7 +9,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.prefix import PROMPT_TAIL
 from ikpy.engine.sampling import NotANumberError, Sampler
 from ikpy.errors import ResourceError
-from ikpy.held_interrupts import held_back
+from ikpy.signals.held_interrupts import held_back
 
 if TYPE_CHECKING:
     import numpy as np

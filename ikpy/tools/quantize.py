@@ -64,12 +64,7 @@ class Quantizer:
     def run(self) -> Plan:
         """Plan and convert; raises IkpyError. Nothing is written in a dry run."""
         options = self.options
-        if self.file.get("general.type") == "imatrix":
-            raise UsageError("this is no model but an importance matrix; give it with --imatrix")
-        if not options.dry_run:
-            self._check_paths()
-        if options.save_recipe:
-            self._refuse_inputs([options.save_recipe])
+        self._check_files()
         if options.imatrix and not options.repack:
             self.err(f"================================ Have weights data with {len(options.imatrix.values)} entries\n")
         plan = self._plan()
@@ -120,6 +115,15 @@ class Quantizer:
     def _print_choice(self, allocation: Allocation) -> None:
         for line in allocation.report():
             self.err(f"{INTERNAL}: {line}\n")
+
+    def _check_files(self) -> None:
+        """Refuse an input that is no model, and outputs that are inputs or cannot be written."""
+        if self.file.get("general.type") == "imatrix":
+            raise UsageError("this is no model but an importance matrix; give it with --imatrix")
+        if not self.options.dry_run:
+            self._check_paths()
+        if self.options.save_recipe:
+            self._refuse_inputs([self.options.save_recipe])
 
     def _check_paths(self) -> None:
         outputs = [self.output]

@@ -27,12 +27,12 @@ from ikpy.errors import FileFormatError, UsageError, escaped
 from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import align_up
+from ikpy.machine.threads import hardware_threads
 from ikpy.quants import registry
 from ikpy.quants.mixture import TypeOptions
 from ikpy.quants.model_shape import is_looked_up
 from ikpy.quants.policy import needs_imatrix, plain_type
 from ikpy.quants.registry import FileType
-from ikpy.threads import hardware_threads
 from ikpy.tools.quantize_files import output_files
 from ikpy.tools.quantize_plan import Plan, QuantizeOptions, Step, make_plan, size_text
 from ikpy.tools.quantize_progress import Display

@@ -11,9 +11,9 @@ from ikpy.engine.sampler_parts import TokenGrammar
 from ikpy.engine.sampling import Sampler, SamplingParams
 
 if TYPE_CHECKING:
-    from ikpy.engine.grammar import TokenTexts
-    from ikpy.engine.lazy_grammar import Trigger
-    from ikpy.engine.thinking import ThinkingLimit
+    from ikpy.engine.grammars.grammar import TokenTexts
+    from ikpy.engine.grammars.lazy_grammar import Trigger
+    from ikpy.engine.grammars.thinking import ThinkingLimit
     from ikpy.vocab import Vocab
 
 MOST_KEPT = 16
@@ -25,7 +25,7 @@ _making_texts = threading.Lock()
 
 def token_texts(vocab: Vocab, n_vocab: int) -> TokenTexts:
     """The vocabulary as grammars see it, padded to the width of the logits; made once per vocabulary."""
-    from ikpy.engine.grammar import TokenTexts
+    from ikpy.engine.grammars.grammar import TokenTexts
 
     with _making_texts:
         cached = _texts.setdefault(vocab, {})
@@ -72,8 +72,8 @@ def make_sampler(
         return vocab.token_to_piece(token, special=True)
 
     if params.has_grammar:
-        from ikpy.engine.grammar import make_grammar
-        from ikpy.engine.lazy_grammar import LazyGrammar
+        from ikpy.engine.grammars.grammar import make_grammar
+        from ikpy.engine.grammars.lazy_grammar import LazyGrammar
 
         texts = token_texts(vocab, n_vocab)
         found = make_grammar(params.grammar, params.json_schema, texts, regex=params.regex)
@@ -81,7 +81,7 @@ def make_sampler(
         if trigger is not None and found is not None:
             grammar = LazyGrammar(found, trigger, texts, piece)
     if thinking is not None:
-        from ikpy.engine.thinking import LimitedThinking
+        from ikpy.engine.grammars.thinking import LimitedThinking
 
         grammar = LimitedThinking(thinking, grammar, n_vocab, piece)
     return Sampler(

@@ -9,11 +9,11 @@ from types import ModuleType
 import numpy as np
 
 from ikpy.errors import FileFormatError, ResourceError, UnsupportedError, UsageError
+from ikpy.machine.threads import hardware_threads
 from ikpy.quants import registry
 from ikpy.quants.codec import dequantize
 from ikpy.quants.finite import surely_finite
 from ikpy.quants.registry import TensorType
-from ikpy.threads import hardware_threads
 
 # Float values held at a time: 16 MiB of floats keep all threads busy and memory small.
 PIECE_ELEMENTS = 1 << 22

@@ -20,7 +20,7 @@ from ikpy.graph.ir import Value
 from ikpy.graph.placement import CPU
 from ikpy.graph.plan import CompiledPlan, aligned_bytes
 from ikpy.graph.planner import plan_arena
-from ikpy.machine_memory import check_memory
+from ikpy.machine.memory import check_memory
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import MAX_PATCHES
 

@@ -22,7 +22,7 @@ from ikpy.graph.attention_region import Region
 from ikpy.graph.divide_attention import AttentionDivider, Replacements
 from ikpy.graph.ir import Node
 from ikpy.graph.placement import PlacementParams
-from ikpy.held_interrupts import held_back
+from ikpy.signals.held_interrupts import held_back
 from tests.cuda.models import emulated, zoo
 from tests.cuda.test_divided_attention import graph, new_context
 from tests.cuda.test_divided_latent import SIZES, latent

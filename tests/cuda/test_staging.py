@@ -23,7 +23,7 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.gguf.reader import GGUFFile
 from ikpy.graph.placement import DeviceParams, PlacementParams
-from ikpy.held_interrupts import held_back
+from ikpy.signals.held_interrupts import held_back
 from tests.cuda import fake_pycuda
 from tests.cuda.models import MIB, emulated, logits_of, zoo
 
@@ -186,7 +186,7 @@ def test_pages_of_uploaded_weights_are_dropped(monkeypatch: pytest.MonkeyPatch) 
 def test_weights_of_devices_are_not_brought_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are read once, while they are copied."""
     monkeypatch.setattr("ikpy.engine.model.LEAST_FILLED", 0)
-    monkeypatch.setattr("ikpy.numa.nodes", lambda: {0: (0,)})
+    monkeypatch.setattr("ikpy.machine.numa.nodes", lambda: {0: (0,)})
     filled: list[str] = []
     monkeypatch.setattr(GGUFFile, "fill", lambda self, tensors: filled.extend(t.name for t in tensors))
     with emulated(1):

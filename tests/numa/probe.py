@@ -28,7 +28,7 @@ from ikpy.cli.start import start
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.graph.ir import Value
-from ikpy.page_nodes import pages_by_node
+from ikpy.machine.page_nodes import pages_by_node
 
 PROMPT_TOKENS = 2
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}

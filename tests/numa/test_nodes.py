@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ikpy import default_model_path, numa
-from ikpy.page_nodes import cached_pages_by_node
-from ikpy.threads import CPU_ROOT, usable_cpus
+from ikpy import default_model_path
+from ikpy.machine import numa
+from ikpy.machine.page_nodes import cached_pages_by_node
+from ikpy.machine.threads import CPU_ROOT, usable_cpus
 from tests.shared import ROOT
 
 NODES = numa.nodes()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from ikpy.engine.gbnf import literal
-from ikpy.engine.grammar import TokenTexts, gbnf_grammar
-from ikpy.engine.json_schema import schema_to_gbnf
+from ikpy.engine.grammars.gbnf import literal
+from ikpy.engine.grammars.grammar import TokenTexts, gbnf_grammar
+from ikpy.engine.grammars.json_schema import schema_to_gbnf
 from ikpy.server.chat.answer_grammar import answer_grammar
 from ikpy.server.chat.call_grammar import call_grammar
 from ikpy.server.chat.harmony import HARMONY

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from ikpy.server.app import routes
 from ikpy.server.build import Server
 from ikpy.server.front import MOST_TASKS
-from ikpy.server.routes_more import UNSUPPORTED
+from ikpy.server.routes_unsupported import UNSUPPORTED
 from tests.server.harness import start_server
 
 WITHOUT_BODY = {path for paths in UNSUPPORTED for path in paths.split()}

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from ikpy.engine.gbnf import parse_gbnf
-from ikpy.engine.grammar import TokenTexts, gbnf_grammar
-from ikpy.engine.lazy_grammar import LazyGrammar, Trigger
+from ikpy.engine.grammars.gbnf import parse_gbnf
+from ikpy.engine.grammars.grammar import TokenTexts, gbnf_grammar
+from ikpy.engine.grammars.lazy_grammar import LazyGrammar, Trigger
 from ikpy.server.chat.call_grammar import call_grammar
 from ikpy.server.chat.gemma_calls import GEMMA
 from ikpy.server.chat.harmony import HARMONY

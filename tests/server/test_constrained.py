@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from ikpy.engine import grammar as grammars
-from ikpy.engine.grammar import TextGrammar
+from ikpy.engine.grammars.grammar import TextGrammar
 from ikpy.server.build import Server
 from ikpy.server.front import MOST_MAKERS
 from tests.cpu.vocab.grammar_bombs import BOMBS

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from ikpy.cli.parser import parse
 from ikpy.errors import UsageError
 from ikpy.server.errors import ApiError
-from ikpy.server.routes_more import infill_prompt
+from ikpy.server.routes_infill import infill_prompt
 from ikpy.server.settings import ServerSettings
 from tests.server.harness import MODELS, loaded, read_events, running
 

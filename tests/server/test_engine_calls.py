@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from ikpy.engine import json_schema
+from ikpy.engine.grammars import json_schema
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.server import slot_files
 from ikpy.server.build import Server

@@ -33,7 +33,7 @@ def test_load() -> None:
 
 def test_requests_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of all kinds, each unlike the others: neither objects of Python nor arrays pile up."""
-    monkeypatch.setattr("ikpy.engine.grammar.MOST_COMPILED", WARM_UP)
+    monkeypatch.setattr("ikpy.engine.grammars.grammar.MOST_COMPILED", WARM_UP)
     with running("llama-server -m MODEL -t 1 -c 1024 -np 2 --cache-ram 0 --embeddings --pooling mean") as client:
         tracemalloc.start()
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ikpy.engine.grammar import _TokenSource
+from ikpy.engine.grammars.grammar import _TokenSource
 from ikpy.server import scheduler
 from ikpy.server.build import Server
 from ikpy.server.errors import SHUTTING_DOWN, ApiError

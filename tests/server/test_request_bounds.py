@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from ikpy.engine import strict_json
+from ikpy.engine.grammars import strict_json
 from ikpy.server import http, json_turns
 from ikpy.server.build import Server
 from ikpy.server.context_fit import TOO_LONG, shortened, truncate_prompt

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ikpy.engine import strict_json
+from ikpy.engine.grammars import strict_json
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, MINIMAX
 from ikpy.server.chat.listed_calls import ListedCalls
 from ikpy.server.chat.output import OutputFormat

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ikpy.engine.grammar import TokenTexts, gbnf_grammar
+from ikpy.engine.grammars.grammar import TokenTexts, gbnf_grammar
 from ikpy.server.chat.call_grammar import call_grammar
 from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DSML, MINIMAX
 from ikpy.server.chat.output import OutputFormat

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from ikpy.engine.grammar import TokenTexts, gbnf_grammar
-from ikpy.engine.thinking import LimitedThinking, ThinkingLimit, ends_inside_character
+from ikpy.engine.grammars.grammar import TokenTexts, gbnf_grammar
+from ikpy.engine.grammars.thinking import LimitedThinking, ThinkingLimit, ends_inside_character
 from tests.server.harness import read_events, running
 
 HELLO = [{"role": "user", "content": "Hello there"}]

@@ -13,7 +13,7 @@ import numpy as np
 from ikpy.backends.cuda.api import Device, DeviceError, Stream, aligned
 from ikpy.backends.cuda.staging import Part, StagingRing
 from ikpy.graph.ir import Buffer, Gather
-from ikpy.held_interrupts import Held
+from ikpy.signals.held_interrupts import Held
 
 Log = Callable[[str], None]
 MIB = 1 << 20

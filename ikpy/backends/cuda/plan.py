@@ -16,7 +16,7 @@ from ikpy.graph.ir import Buffer, Node, Value
 from ikpy.graph.placement import CPU, DeviceParams
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.split import Split, SplitGraph, Transfer
-from ikpy.held_interrupts import held_back
+from ikpy.signals.held_interrupts import held_back
 
 # Fewer launches are started as fast one by one as through a graph.
 SMALLEST_GRAPH = 3

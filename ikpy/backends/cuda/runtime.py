@@ -23,7 +23,7 @@ from ikpy.graph.ir import Buffer, Node, Value
 from ikpy.graph.placement import CPU
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.split import SplitGraph, split_graph
-from ikpy.held_interrupts import held_back
+from ikpy.signals.held_interrupts import held_back
 
 Log = Callable[[str], None]
 N_SLOTS = 2

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ikpy.backends.cuda.api import Device, DeviceError, Event, Stream
-from ikpy.threads import physical_cores
+from ikpy.machine.threads import physical_cores
 
 Log = Callable[[str], None]
 Part = tuple[int, np.ndarray]

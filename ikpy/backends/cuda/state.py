@@ -16,7 +16,7 @@ from ikpy.backends.cuda.staging import Log, Part, StagingRing
 from ikpy.backends.cuda.state_memory import DeviceStates
 from ikpy.graph.ir import Buffer, Node, Value
 from ikpy.graph.planner import Arena
-from ikpy.held_interrupts import Held
+from ikpy.signals.held_interrupts import Held
 
 
 class AddressOf(Protocol):

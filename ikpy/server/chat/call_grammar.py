@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ikpy.engine.gbnf import GrammarError, literal
-from ikpy.engine.json_schema import schema_to_gbnf
-from ikpy.engine.schema_budget import Budget
+from ikpy.engine.grammars.gbnf import GrammarError, literal
+from ikpy.engine.grammars.json_schema import schema_to_gbnf
+from ikpy.engine.grammars.schema_budget import Budget
 from ikpy.server.errors import bad_request
 
 if TYPE_CHECKING:

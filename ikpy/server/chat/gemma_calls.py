@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ikpy.engine import strict_json
-from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError, literal, upper_limit
-from ikpy.engine.json_schema import NoValueError
-from ikpy.engine.schema_counts import Items, Pairs
-from ikpy.engine.schema_keywords import malformed
-from ikpy.engine.schema_merge import allows_nothing
-from ikpy.engine.schema_references import resolve
+from ikpy.engine.grammars import strict_json
+from ikpy.engine.grammars.gbnf import MOST_REPETITIONS, GrammarError, literal, upper_limit
+from ikpy.engine.grammars.json_schema import NoValueError
+from ikpy.engine.grammars.schema_counts import Items, Pairs
+from ikpy.engine.grammars.schema_keywords import malformed
+from ikpy.engine.grammars.schema_merge import allows_nothing
+from ikpy.engine.grammars.schema_references import resolve
 from ikpy.server.chat.scanning import DEEPEST, behind_blanks, behind_comma
 from ikpy.server.chat.tagged_values import if_possible, listed, parameters_of, takes_text, text_without, value_types
 from ikpy.server.chat.tool_blocks import BlockCalls, Call, QuotedTexts

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ikpy.engine.gbnf import literal
+from ikpy.engine.grammars.gbnf import literal
 from ikpy.server.chat.tagged_values import (
     Schemas,
     listed,

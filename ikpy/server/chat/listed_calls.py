@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ikpy.engine import strict_json
+from ikpy.engine.grammars import strict_json
 from ikpy.server.chat.scanning import Brackets
 from ikpy.server.chat.tool_reading import LONGEST_HEAD, CallPart, CallReader, named_call
 

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ikpy.engine import strict_json
-from ikpy.engine.gbnf import literal
-from ikpy.engine.schema_counts import Pairs
+from ikpy.engine.grammars import strict_json
+from ikpy.engine.grammars.gbnf import literal
+from ikpy.engine.grammars.schema_counts import Pairs
 from ikpy.server.chat.scanning import DEEPEST, behind_blanks, behind_comma
 from ikpy.server.chat.tagged_values import Schemas, if_possible, listed, parameters_of, schemas_of, value_types
 from ikpy.server.chat.tool_blocks import BlockCalls, Call

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ikpy.engine.gbnf import literal
+from ikpy.engine.grammars.gbnf import literal
 from ikpy.server.chat.tool_reading import (
     LONGEST_HEAD,
     ArgumentsScanner,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ikpy.engine.thinking import ThinkingLimit
+from ikpy.engine.grammars.thinking import ThinkingLimit
 from ikpy.errors import IkpyError
 from ikpy.server.chat.code_calls import with_code
 from ikpy.server.chat.output import OutputFormat

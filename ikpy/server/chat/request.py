@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ikpy.engine.gbnf import GrammarError
-from ikpy.engine.lazy_grammar import Trigger
+from ikpy.engine.grammars.gbnf import GrammarError
+from ikpy.engine.grammars.lazy_grammar import Trigger
 from ikpy.server.chat.answer_grammar import answer_grammar
 from ikpy.server.chat.call_grammar import Mark, call_grammar, control_tokens, marker_rule
 from ikpy.server.chat.earlier_answers import with_usual_fields

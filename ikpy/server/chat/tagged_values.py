@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from ikpy.engine.gbnf import literal
-from ikpy.engine.json_schema import NoValueError
-from ikpy.engine.schema_merge import allows_nothing
-from ikpy.engine.schema_references import resolve
-from ikpy.engine.schema_values import allowed_values
+from ikpy.engine.grammars.gbnf import literal
+from ikpy.engine.grammars.json_schema import NoValueError
+from ikpy.engine.grammars.schema_merge import allows_nothing
+from ikpy.engine.grammars.schema_references import resolve
+from ikpy.engine.grammars.schema_values import allowed_values
 from ikpy.server.chat.tool_blocks import BlockCalls, Call
 from ikpy.server.chat.tool_reading import Rules, ToolFormat, value_or_text
 

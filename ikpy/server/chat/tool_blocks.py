@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
-from ikpy.engine import strict_json
+from ikpy.engine.grammars import strict_json
 from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, json_call, kimi_call, solar_call
 from ikpy.server.chat.listed_calls import ListedCalls
 from ikpy.server.chat.tool_reading import CallPart, CallReader, Rules, ToolFormat, parse_value

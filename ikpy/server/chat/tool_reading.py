@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from ikpy.engine import strict_json
+from ikpy.engine.grammars import strict_json
 from ikpy.server.chat.scanning import Brackets
 
 NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"')

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from ikpy import control_groups, machine_memory
 from ikpy.cli.info import memory_limit
-from ikpy.control_groups import MemoryLimits as Limits
 from ikpy.engine.memory import MemoryReport
 from ikpy.errors import ResourceError
+from ikpy.machine import control_groups
+from ikpy.machine import memory as machine_memory
+from ikpy.machine.control_groups import MemoryLimits as Limits
 
 GIB = 1 << 30
 NO_LIMIT = 9223372036854771712

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import ikpy
-from ikpy import machine_memory
 from ikpy.engine import memory
 from ikpy.engine.memory import MemoryReport
 from ikpy.engine.model import Model
@@ -18,6 +17,7 @@ from ikpy.errors import ResourceError
 from ikpy.gguf.file_bytes import areas_without
 from ikpy.gguf.huge_pages import private_memory
 from ikpy.gguf.reader import GGUFFile
+from ikpy.machine import memory as machine_memory
 from ikpy.tools.gguf_split import split
 from scripts.make_deepseek_header import write_header
 

@@ -17,13 +17,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ikpy import Batch, Context, ContextParams, Model, default_model_path, numa
+from ikpy import Batch, Context, ContextParams, Model, default_model_path
 from ikpy.cli.parser import parse
 from ikpy.engine.params import ModelParams
 from ikpy.errors import UsageError
 from ikpy.gguf import file_bytes, huge_pages
 from ikpy.gguf.reader import GGUFFile
-from ikpy.page_nodes import cached_pages_by_node, pages_by_node
+from ikpy.machine import numa
+from ikpy.machine.page_nodes import cached_pages_by_node, pages_by_node
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are bound on Linux only")
 CPUS = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
@@ -32,7 +33,7 @@ needs_two = pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
 START = """
 import json, os, sys
 from pathlib import Path
-from ikpy import numa, threads
+from ikpy.machine import numa, threads
 numa.NODES = Path(sys.argv[1])
 lines = []
 """

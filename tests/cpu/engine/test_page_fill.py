@@ -60,7 +60,7 @@ def test_kernels_that_cannot_do_that(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Loads a model as if it were large."""
     monkeypatch.setattr(model_module, "LEAST_FILLED", 0)
-    monkeypatch.setattr("ikpy.numa.nodes", lambda: {0: (0,)})
+    monkeypatch.setattr("ikpy.machine.numa.nodes", lambda: {0: (0,)})
 
     def load_model(path: str | Path = TINY, **params: Any) -> Model:
         return Model.load(path, ModelParams(**params))
@@ -117,7 +117,7 @@ def test_what_is_not_filled(load: Any, tmp_path: Path, monkeypatch: pytest.Monke
         small.setattr(model_module, "available_memory", lambda: size - 1)
         assert load().gguf._fill is None
     with monkeypatch.context() as nodes:
-        nodes.setattr("ikpy.numa.nodes", lambda: {0: (0,), 1: (1,)})
+        nodes.setattr("ikpy.machine.numa.nodes", lambda: {0: (0,), 1: (1,)})
         assert load().gguf._fill is None
     monkeypatch.undo()
     assert Model.load(TINY).gguf._fill is None  # too small

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ikpy import control_groups, threads
+from ikpy.machine import control_groups, threads
 from tests.shared import ROOT
 
 

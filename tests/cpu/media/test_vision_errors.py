@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import ikpy
-from ikpy import machine_memory
 from ikpy.errors import FileFormatError, IkpyError, ResourceError, UnsupportedError, UsageError
+from ikpy.machine import memory as machine_memory
 from ikpy.vision import projector
 from ikpy.vision.projector import open_projector
 from tests.cpu.gguf.damage import damage_bytes, damage_gguf

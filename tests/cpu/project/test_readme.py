@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import pytest
+
+from benchmarks import summary
 from ikpy.cli import COMMANDS, gguf, named_command
 from tests.shared import ROOT
 
 README = (ROOT / "README.md").read_text()
-REPORT = (ROOT / "docs" / "performance.md").read_text()
 
 
 def table_rows(text: str, heading: str) -> list[list[str]]:
@@ -20,15 +23,15 @@ def table_rows(text: str, heading: str) -> list[list[str]]:
 
 def test_every_command_is_in_the_table_of_commands() -> None:
     rows = table_rows(README, "## Commands")
-    named = {command for _, here, _ in rows for command in re.findall(r"`ikpy (\w[\w-]*)", here)}
+    named = {command for _, here, *_ in rows for command in re.findall(r"`ikpy (\w[\w-]*)", here)}
     assert named == set(COMMANDS)
-    for there, here, _ in rows:
+    for there, here, *_ in rows:
         for program in re.findall(r"`llama-(?:gguf-)?([\w-]+)`", there):
             assert program in re.findall(r"[\w-]+", here), there
 
 
 def test_named_gguf_commands_exist() -> None:
-    (here,) = (here for _, here, _ in table_rows(README, "## Commands") if "ikpy gguf" in here)
+    (here,) = (here for _, here, *_ in table_rows(README, "## Commands") if "ikpy gguf" in here)
     names = set(re.findall(r"`(?:ikpy gguf )?(\w+)`", here))
     assert names <= {command.name or command.callback.__name__ for command in gguf.app.registered_commands}
 
@@ -42,23 +45,23 @@ def test_the_links_it_makes_are_commands() -> None:
     assert all(named_command(f"/home/user/bin/{name}", []) for name in names)
 
 
-def ratios(heading: str, test: str) -> tuple[float, float]:
-    """Smallest and largest `ikpy / best peer` of the report's rows of a kind of test."""
-    values = [float(row[4]) for row in table_rows(REPORT, heading) if row[1].startswith(test) and row[4] != "-"]
-    return min(values), max(values)
+@pytest.mark.parametrize("page", summary.PAGES, ids=lambda page: page.name)
+def test_the_table_of_machines_is_that_of_the_reports(page: Path) -> None:
+    assert summary.block(summary.PAGES[page]) in page.read_text()
 
 
-def test_stated_ratios_are_those_of_the_report() -> None:
-    text = " ".join(README.partition("## How fast")[2].split())
-    types, shapes = "### Weight types (shape of Llama 3.2 1B)", "### Model shapes"
-    for heading, sentence in (
-        (types, r"prompts are ([\d.]+) to ([\d.]+) times and single tokens ([\d.]+) to ([\d.]+) times"),
-        (shapes, r"whole model shapes are ([\d.]+) to ([\d.]+) times and tokens ([\d.]+) to ([\d.]+) times"),
-    ):
-        stated = re.search(sentence, text)
-        assert stated is not None, sentence
-        assert [float(value) for value in stated.groups()] == [
-            round(value, 1) for test in ("pp", "tg") for value in ratios(heading, test)
-        ], heading
-    n_types = sum(row[1].startswith("pp") and row[4] != "-" for row in table_rows(REPORT, types))
-    assert f"for {n_types} weight types" in text
+def test_a_row_counts_only_what_was_measured_beside_a_peer() -> None:
+    samples = {"pp": {"ikpy": [8.0], "ik": [2.0]}, "tg": {"ikpy": [6.0], "ik": [4.0]}}
+    alone = {"pp": {"ikpy": [8.0]}, "tg": {"ikpy": [6.0]}}
+    entries = [
+        {"depth": 0, "samples": samples},
+        {"depth": 4096, "samples": samples},
+        {"depth": 0, "samples": samples, "prompt": 2048},
+        {"depth": 0, "samples": alone},
+    ]
+    report = {"engines": ["ikpy", "ik"], "shapes": {"llama-1b": entries}, "types": {"q4_0": entries[0]}}
+    assert summary.ratios([report], "shapes", "pp") == [4.0, 4.0]
+    assert summary.ratios([report], "shapes", "tg") == [1.5]
+    assert summary.ratios([report, {}], "types", "tg") == [1.5]
+    assert summary.spread([1.0, 2.0, 4.0]) == "**2.0** (1.0 to 4.0)"
+    assert summary.spread([1.71, 1.72]) == "**1.7**"

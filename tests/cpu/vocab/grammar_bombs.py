@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ikpy.engine.gbnf import GrammarError
-from ikpy.engine.grammar import TokenTexts, gbnf_grammar, json_schema_grammar, lark_grammar, regex_grammar
+from ikpy.engine.grammars.gbnf import GrammarError
+from ikpy.engine.grammars.grammar import TokenTexts, gbnf_grammar, json_schema_grammar, lark_grammar, regex_grammar
 
 COMPILERS = {"grammar": gbnf_grammar, "json_schema": json_schema_grammar, "regex": regex_grammar, "lark": lark_grammar}
 STEPS = 12

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ikpy.engine import gbnf
-from ikpy.engine.digit_ranges import integer_range
-from ikpy.engine.gbnf import (
+from ikpy.engine.grammars import gbnf
+from ikpy.engine.grammars.digit_ranges import integer_range
+from ikpy.engine.grammars.gbnf import (
     GrammarError,
     Literal,
     Node,
@@ -25,8 +25,8 @@ from ikpy.engine.gbnf import (
     children,
     parse_gbnf,
 )
-from ikpy.engine.gbnf_lark import to_lark
-from ikpy.engine.grammar import (
+from ikpy.engine.grammars.gbnf_lark import to_lark
+from ikpy.engine.grammars.grammar import (
     TokenTexts,
     gbnf_grammar,
     json_schema_grammar,
@@ -34,8 +34,8 @@ from ikpy.engine.grammar import (
     make_grammar,
     regex_grammar,
 )
-from ikpy.engine.json_schema import schema_to_gbnf
-from ikpy.engine.operators import Group, Repeat
+from ikpy.engine.grammars.json_schema import schema_to_gbnf
+from ikpy.engine.grammars.operators import Group, Repeat
 
 PIECES = [bytes([i]) for i in range(256)] + [b"yes", b"no", b"ab", b" yes", "é".encode(), b'": "']
 BEGIN, END = len(PIECES), len(PIECES) + 1

@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 
-from ikpy.engine.gbnf import LONGEST_MESSAGE
-from ikpy.engine.grammar import LONGEST_SOURCE, TokenTexts, regex_grammar
+from ikpy.engine.grammars.gbnf import LONGEST_MESSAGE
+from ikpy.engine.grammars.grammar import LONGEST_SOURCE, TokenTexts, regex_grammar
 from tests.cpu.vocab.grammar_bombs import BOMBS
 from tests.shared import ROOT
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from ikpy.engine.gbnf import GrammarError
-from ikpy.engine.grammar import json_schema_grammar
-from ikpy.engine.json_schema import schema_to_gbnf
-from ikpy.engine.schema_names import LONGEST_PREFIXES, MOST_PREFIXES, other_names
+from ikpy.engine.grammars.gbnf import GrammarError
+from ikpy.engine.grammars.grammar import json_schema_grammar
+from ikpy.engine.grammars.json_schema import schema_to_gbnf
+from ikpy.engine.grammars.schema_names import LONGEST_PREFIXES, MOST_PREFIXES, other_names
 from tests.cpu.vocab.test_grammar import TEXTS, accepts
 
 DEFINITIONS = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ikpy.engine.gbnf import GrammarError
-from ikpy.engine.grammar import json_schema_grammar
+from ikpy.engine.grammars.gbnf import GrammarError
+from ikpy.engine.grammars.grammar import json_schema_grammar
 from tests.cpu.vocab.test_grammar import TEXTS, accepts
 
 WRITTEN = [

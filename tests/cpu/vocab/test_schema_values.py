@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ikpy.engine.gbnf import GrammarError
-from ikpy.engine.grammar import json_schema_grammar
-from ikpy.engine.pattern_search import Search, apart
+from ikpy.engine.grammars.gbnf import GrammarError
+from ikpy.engine.grammars.grammar import json_schema_grammar
+from ikpy.engine.grammars.pattern_search import Search, apart
 from tests.cpu.vocab.test_grammar import TEXTS, accepts
 
 TRIED = ["".join(letters) for n in range(4) for letters in itertools.product('ab"\n', repeat=n)]

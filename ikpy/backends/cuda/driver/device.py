@@ -17,7 +17,7 @@ from ikpy.backends.cuda.api import Device, DeviceError, Event, MemoryInfo, Strea
 from ikpy.backends.cuda.driver import library
 from ikpy.backends.cuda.driver.streams import CudaEvent, CudaStream, PinnedMemory
 from ikpy.backends.cuda.peers import arrives
-from ikpy.held_interrupts import held_back
+from ikpy.signals.held_interrupts import held_back
 
 # If static and dynamic shared memory of a block are more than this, the dynamic one must be asked for per function.
 DEFAULT_SHARED_BYTES = 48 << 10

@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from ikpy import control_groups
-from ikpy.control_groups import read
+from ikpy.machine import control_groups
+from ikpy.machine.control_groups import read
 
 CPU_ROOT = Path("/sys/devices/system/cpu")
 MANY = 1 << 20

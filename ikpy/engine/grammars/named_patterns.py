@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ikpy.engine.pattern_search import Search, apart, search_gbnf
+from ikpy.engine.grammars.pattern_search import Search, apart, search_gbnf
 
 
 def with_patterns(named: Mapping[str, Any], patterns: Mapping[str, Any]) -> dict[str, Any]:

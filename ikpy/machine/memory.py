@@ -3,8 +3,8 @@ the process once it is used."""
 
 from __future__ import annotations
 
-from ikpy import control_groups
 from ikpy.errors import ResourceError
+from ikpy.machine import control_groups
 
 GIB = 1 << 30
 

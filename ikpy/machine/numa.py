@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ikpy import threads
 from ikpy.errors import UsageError
-from ikpy.page_nodes import cached_pages_by_node
+from ikpy.machine import threads
+from ikpy.machine.page_nodes import cached_pages_by_node
 
 MODES = ("distribute", "isolate", "numactl")
 NODES = Path("/sys/devices/system/node")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-from ikpy.engine.digit_ranges import MOST_DIGITS, integer_range
+from ikpy.engine.grammars.digit_ranges import MOST_DIGITS, integer_range
 
 MOST_DECIMALS = 32
 """Of bounds; those with more are rounded towards the other bound."""

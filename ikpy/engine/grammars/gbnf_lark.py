@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from ikpy.engine.gbnf import (
+from ikpy.engine.grammars.gbnf import (
     LAST_CHARACTER,
     TOO_DEEP,
     CharClass,
@@ -17,7 +17,7 @@ from ikpy.engine.gbnf import (
     TokenRef,
     children,
 )
-from ikpy.engine.operators import Choice, Group, Repeat
+from ikpy.engine.grammars.operators import Choice, Group, Repeat
 
 LONGEST_REGEX = 60_000  # characters; larger grammars stay rules instead of becoming one regular expression
 DEEPEST, RULE_DEPTH = 3500, 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ikpy.engine.decimal_ranges import Bound, decimal_range
-from ikpy.engine.digit_ranges import integer_range
+from ikpy.engine.grammars.decimal_ranges import Bound, decimal_range
+from ikpy.engine.grammars.digit_ranges import integer_range
 
 
 def integer_gbnf(schema: dict[str, Any]) -> str | None:

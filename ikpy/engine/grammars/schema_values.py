@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ikpy.engine.pattern_search import Search
-from ikpy.engine.schema_merge import is_of_type
+from ikpy.engine.grammars.pattern_search import Search
+from ikpy.engine.grammars.schema_merge import is_of_type
 
 Sized = type[str] | type[list[Any]] | type[dict[str, Any]]
 SIZES: tuple[tuple[str, str, Sized], ...] = (

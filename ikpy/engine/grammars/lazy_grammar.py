@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from ikpy.engine.grammar import TextGrammar, TokenTexts
+    from ikpy.engine.grammars.grammar import TextGrammar, TokenTexts
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ikpy.engine import strict_json
-from ikpy.engine.gbnf import GrammarError, TokenRef, children, parse_gbnf
-from ikpy.engine.gbnf_lark import to_lark
-from ikpy.engine.json_schema import schema_to_gbnf
+from ikpy.engine.grammars import strict_json
+from ikpy.engine.grammars.gbnf import GrammarError, TokenRef, children, parse_gbnf
+from ikpy.engine.grammars.gbnf_lark import to_lark
+from ikpy.engine.grammars.json_schema import schema_to_gbnf
 
 LARK_MARK = "%llguidance"
 """A grammar text that begins with this is Lark, not GBNF."""

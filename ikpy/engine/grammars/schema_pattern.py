@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from ikpy.engine.gbnf import literal
+from ikpy.engine.grammars.gbnf import literal
 
 Ranges = list[tuple[int, int]]
 

@@ -8,19 +8,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError, literal, upper_limit
-from ikpy.engine.named_patterns import usable, with_patterns
-from ikpy.engine.pattern_search import search_gbnf
-from ikpy.engine.schema_bounds import integer_gbnf, number_gbnf
-from ikpy.engine.schema_budget import Budget
-from ikpy.engine.schema_counts import Items, Pairs
-from ikpy.engine.schema_keywords import COUNTS, implied_type, malformed
-from ikpy.engine.schema_merge import CONSTRAINTS, JOINING, Conjunction, allows_nothing, components
-from ikpy.engine.schema_names import other_names
-from ikpy.engine.schema_pattern import is_whole, pattern_to_gbnf
-from ikpy.engine.schema_primitives import PRIMITIVES, USES
-from ikpy.engine.schema_references import resolve
-from ikpy.engine.schema_values import allowed_values
+from ikpy.engine.grammars.gbnf import MOST_REPETITIONS, GrammarError, literal, upper_limit
+from ikpy.engine.grammars.named_patterns import usable, with_patterns
+from ikpy.engine.grammars.pattern_search import search_gbnf
+from ikpy.engine.grammars.schema_bounds import integer_gbnf, number_gbnf
+from ikpy.engine.grammars.schema_budget import Budget
+from ikpy.engine.grammars.schema_counts import Items, Pairs
+from ikpy.engine.grammars.schema_keywords import COUNTS, implied_type, malformed
+from ikpy.engine.grammars.schema_merge import CONSTRAINTS, JOINING, Conjunction, allows_nothing, components
+from ikpy.engine.grammars.schema_names import other_names
+from ikpy.engine.grammars.schema_pattern import is_whole, pattern_to_gbnf
+from ikpy.engine.grammars.schema_primitives import PRIMITIVES, USES
+from ikpy.engine.grammars.schema_references import resolve
+from ikpy.engine.grammars.schema_values import allowed_values
 
 Schema = dict[str, Any] | bool
 

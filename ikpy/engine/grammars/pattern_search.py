@@ -9,11 +9,11 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from ikpy.engine.gbnf import GrammarError
-from ikpy.engine.schema_pattern import pattern_to_gbnf
+from ikpy.engine.grammars.gbnf import GrammarError
+from ikpy.engine.grammars.schema_pattern import pattern_to_gbnf
 
 if TYPE_CHECKING:
-    from ikpy.engine.grammar import TextGrammar
+    from ikpy.engine.grammars.grammar import TextGrammar
 
 ANY = r'([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4}))*'
 """GBNF of any text between the quotes of a JSON string."""
@@ -35,7 +35,7 @@ class Search:
     """Says of texts whether a pattern is found in them."""
 
     def __init__(self, pattern: str) -> None:
-        from ikpy.engine.grammar import TokenTexts, gbnf_grammar
+        from ikpy.engine.grammars.grammar import TokenTexts, gbnf_grammar
 
         texts = TokenTexts([bytes([i]) for i in range(256)], special=(), eog=(0,))
         self._grammar: TextGrammar | None

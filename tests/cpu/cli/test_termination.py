@@ -16,7 +16,7 @@ import pytest
 
 import ikpy
 from ikpy.cli import main, named_command
-from ikpy.end_signals import as_interruptions
+from ikpy.signals.termination import as_interruptions
 from tests.shared import ROOT
 
 MODEL, TEXT = str(ikpy.default_model_path()), str(Path(ikpy.__file__).parent / "assets" / "demo-text.txt")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ikpy.engine.gbnf import literal
+from ikpy.engine.grammars.gbnf import literal
 
 MOST_PREFIXES = 1000
 """Beginnings of names that are told apart; each is a rule or two."""

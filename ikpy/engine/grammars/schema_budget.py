@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ikpy.engine.gbnf import GrammarError
+from ikpy.engine.grammars.gbnf import GrammarError
 
 MOST_PARTS = 50_000
 """Schemas that are converted: a short text can name the same ones again and again."""

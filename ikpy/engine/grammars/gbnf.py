@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ikpy.engine.operators import Choice, Group, Repeat
+from ikpy.engine.grammars.operators import Choice, Group, Repeat
 from ikpy.errors import UsageError
 
 MOST_REPETITIONS = 10_000

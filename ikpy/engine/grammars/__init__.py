@@ -1,0 +1,1 @@
+"""Grammars that answers follow: GBNF, JSON schema, regular expressions, and the budget of reasoning."""

@@ -1,0 +1,1 @@
+"""When Ctrl-C and other signals may end work."""

@@ -34,7 +34,9 @@ _KINDS = (
         r".*_(embeddings|groups?|top_?k|interval|window|d_conv|d_state|d_ssm|of|state|cache|step|stride|per_tok(en)?)",
     ),
 )
-_OF_SEVERAL_TYPES = re.compile(r"mamba_dt_rank|.*_per_layer|altup_correct_scale|.*_block_size|no_rope_layer.*")
+_OF_SEVERAL_TYPES = re.compile(
+    r"mamba_dt_rank|time_step_limit|.*_per_layer|altup_correct_scale|.*_block_size|no_rope_layer.*"
+)
 _PATTERNS = tuple((re.compile(pattern), kind) for kind, pattern in _KINDS)
 
 

@@ -35,7 +35,11 @@ N_CONFIGS = 3
         ("qwen3", {"intermediate_size": -1}, r"'intermediate_size' is -1, below 0 \(qwen3.feed_forward_length\)$"),
         ("qwen3", {"rms_norm_eps": [1]}, r"'rms_norm_eps' is \[1\], not a number$"),
         ("deepseek-v3", {"moe_intermediate_size": True}, r"'moe_intermediate_size' is true, not an integer$"),
-        ("deepseek-v3", {"n_group": -(10**30)}, r"'n_group' is -1000000000+\.*, not a number that is possible \(deepseek2.expert_group_count\)$"),
+        (
+            "deepseek-v3",
+            {"n_group": -(10**30)},
+            r"'n_group' is -10+, not a number that is possible \(deepseek2.expert_group_count\)$",
+        ),
     ],
 )
 def test_the_value_is_named(kind: str, values: dict[str, Any], message: str, tmp_path: Path) -> None:

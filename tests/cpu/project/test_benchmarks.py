@@ -22,6 +22,7 @@ from benchmarks import (
     matmul,
     operations,
     overhead,
+    peer_commands,
     report,
     tables,
 )
@@ -342,3 +343,17 @@ def test_speed_with_experts_read_ahead(capsys: pytest.CaptureFixture[str], monke
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert [row[0] for row in cells] == ["2", "0"]
     assert all(float(prompt) > 0 and float(generation) > 0 for _, prompt, generation, *_ in cells)
+
+
+def test_command_lines_of_comparisons_with_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(line: str, draft: str, **numbers: int) -> dict[str, Any]:
+        monkeypatch.setattr("sys.argv", ["peer", *line.split()])
+        return vars(peer_commands.arguments(None, draft, **numbers))
+
+    found = read("capture m d --tokens 1,5,9 --out f", "draft")
+    assert found == {"command": "capture", "model": "m", "draft": "d", "tokens": [1, 5, 9], "out": "f"}
+    found = read("capture m --tokens 7 --out f", "--draft", heads=2)
+    assert (found["draft"], found["heads"]) == (None, 2)
+    assert read("check m --draft d f", "--draft")["captured"] == "f"
+    with pytest.raises(SystemExit):
+        read("check m", "draft")

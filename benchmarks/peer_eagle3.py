@@ -10,15 +10,16 @@ i + 1 and row i of `joined` at position i. Caches are F32.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 from typing import Any
 
 import numpy as np
 
 if __package__:
+    from benchmarks.peer_commands import arguments
     from benchmarks.peer_prediction import BOOL, DECODE, F32, I32, POINTER, U32, fields, library
 else:
+    from peer_commands import arguments  # type: ignore[no-redef]
     from peer_prediction import BOOL, DECODE, F32, I32, POINTER, U32, fields, library  # type: ignore[no-redef]
 
 
@@ -129,18 +130,7 @@ def check(model: str, draft: str, captured: str) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("capture", "check"):
-        command = commands.add_parser(name)
-        command.add_argument("model")
-        command.add_argument("draft")
-        if name == "check":
-            command.add_argument("captured")
-            continue
-        command.add_argument("--tokens", required=True, type=lambda text: [int(part) for part in text.split(",")])
-        command.add_argument("--out", required=True)
-    args = parser.parse_args()
+    args = arguments(__doc__, "draft")
     if args.command == "check":
         check(args.model, args.draft, args.captured)
     else:

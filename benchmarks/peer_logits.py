@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peer_commands import tokens_of
 from benchmarks.peers import IkLlama, XLlama
 
 WORD = 4
@@ -75,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--peer", choices=("ik", "xllamacpp"), required=True)
-    parser.add_argument("--tokens", required=True, type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument("--tokens", required=True, type=tokens_of)
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
     if args.peer == "ik":

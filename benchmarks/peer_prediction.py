@@ -10,12 +10,16 @@ token i at position i. Caches are F32. `--draft FILE` names a file of the layers
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+if __package__:
+    from benchmarks.peer_commands import arguments
+else:
+    from peer_commands import arguments  # type: ignore[no-redef]
 
 DECODE = 1
 PREDICTING = 1
@@ -198,19 +202,7 @@ def check(path: str, draft: str | None, captured: str) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("capture", "check"):
-        command = commands.add_parser(name)
-        command.add_argument("model")
-        command.add_argument("--draft")
-        if name == "check":
-            command.add_argument("captured")
-            continue
-        command.add_argument("--tokens", required=True, type=lambda text: [int(part) for part in text.split(",")])
-        command.add_argument("--heads", type=int, default=1)
-        command.add_argument("--out", required=True)
-    args = parser.parse_args()
+    args = arguments(__doc__, "--draft", heads=1)
     if args.command == "check":
         check(args.model, args.draft, args.captured)
     else:

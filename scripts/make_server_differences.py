@@ -51,7 +51,7 @@ names and types of fields, events and their order agree but for these. Names of 
 
 | topic | llama.cpp | ikpy |
 |---|---|---|
-| prompt longer than the context | 400 | as ik_llama.cpp: its middle is left out, `truncated` is true, a warning in the log; 400 with `--context-shift off` |
+| prompt longer than the context | 400 | its middle is left out (`truncated`); 400 with `--context-shift off` |
 | fields of a wrong type | 400 | the default, and a warning in the log |
 | limit reached: `/v1/responses` | `completed` | `incomplete`, `response.incomplete` |
 | `stop_sequences` of `/v1/messages` | `end_turn` | `stop_sequence` and the string |
@@ -69,6 +69,19 @@ names and types of fields, events and their order agree but for these. Names of 
 | `tools`, pictures, roles that cannot be used; token ids out of range | 500 | 400 with the same or a plainer message |
 | wrong method on a route | 404 | 405 |
 | `n_predict` of `generation_settings` | the request's limit, as `max_tokens` | the server's |
+
+With several models (`--models-dir`, `--models-preset`) statuses, fields and routes are those of llama.cpp, but:
+
+| topic | llama.cpp | ikpy |
+|---|---|---|
+| POST `/models/load` | answers at once; 400 if it runs | answers when it is loaded, 500 if it cannot be |
+| `status` of a model | with its command line (`args`) | without; with memory, crashes and running requests |
+| `architecture` of a model that was not loaded yet | of its files | text alone |
+| GET `/models/sse` | states, progress of loading and downloads, changes of the list | states |
+| GET `/models?reload=1` | looks for models again | every list does |
+| GET `/props` without `model` | of the router | of the model if only one is there or loaded, else of the router |
+| POST and DELETE `/models` | download and delete models of the cache | 501 |
+| all models busy, no further one may be loaded | waits | 503 with `Retry-After` |
 """
 
 

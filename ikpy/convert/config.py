@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ikpy.convert.odd_values import shown
 from ikpy.errors import FileFormatError
 
 _REQUIRED = object()
@@ -49,19 +51,22 @@ class Config:
             raise FileFormatError(f"{self.path}: '{names[0]}' is missing")
         return default
 
+    def _name(self, names: Sequence[str]) -> str:
+        """The first of the names that is set, else the first one."""
+        return next((name for name in names if self.values.get(name) is not None), names[0])
+
     def integer(self, *names: str, default: Any = _REQUIRED) -> int:
         """An integer."""
         value = self.get(*names, default=default)
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
             value = value[0]  # one equal value per layer
         if isinstance(value, bool) or not isinstance(value, int):
-            raise FileFormatError(f"{self.path}: '{names[0]}' is {value!r}, not an integer")
+            raise FileFormatError(f"{self.path}: '{self._name(names)}' is {shown(value)}, not an integer")
         return value
 
     def count(self, *names: str, default: Any = _REQUIRED) -> int:
         """An integer that may be listed one by one: 0 to MAX_COUNT."""
-        name = next((name for name in names if self.values.get(name) is not None), names[0])
-        return self.bounded(name, self.integer(*names, default=default))
+        return self.bounded(self._name(names), self.integer(*names, default=default))
 
     def bounded(self, name: str, value: int) -> int:
         """A value that comes from this name; FileFormatError unless it is 0 to MAX_COUNT."""
@@ -73,7 +78,7 @@ class Config:
         """A float."""
         value = self.get(*names, default=default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise FileFormatError(f"{self.path}: '{names[0]}' is {value!r}, not a number")
+            raise FileFormatError(f"{self.path}: '{self._name(names)}' is {shown(value)}, not a number")
         return float(value)
 
     def epsilon(self, *names: str, default: Any = _REQUIRED) -> float:
@@ -146,5 +151,5 @@ class Config:
         """Names of the scores of a classifier; none if config.json does not say them."""
         named = self.get("id2label", default={})
         if not isinstance(named, dict):
-            raise FileFormatError(f"{self.path}: 'id2label' is {named!r}, not an object")
+            raise FileFormatError(f"{self.path}: 'id2label' is {shown(named)}, not an object")
         return [str(label) for label in named.values()]

@@ -11,6 +11,7 @@ import numpy as np
 
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.encoding import PIECE_ELEMENTS, column_lengths, encode, multiplied, scaled_rows, unit_columns
+from ikpy.convert.odd_values import odd_value
 from ikpy.convert.options import OUTPUT_TYPES, ConvertOptions
 from ikpy.convert.output_tensor import OutputTensor, Part, pieces
 from ikpy.convert.stored_matrix import BLOCK_TYPES
@@ -59,6 +60,8 @@ class PlannedFile:
             self._read(Path(folder))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             kind = type(error).__name__
+            if found := self._odd_value(error):
+                raise FileFormatError(f"{folder}/config.json: {found} ({kind}: {error})") from error
             raise FileFormatError(
                 f"{folder}: config.json or a file of the {self.beside} holds values that it cannot have "
                 f"({kind}: {error})"
@@ -75,6 +78,11 @@ class PlannedFile:
     def _read(self, folder: Path) -> None:
         """Everything but the numbers. Files are JSON of any form: what is not looked at raises Python's own errors."""
         raise NotImplementedError
+
+    def _odd_value(self, error: Exception) -> str | None:
+        """Words for the value of config.json that an error probably comes from."""
+        checkpoint = getattr(self, "checkpoint", None)
+        return odd_value(checkpoint.config, error) if checkpoint else None
 
     def plan(self) -> list[ShardPlan]:
         """The files that would be written."""
@@ -108,7 +116,9 @@ class PlannedFile:
         for key, value in self.metadata.items():
             try:
                 _add_value(writer, key, value)
-            except (AttributeError, LookupError, TypeError, UsageError, ValueError):
+            except (AttributeError, LookupError, TypeError, UsageError, ValueError) as error:
+                if found := self._odd_value(error):
+                    raise FileFormatError(f"{self.checkpoint.folder}/config.json: {found} ({key})") from None
                 raise FileFormatError(
                     f"{self.checkpoint.folder}: {key} of the GGUF file cannot be {str(value)[:_SHOWN]!r}; "
                     f"config.json or a file of the {self.beside} holds a value that it cannot have"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -335,7 +337,8 @@ def test_load_on_demand_stream_unload_and_errors(folder: Path) -> None:
         assert chat(client, "puppet", messages=5).status_code == 400
         assert client.post("/models/unload", json={"model": "puppet"}).json() == {"success": True}
         assert states(client)["puppet"] == "unloaded"
-        assert client.post("/models/unload", json={"model": "puppet"}).json() == {"success": False}
+        again = client.post("/models/unload", json={"model": "puppet"})
+        assert (again.status_code, again.json()["error"]["message"]) == (400, "model is not running")
         assert client.post("/models/load", json={"model": "puppet"}).json() == {"success": True}
         assert [m["name"] for m in client.get("/api/ps").json()["models"]] == ["puppet", "small/tiny"]
         other = client.post("/api/chat", json={"model": "other"})
@@ -370,6 +373,30 @@ def test_a_damaged_model_is_an_error_of_its_requests_only(folder: Path) -> None:
         assert answer.status_code == 500
         assert "bad.gguf" in answer.json()["error"]["message"]
         assert chat(client, "puppet").status_code == 200
+
+
+def test_clients_of_llama_servers_router(folder: Path) -> None:
+    """What they find out about the router and its models."""
+    (folder / "damaged.gguf").write_bytes(b"GGUF")
+    with router(folder, "--models-max", "3") as (client, _):
+        props = client.get("/props").json()
+        assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 3, True)
+        entry = client.get("/v1/models/puppet").json()
+        assert entry["path"] == str(folder / "puppet.gguf") and entry["status"] == {"value": "unloaded"}
+        assert entry["architecture"] == {"input_modalities": ["text"], "output_modalities": ["text"]}
+        assert client.post("/models/load", json={"model": "damaged"}).status_code == 500
+        status = client.get("/v1/models/damaged").json()["status"]
+        assert (status["value"], status["failed"], status["exit_code"]) == ("unloaded", True, 1)
+        with client.stream("GET", "/models/sse") as stream, ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(chat, client, "puppet")
+            lines = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
+            told = [next(lines), next(lines)]
+            assert loading.result().status_code == 200
+        assert [event["data"] for event in told] == [{"status": "loading"}, {"status": "loaded"}]
+        assert {(event["model"], event["event"]) for event in told} == {("puppet", "model_status")}
+        assert client.get("/props", params={"model": "puppet"}).json()["model_alias"] == "puppet"
+        for method in ("POST", "DELETE"):
+            assert client.request(method, "/models", json={"model": "a/b"}).status_code == 501
 
 
 def test_one_model_at_a_time(folder: Path) -> None:

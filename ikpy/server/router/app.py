@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import httpx
@@ -21,9 +21,19 @@ from ikpy.server.app import Gate, error_handlers, page_files
 from ikpy.server.entrance import LOADING
 from ikpy.server.errors import ApiError, error_body
 from ikpy.server.form import is_form, read_form
-from ikpy.server.http import data_event, disconnected, error_response, json_response, parsed, read_bytes, to_json
+from ikpy.server.http import (
+    EventStream,
+    data_event,
+    disconnected,
+    error_response,
+    json_response,
+    parsed,
+    read_bytes,
+    to_json,
+)
 from ikpy.server.model_entries import model_list, shown_entry
 from ikpy.server.router.catalog import no_model
+from ikpy.server.router.listing import entries, router_props, status_events
 from ikpy.server.router.ollama import entries_of, unloaded, unloads
 from ikpy.server.router.worker import REMEMBERED, State
 from ikpy.server.routes_anthropic import stream_error
@@ -80,25 +90,6 @@ async def model(request: Request) -> Response:
     return json_response(shown_entry(found[0], request.headers))
 
 
-async def entries(pool: Pool) -> list[dict[str, Any]]:
-    """What clients of the OpenAI API see of the models."""
-    data = []
-    catalog = await pool.catalog.all()
-    lengths = await asyncio.to_thread(lambda: {name: pool.request_tokens(model) for name, model in catalog.items()})
-    for name, model in catalog.items():
-        worker = pool.workers.get(name)
-        status: dict[str, Any] = {"value": pool.state_of(name).value}
-        if worker is not None:
-            status |= {"memory": worker.memory, "crashes": worker.n_crashes, "running": worker.n_running}
-        entry = {"id": name, "object": "model", "created": model.changed, "owned_by": "llamacpp"}
-        told = {} if worker is None or worker.model != model else worker.own_entry
-        length = told.get("max_model_len") or lengths[name]
-        entry |= {"meta": told.get("meta") or {"size": model.size}, "status": status}
-        entry |= {name: told[name] for name in ("architecture",) if name in told}
-        data.append(entry | ({} if length is None else {"max_model_len": length}))
-    return data
-
-
 async def named_model(request: Request) -> str:
     """Field ``model`` of a request about a model."""
     body = await parsed(await read_bytes(request, request.app.state.settings))
@@ -116,7 +107,30 @@ async def load(request: Request) -> Response:
 
 async def unload(request: Request) -> Response:
     """POST /models/unload."""
-    return json_response({"success": await pool_of(request).unload(await named_model(request))})
+    if not await pool_of(request).unload(await named_model(request)):
+        raise ApiError(400, "model is not running")
+    return json_response({"success": True})
+
+
+async def events(request: Request) -> Response:
+    """GET /models/sse: states of models as they change."""
+    settings: ServerSettings = request.app.state.settings
+    return EventStream(status_events(pool_of(request)), lambda: None, ping=settings.ping_interval)
+
+
+async def props(request: Request) -> Response:
+    """GET /props: of the model in ``?model=`` or of the one that is meant without, else of the router."""
+    try:
+        return await forward(request)
+    except ApiError as error:
+        if error.code != 400 or request.query_params.get("model") is not None:
+            raise
+        return json_response(router_props(pool_of(request)))
+
+
+async def no_downloads(request: Request) -> Response:
+    """POST and DELETE /models."""
+    raise ApiError(501, "models are neither downloaded nor deleted here: use --hf-repo, ikpy.download or the folder")
 
 
 async def tags(request: Request) -> Response:
@@ -275,6 +289,9 @@ def list_routes() -> list[Route]:
     """Routes about the list of models."""
     return [
         *(Route(path, models) for path in ("/v1/models", "/models")),
+        Route("/models", no_downloads, methods=["POST", "DELETE"]),
+        Route("/models/sse", events),
+        Route("/props", props),
         Route("/v1/models/{id:path}", model),
         Route("/models/load", load, methods=["POST"]),
         Route("/models/unload", unload, methods=["POST"]),

@@ -112,6 +112,11 @@ class Worker:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     @property
+    def exit_code(self) -> int | None:
+        """Status with which the last process ended; None before, and if none could be started."""
+        return None if self._process is None else self._process.returncode
+
+    @property
     def stopping(self) -> asyncio.Task[None] | None:
         """The end of the process that was asked for and is not there yet."""
         return None if self._stopping is None or self._stopping.done() else self._stopping

@@ -136,7 +136,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "dense layers among the expert layers": {"mlp_layer_types": ["sparse", *["dense"] * 4]},
     "first_k_dense_replace 2 of 1 dense layers": {"first_k_dense_replace": 2},
     "'rms_norm_eps' is -1e-05": {"rms_norm_eps": -1e-5},
-    "'linear_lower_bound' is 'low', not a number": {"linear_lower_bound": "low"},
+    "'linear_lower_bound' is \"low\", not a number": {"linear_lower_bound": "low"},
     "16 chosen cells in pools of 3": {"index_kpool": 3},
     "none is before it": {"indexer_types": ["shared"] * glm.N_LAYER},
 }

@@ -92,7 +92,7 @@ def test_epsilon_of_falcon_mamba_is_told(tmp_path: Path) -> None:
 
 BAD: list[tuple[Tiny, dict[str, Any], str]] = [
     (JAMBA, {"mamba_dt_rank": 5}, "tensor 'blk.0.ssm_x.weight' has wrong shape"),
-    (JAMBA, {"mamba_dt_rank": "none"}, "'mamba_dt_rank' is 'none', not an integer"),
+    (JAMBA, {"mamba_dt_rank": "none"}, "'mamba_dt_rank' is \"none\", not an integer"),
     (JAMBA, {"attn_layer_offset": 2}, "layer 1 lacks"),
     (JAMBA, {"hidden_act": "relu"}, "activation 'relu'"),
     (MAMBA, {"hidden_act": "relu"}, "activation 'relu'"),

@@ -182,7 +182,7 @@ def refused(folder: Path, message: str, error: type[IkpyError] = FileFormatError
         ({"num_mel_bins": 300}, "num_mel_bins 300"),
         ({"encoder_layers": 3}, r"audio_tower.layers.2.self_attn_layer_norm.weight.* is missing"),
         ({"encoder_ffn_dim": 95}, r"has shape \[96, 64\], not \[95, 64\]"),
-        ({"d_model": "wide"}, "'d_model' is 'wide'"),
+        ({"d_model": "wide"}, "'d_model' is \"wide\""),
     ],
 )
 def test_other_configurations(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from benchmarks import (
     matmul,
     operations,
     overhead,
+    peer_commands,
     report,
     synthetic,
     tables,
@@ -355,3 +356,17 @@ def test_header_of_every_shape(shape: str, tmp_path: Path) -> None:
         kinds = {registry.by_id(tensor.type_id).name for tensor in file.tensors.values()}
         assert path.stat().st_size >= max(tensor.offset + tensor.nbytes for tensor in file.tensors.values())
     assert "q4_K" in kinds or shape == "nemotron-nano2-9b"
+
+
+def test_command_lines_of_comparisons_with_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(line: str, draft: str, **numbers: int) -> dict[str, Any]:
+        monkeypatch.setattr("sys.argv", ["peer", *line.split()])
+        return vars(peer_commands.arguments(None, draft, **numbers))
+
+    found = read("capture m d --tokens 1,5,9 --out f", "draft")
+    assert found == {"command": "capture", "model": "m", "draft": "d", "tokens": [1, 5, 9], "out": "f"}
+    found = read("capture m --tokens 7 --out f", "--draft", heads=2)
+    assert (found["draft"], found["heads"]) == (None, 2)
+    assert read("check m --draft d f", "--draft")["captured"] == "f"
+    with pytest.raises(SystemExit):
+        read("check m", "draft")

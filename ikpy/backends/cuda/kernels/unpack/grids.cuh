@@ -21,6 +21,13 @@ __device__ __forceinline__ unsigned even_masks(unsigned indices) {
 __device__ __forceinline__ unsigned code_mask(unsigned z) { return (z ^ z << 1) & 255; }
 __device__ __forceinline__ float odd(unsigned s) { return static_cast<float>(2 * s + 1); }
 
+// Scales of two halves, whose codes are the nibbles of a byte: odd multiples of an eighth of the block's.
+__device__ __forceinline__ void set_eighths(float* scales, float block, unsigned codes) {
+    const float d = block * 0.125f;
+    scales[0] = d * odd(codes & 15);
+    scales[1] = d * odd(codes >> 4);
+}
+
 // Words 2 t and 2 t + 1 of a group from points and an eight-bit sign mask.
 __device__ __forceinline__ void set_eight(Group& g, int t, unsigned low, unsigned high, unsigned mask) {
     g.q[2 * t] = negate_bytes(low, spread_bits(mask));
@@ -132,10 +139,7 @@ struct FormatIQ2_XS {
     template <class Put>
     __device__ __forceinline__ static void group(const uint8_t* p, int s, Group& g, const Put& put) {
         const auto& b = as<BlockIQ2_XS>(p);
-        const float d = half_of(b.d) * 0.125f;
-        const unsigned scales = b.scales[s];
-        g.d[0] = d * odd(scales & 15);
-        g.d[1] = d * odd(scales >> 4);
+        set_eighths(g.d, half_of(b.d), b.scales[s]);
         unsigned words[2];
         load_words<2, 2>(b.qs[4 * s].bytes, words);
         const unsigned masks = with_parity(permute_bytes(words[0], words[1], 0x7531) >> 1 & 0x7f7f7f7fu);
@@ -152,10 +156,7 @@ struct FormatIQ2_S {
     template <class Put>
     __device__ __forceinline__ static void group(const uint8_t* p, int s, Group& g, const Put& put) {
         const auto& b = as<BlockIQ2_S>(p);
-        const float d = half_of(b.d) * 0.125f;
-        const unsigned scales = b.scales[s];
-        g.d[0] = d * odd(scales & 15);
-        g.d[1] = d * odd(scales >> 4);
+        set_eighths(g.d, half_of(b.d), b.scales[s]);
         const unsigned low = load4<2>(b.qs + 4 * s), signs = load4<2>(b.signs + 4 * s), high = b.qh[s];
 #pragma unroll
         for (int t = 0; t < 4; ++t)
@@ -285,10 +286,7 @@ struct UnpackIQ2_XS_R4 : UnpackerTraits<256, 296, 4, 0, true> {
     using Own = OwnIQ2_XS_R4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockIQ2_XS_R4>(p);
-        const float d = half_of(b.d[k]) * 0.125f;
-        const unsigned scales = b.scales[4 * s + k];
-        g.d[0] = d * odd(scales & 15);
-        g.d[1] = d * odd(scales >> 4);
+        set_eighths(g.d, half_of(b.d[k]), b.scales[4 * s + k]);
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             const unsigned v = load2<2>(b.qs[16 * s + 4 * k + t].bytes);
@@ -301,10 +299,8 @@ struct UnpackIQ2_S_R4 : UnpackerTraits<256, 328, 4, 0, true> {
     using Own = OwnIQ2_S_R4;
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {
         const auto& b = as<BlockIQ2_S_R4>(p);
-        const float d = half_of(b.d[k]) * 0.125f;
-        const unsigned scales = b.scales[4 * s + k], high = b.qh[4 * s + k];
-        g.d[0] = d * odd(scales & 15);
-        g.d[1] = d * odd(scales >> 4);
+        const unsigned high = b.qh[4 * s + k];
+        set_eighths(g.d, half_of(b.d[k]), b.scales[4 * s + k]);
         const unsigned low = load4<4>(b.qs + 16 * s + 4 * k), signs = load4<4>(b.signs + 16 * s + 4 * k);
 #pragma unroll
         for (int t = 0; t < 4; ++t)

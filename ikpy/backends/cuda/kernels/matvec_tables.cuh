@@ -13,8 +13,8 @@ __device__ __forceinline__ void make_table(unsigned* table) {
     __syncthreads();
 }
 
-// Short tables are copied for every two lanes, which then wait for each other only, where a block has columns
-// enough: 16 rows take 16 or 32 passes per 32 columns of a lane less, and the copies of 256 words 128.
+// Short tables are copied for every two lanes, which then wait for each other only: a lookup takes two passes
+// over the banks, not 3.5. The copies of 256 words take 128, so a block must have columns enough.
 template <class U>
 __device__ __forceinline__ bool copies_pay(const Product& p) {
     return U::kCopies > 1 && p.n_in >= 2048 * p.split;

@@ -202,8 +202,6 @@ class _Assigner:
         values = [node.dst, *read(node)]
         if any(v.buffer.role == "host" for v in values):
             return CPU
-        if node.kind == "copy" and node.dst.buffer in self.made_on:
-            return self.made_on[node.dst.buffer]  # a further part of what lies there
         for value in values:
             if value.buffer.role == "cache":
                 return self.rules.cache_devices.get(value.buffer.name, CPU)

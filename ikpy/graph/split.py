@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ikpy.graph.assign import REPLICATED, Step, read, written
-from ikpy.graph.ir import Buffer, Value
+from ikpy.graph.ir import Buffer, Value, contiguous_strides
 from ikpy.graph.placement import CPU
 from ikpy.graph.planner import ALIGNMENT, Arena, place_buffers
 
@@ -221,14 +221,19 @@ def _add_transfers(splits: list[Split], results: set[Buffer], parts: Sequence[tu
                     if split.device not in valid[buffer]:
                         valid[buffer].append(split.device)
                     continue
-                nbytes = value.strides[3] * value.shape[3] if value.is_contiguous else 0
-                if nbytes < buffer.nbytes:
+                if not _is_whole(value):
                     require(buffer, split.device, split.transfers)
                 valid[buffer] = [split.device]
     returned: list[Transfer] = []
     for buffer in results:
         require(buffer, CPU, returned)
     return returned + [Transfer(part.buffer, valid[part.buffer][0], CPU, place) for part, place in parts]
+
+
+def _is_whole(value: Value) -> bool:
+    """Whether a value has all bytes of its buffer. Its strides do not tell: those of single rows are of any length."""
+    nbytes = contiguous_strides(value.type_id, value.shape)[3] * value.shape[3]
+    return value.is_contiguous and nbytes >= value.buffer.nbytes
 
 
 # memory

@@ -144,6 +144,13 @@ def test_long_rows_are_shared_by_warps(type_name: str) -> None:
     check_product(type_name, 4096, 10, 3, 2e-6)
 
 
+@pytest.mark.parametrize("type_name", ["iq2_xxs", "iq3_xxs"])
+def test_long_rows_with_copies_of_tables(type_name: str) -> None:
+    """Four warps share rows of up to 8,192 columns; below, and for shorter ones, a block has one table."""
+    check_product(type_name, 8192, 10, 1, 2e-6)
+    check_product(type_name, 8192 - 256, 10, 1, 2e-6)
+
+
 @pytest.mark.parametrize("type_name", QUANTIZED)
 def test_rows_of_an_odd_number_of_blocks(type_name: str) -> None:
     """Rows start at the smallest multiple of bytes that occurs: loads that ask for more alignment are errors."""

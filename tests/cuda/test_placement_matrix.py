@@ -148,9 +148,9 @@ def test_large_batches_go_to_a_device_that_holds_nothing() -> None:
 
 
 @pytest.mark.parametrize("n_layers", [1, -1])
-def test_parts_of_a_value_lie_on_one_device(n_layers: int, tmp_path: Path) -> None:
-    """Scores of earlier streams have a row for each, those of the present one for each token: with four tokens and
-    more on the device at a threshold of four, the first go there after single tokens and the second stay.
+def test_rows_of_one_token_that_devices_make_parts_of(n_layers: int, tmp_path: Path) -> None:
+    """Scores of earlier streams have a row for each, those of the present one for each token: at a threshold of four
+    rows the first go to the device after single tokens and the second stay.
     """
     model, _ = kimi_k3()
     path, tokens = model.write(tmp_path / "model.gguf"), tokens_for(2, 24) % 25

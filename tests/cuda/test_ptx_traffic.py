@@ -140,6 +140,17 @@ def test_rows_of_one_token_take_few_turns(type_name: str, least: float, machine:
     assert weights / sum(t.lines + t.passes for t in traffic) > least
 
 
+@pytest.mark.parametrize(("type_name", "least"), [("iq2_xxs", 9.0), ("iq3_xxs", 8.4)])
+def test_long_rows_have_copies_of_short_tables(type_name: str, least: float, machine: Library) -> None:
+    """Bytes of weights per turn, as above; two lanes share a copy, so that no lookup takes more than two passes."""
+    p = product(type_name, (8192, 16), 1)
+    p.run([p.out], on_cuda=True)  # type: ignore[attr-defined]
+    traffic = machine.program(f"matvec1_{type_name}").traffic()
+    assert by_name(type_name).row_nbytes(8192) * 16 / sum(t.lines + t.passes for t in traffic) > least
+    shared = [t for t in traffic if t.instruction.startswith(("ld.shared", "st.shared"))]
+    assert shared and all(t.passes <= 2 * t.requests for t in shared)
+
+
 @pytest.mark.parametrize(
     ("type_name", "blocks", "passes"),
     [

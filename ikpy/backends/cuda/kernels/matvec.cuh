@@ -37,8 +37,8 @@ __device__ __forceinline__ void matvec_body(const Products& ps) {
         if constexpr (Own::kTable > 0) make_table<Own>(table);
         if (work.active) add_own<U>(p, work, table, sum);
     } else if constexpr (L::kTables) {
-        __shared__ unsigned table[U::kTable];
-        make_table<U>(table);
+        __shared__ unsigned table[U::kTable * U::kCopies];
+        make_tables<U>(p, table);
         if (work.active) add_looked_up<U>(p, work, table, sum);
     } else {
         if (work.active) add_products<U>(p, work, sum);

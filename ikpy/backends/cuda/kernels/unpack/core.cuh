@@ -26,10 +26,16 @@ struct Group {
     float m[2];     // only with kOffset
 };
 
-// Of a type, in shared memory. zero: which the compiler does not know to be 0.
+// Of a type, in shared memory. zero: which the compiler does not know to be 0. step: bytes from a word to the
+// next.
 struct Table {
     const unsigned* words;
-    unsigned zero;
+    unsigned zero, step, first;
+
+    __device__ __forceinline__ unsigned word(unsigned i) const {
+        return *reinterpret_cast<const unsigned*>(reinterpret_cast<const uint8_t*>(words) +
+                                                  (i * step + first));
+    }
 
     // A constant in a register: known ones are put there anew wherever an instruction cannot have them
     // itself.

@@ -4,19 +4,34 @@
 
 namespace ikpy::cuda {
 
-// Four sign indices, as bytes, to their masks.
-__device__ __forceinline__ unsigned with_parity(unsigned indices) {
-    unsigned odd = indices ^ indices >> 4;
-    odd ^= odd >> 2;
-    odd ^= odd >> 1;
-    return select_bits(0x80808080u, odd << 7, indices);
-}
-// And of indices side by side.
-__device__ __forceinline__ unsigned even_masks(unsigned indices) {
-    const unsigned low = select_bits(0x7fu, indices, indices << 1),
-                   high = select_bits(0x7f0000u, indices << 2, indices << 3);
-    return with_parity(select_bits(0x7f7fu, low, high) & 0x7f7f7f7fu);
-}
+// Signs of eight elements: bits `at` to at + 7 of a word, or, if they are even, seven of them and their
+// parity. Bits are counted by a pipe that has nothing else to do.
+template <bool Even>
+struct Signs {
+    static constexpr bool kEven = Even;
+    unsigned word;
+    int at;
+
+    __device__ __forceinline__ unsigned seven() const { return word >> at & 0x7f; }
+    // A bit for each element; of more than eight bits the others mean nothing.
+    __device__ __forceinline__ unsigned mask() const {
+        return Even ? seven() + (static_cast<unsigned>(__popc(seven())) << 7) : word >> at;
+    }
+    // Of the first and of the last four elements the tops of bytes; the other bits mean nothing.
+    __device__ __forceinline__ unsigned first_tops() const { return seven() * 0x10204080u; }
+    __device__ __forceinline__ unsigned last_tops() const {
+        static_assert(Even);
+        return seven() * 0x01020408u + (static_cast<unsigned>(__popc(seven())) << 31);
+    }
+    // Bits 2 of nibbles, in the order of OwnEights; the others mean nothing. Products of seven bits do not
+    // meet.
+    __device__ __forceinline__ unsigned in_nibbles() const {
+        const unsigned spread = seven() * 0x00810204u;
+        return Even ? spread + (static_cast<unsigned>(__popc(seven())) << 30)
+                    : select_bits(0x40000000u, move_bits(word, at + 7, 30), spread);
+    }
+};
+
 // Code z of signs of the interleaved types to their mask.
 __device__ __forceinline__ unsigned code_mask(unsigned z) { return (z ^ z << 1) & 255; }
 __device__ __forceinline__ float odd(unsigned s) { return static_cast<float>(2 * s + 1); }
@@ -26,6 +41,11 @@ __device__ __forceinline__ void set_eighths(float* scales, float block, unsigned
     const float d = block * 0.125f;
     scales[0] = d * odd(codes & 15);
     scales[1] = d * odd(codes >> 4);
+}
+
+// Magnitudes (1 .. 127) negated where the tops of bytes are set.
+__device__ __forceinline__ unsigned negate_by_tops(unsigned magnitudes, unsigned tops) {
+    return (magnitudes ^ permute_bytes(tops, tops, 0xba98)) + (permute_bytes(tops, tops, 0xba98) & kOnes);
 }
 
 // Words 2 t and 2 t + 1 of a group from points and an eight-bit sign mask.
@@ -40,8 +60,9 @@ __device__ __forceinline__ void set_point(Group& g, int t, unsigned long long po
 // Where the kernels but matvec1_ look points up: in global memory. Words 2 t and 2 t + 1 of a group.
 template <class Points>
 struct InLines {
+    template <class S>
     __device__ __forceinline__ void operator()(Group& g, int t, unsigned first, unsigned second,
-                                               unsigned signs) const {
+                                               const S& signs) const {
         Points::from_lines(g, t, first, second, signs);
     }
 };
@@ -49,22 +70,25 @@ struct InLines {
 template <class Points>
 struct InBanks {
     Table table;
+    template <class S>
     __device__ __forceinline__ void operator()(Group& g, int t, unsigned first, unsigned second,
-                                               unsigned signs) const {
+                                               const S& signs) const {
         Points::from_banks(table, g, t, first, second, signs);
     }
 };
 
-// Points of eight elements, whose number is `first`; signs: a bit for each.
+// Points of eight elements, whose number is `first`.
 template <int N, const unsigned long long (&Grid)[N]>
 struct Eights : OwnEights<N, Grid> {
+    template <class S>
     __device__ __forceinline__ static void from_lines(Group& g, int t, unsigned first, unsigned,
-                                                      unsigned signs) {
-        set_point(g, t, __ldg(&Grid[first]), signs);
+                                                      const S& signs) {
+        set_point(g, t, __ldg(&Grid[first]), signs.mask());
     }
+    template <class S>
     __device__ __forceinline__ static void from_banks(const Table& table, Group& g, int t, unsigned first,
-                                                      unsigned, unsigned signs) {
-        const unsigned at = OwnEights<N, Grid>::with_signs(table.words[first], signs, 0);
+                                                      unsigned, const S& signs) {
+        const unsigned at = table.word(first) ^ (signs.in_nibbles() & 0x44444444u);
 #pragma unroll
         for (int h = 0; h < 2; ++h)
             g.q[2 * t + h] = permute_bytes(table.kept(0x002b1908u), 0x00d5e7f8u, at >> 16 * h);
@@ -73,13 +97,24 @@ struct Eights : OwnEights<N, Grid> {
 // Two points of four elements.
 template <int N, const unsigned (&Grid)[N]>
 struct Fours : OwnFours<N, Grid> {
-    __device__ __forceinline__ static void from_lines(Group& g, int t, unsigned first, unsigned second,
-                                                      unsigned signs) {
-        set_eight(g, t, __ldg(&Grid[first]), __ldg(&Grid[second]), signs);
+    template <class S>
+    __device__ __forceinline__ static void set(Group& g, int t, unsigned low, unsigned high, const S& signs) {
+        if constexpr (S::kEven) {
+            g.q[2 * t] = negate_by_tops(low, signs.first_tops());
+            g.q[2 * t + 1] = negate_by_tops(high, signs.last_tops());
+        } else {
+            set_eight(g, t, low, high, signs.mask());
+        }
     }
+    template <class S>
+    __device__ __forceinline__ static void from_lines(Group& g, int t, unsigned first, unsigned second,
+                                                      const S& signs) {
+        set(g, t, __ldg(&Grid[first]), __ldg(&Grid[second]), signs);
+    }
+    template <class S>
     __device__ __forceinline__ static void from_banks(const Table& table, Group& g, int t, unsigned first,
-                                                      unsigned second, unsigned signs) {
-        set_eight(g, t, table.words[first], table.words[second], signs);
+                                                      unsigned second, const S& signs) {
+        set(g, t, table.word(first), table.word(second), signs);
     }
 };
 // Ternary points shifted by an eighth: q = 8 * point + 1 or - 1, so that the shift needs no offset. The table
@@ -96,7 +131,7 @@ struct Ternary : OwnTernary {
     }
     __device__ __forceinline__ static void from_banks(const Table& table, Group& g, int t, unsigned first,
                                                       unsigned, unsigned down) {
-        set(g, t, table.words[first], down);
+        set(g, t, table.word(first), down);
     }
 };
 
@@ -104,7 +139,7 @@ struct Ternary : OwnTernary {
 template <class Format>
 struct UnpackGrid : UnpackerTraits<256, Format::kBytes, 1, 0, Format::kHalves> {
     using Points = typename Format::Points;
-    static constexpr int kTable = Points::kTable;
+    static constexpr int kTable = Points::kTable, kCopies = kTable == 256 ? 16 : 1;
     static constexpr bool kPaired = Points::kPair != 0;
     __device__ static unsigned table_word(int i) { return Points::table_word(i); }
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
@@ -125,9 +160,8 @@ struct FormatIQ2_XXS {
         unsigned words[2];  // numbers; signs and the scale
         load_words<2, 2>(b.sub[s].index, words);
         g.d[0] = half_of(b.d) * 0.125f * odd(words[1] >> 28);
-        const unsigned masks = even_masks(words[1]);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) put(g, t, words[0] >> 8 * t & 255, 0, masks >> 8 * t & 255);
+        for (int t = 0; t < 4; ++t) put(g, t, words[0] >> 8 * t & 255, 0, Signs<true>{words[1], 7 * t});
     }
 };
 using UnpackIQ2_XXS = UnpackGrid<FormatIQ2_XXS>;
@@ -142,9 +176,12 @@ struct FormatIQ2_XS {
         set_eighths(g.d, half_of(b.d), b.scales[s]);
         unsigned words[2];
         load_words<2, 2>(b.qs[4 * s].bytes, words);
-        const unsigned masks = with_parity(permute_bytes(words[0], words[1], 0x7531) >> 1 & 0x7f7f7f7fu);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) put(g, t, words[t / 2] >> 16 * (t % 2) & 511, 0, masks >> 8 * t & 255);
+        for (int t = 0; t < 4; ++t) {
+            const unsigned word = words[t / 2];
+            const int at = 16 * (t % 2);
+            put(g, t, word >> at & 511, 0, Signs<true>{word, at + 9});
+        }
     }
 };
 using UnpackIQ2_XS = UnpackGrid<FormatIQ2_XS>;
@@ -160,7 +197,7 @@ struct FormatIQ2_S {
         const unsigned low = load4<2>(b.qs + 4 * s), signs = load4<2>(b.signs + 4 * s), high = b.qh[s];
 #pragma unroll
         for (int t = 0; t < 4; ++t)
-            put(g, t, (low >> 8 * t & 255) | (high >> 2 * t & 3) << 8, 0, signs >> 8 * t & 255);
+            put(g, t, (low >> 8 * t & 255) | (high >> 2 * t & 3) << 8, 0, Signs<false>{signs, 8 * t});
     }
 };
 using UnpackIQ2_S = UnpackGrid<FormatIQ2_S>;
@@ -176,11 +213,10 @@ struct FormatIQ3_XXS {
         g.d[0] = half_of(b.d) * 0.25f * odd(signs >> 28);
         unsigned words[2];
         load_words<2, 2>(b.qs + 8 * s, words);
-        const unsigned masks = even_masks(signs);
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             const unsigned v = words[t / 2] >> 16 * (t % 2);
-            put(g, t, v & 255, v >> 8 & 255, masks >> 8 * t & 255);
+            put(g, t, v & 255, v >> 8 & 255, Signs<true>{signs, 7 * t});
         }
     }
 };
@@ -200,7 +236,7 @@ struct FormatIQ3_S {
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             const unsigned v = words[t / 2] >> 16 * (t % 2), h = high >> 2 * t;
-            put(g, t, (v & 255) | (h & 1) << 8, (v >> 8 & 255) | (h & 2) << 7, signs >> 8 * t & 255);
+            put(g, t, (v & 255) | (h & 1) << 8, (v >> 8 & 255) | (h & 2) << 7, Signs<false>{signs, 8 * t});
         }
     }
 };

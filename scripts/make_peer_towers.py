@@ -1,5 +1,5 @@
-"""Records what llama.cpp makes of random pictures with the files of tests/cpu/media/tower_kinds.py: marks,
-rows, proportions.
+"""Records what llama.cpp makes of random pictures with the files of tests/cpu/media/tower_kinds.py and
+deepseek_ocr2_tower.py: marks, rows, proportions.
 
 pip install xllamacpp        # its library keeps the C functions of llama.cpp's mtmd.h
 python -m scripts.make_peer_towers
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from scripts.make_peer_pictures import Peer, call, library, spelled, write_text_model
+from tests.cpu.media import deepseek_ocr2_tower as ocr2
 from tests.cpu.media.tower_kinds import (
     STEP3VL,
     STEP_MARKS,
@@ -29,7 +30,13 @@ from tests.cpu.media.tower_kinds import (
 from tests.cpu.media.vision_towers import GOLDENS, PEER_COLUMNS, Tower
 
 
-def record(lib: ctypes.CDLL, tower: Tower, marks: tuple[str, ...], pictures: Sequence[np.ndarray], path: Path) -> None:
+def record(
+    lib: ctypes.CDLL,
+    tower: Tower | ocr2.Ocr2Tower,
+    marks: tuple[str, ...],
+    pictures: Sequence[np.ndarray],
+    path: Path,
+) -> None:
     """Writes what pictures become."""
     width = tower.text * (1 + len(tower.deep))
     with tempfile.TemporaryDirectory() as folder:
@@ -56,6 +63,7 @@ def main() -> None:
         record(lib, tower, tuple(mark for mark in TEXT_AROUND[name] if mark), peer_pictures(tower), path)
         print(f"{name}: {path.stat().st_size} bytes")
     record(lib, STEP3VL, STEP_MARKS, step_pictures(), GOLDENS / "peer_step3vl.npz")
+    record(lib, ocr2.PUBLISHED, (), [ocr2.peer_picture()], ocr2.PEER)
 
 
 if __name__ == "__main__":

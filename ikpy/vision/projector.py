@@ -29,6 +29,7 @@ from ikpy.vision.weights import ProjectorWeights
 FAMILIES = {
     "cohere2v": "cohere2.Cohere2Projector",
     "deepseekocr": "deepseekocr.DeepseekOcrProjector",
+    "deepseekocr2": "deepseekocr2.DeepseekOcr2Projector",
     "dots3note_v": "dots3note.Dots3NoteProjector",
     "dots_ocr": "dots_ocr.DotsOcrProjector",
     "exaone4_5": "qwen2vl.Exaone45Projector",

@@ -84,6 +84,6 @@ def projector(checkpoint: Checkpoint) -> FileProjector:
         raise UnsupportedError(f"{path}: no known projector of a model of type '{model_type}' (known types: {known})")
     module, class_name = target.split(":")
     kind: type[FileProjector] = getattr(import_module(f"{_FOLDER}.{module}"), class_name)
-    made = kind(checkpoint)
+    made = kind.chosen(checkpoint)(checkpoint)
     made.check()
     return made

@@ -48,6 +48,11 @@ class FileProjector:
     def __init__(self, checkpoint: Checkpoint) -> None:
         raise NotImplementedError
 
+    @classmethod
+    def chosen(cls, checkpoint: Checkpoint) -> type[FileProjector]:
+        """The class of a checkpoint, where models of one type have several kinds of projectors."""
+        return cls
+
     def check(self) -> None:
         """Refuse configurations that a file of this kind cannot express."""
         raise NotImplementedError

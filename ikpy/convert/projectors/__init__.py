@@ -16,6 +16,7 @@ PROJECTORS = {
     "dots_ocr": "dots_ocr:DotsOcr",
     "exaone4_5": "qwen_vl:Exaone45",
     "gemma3": "siglip:Gemma3",
+    "gemma3n": "gemma3n:Gemma3n",
     "gemma4": "gemma4:Gemma4",
     "glm46v": "glm_v:Glm4v",
     "glm4v": "glm_v:Glm4v",

@@ -164,6 +164,13 @@ class Projector(FileProjector):
         """Of the networks of the encoder."""
         return str(self.vision.get("hidden_act", "hidden_activation", default=self.activations[0]))
 
+    def stored(self, name: str, n_axes: int) -> tuple[int, ...]:
+        """The shape of a tensor. FileFormatError if it is missing or has another number of axes."""
+        found = self.checkpoint.tensors.get(f"model.{name}") or self.checkpoint.tensors.get(name)
+        if found is None or len(found.shape) != n_axes:
+            raise FileFormatError(f"{self.checkpoint.folder}: there is no tensor '{name}' of {n_axes} dimensions")
+        return tuple(found.shape)
+
     # checks
 
     def check(self) -> None:

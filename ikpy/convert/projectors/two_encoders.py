@@ -44,13 +44,6 @@ class TwoEncoders(Projector):
         self.n_sam_heads = self.sam.count("heads")
         self.n_sam_layers = self.sam.count("layers")
 
-    def stored(self, name: str, n_axes: int) -> tuple[int, ...]:
-        """The shape of a tensor. FileFormatError if it is missing or has another number of axes."""
-        found = self.checkpoint.tensors.get(f"model.{name}") or self.checkpoint.tensors.get(name)
-        if found is None or len(found.shape) != n_axes:
-            raise FileFormatError(f"{self.checkpoint.folder}: there is no tensor '{name}' of {n_axes} dimensions")
-        return tuple(found.shape)
-
     @property
     def reaches(self) -> list[int]:
         """Patches of a side of what every layer of the first encoder sees."""

@@ -1,5 +1,5 @@
-"""Records what llama.cpp makes of random pictures with the files of tests/cpu/media/tower_kinds.py: marks,
-rows, proportions.
+"""Records what llama.cpp makes of random pictures with the files of tests/cpu/media/tower_kinds.py,
+deepseek_ocr2_tower.py and mobilenet_tower.py: marks, rows, proportions.
 
 pip install xllamacpp        # its library keeps the C functions of llama.cpp's mtmd.h
 python -m scripts.make_peer_towers
@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from scripts.make_peer_pictures import Peer, call, library, spelled, write_text_model
+from tests.cpu.media import deepseek_ocr2_tower as ocr2
+from tests.cpu.media import mobilenet_tower as mobile
 from tests.cpu.media.tower_kinds import (
     STEP3VL,
     STEP_MARKS,
@@ -29,13 +31,20 @@ from tests.cpu.media.tower_kinds import (
 from tests.cpu.media.vision_towers import GOLDENS, PEER_COLUMNS, Tower
 
 
-def record(lib: ctypes.CDLL, tower: Tower, marks: tuple[str, ...], pictures: Sequence[np.ndarray], path: Path) -> None:
+def record(
+    lib: ctypes.CDLL,
+    tower: Tower | ocr2.Ocr2Tower | mobile.MobileTower,
+    marks: tuple[str, ...],
+    pictures: Sequence[np.ndarray],
+    path: Path,
+    type_name: str = "f32",
+) -> None:
     """Writes what pictures become."""
     width = tower.text * (1 + len(tower.deep))
     with tempfile.TemporaryDirectory() as folder:
         model, projector = Path(folder) / "text.gguf", Path(folder) / "mmproj.gguf"
         tokens = write_text_model(model, width, marks)
-        peer = Peer(lib, model, tower.write(projector, tower.weights()), width)
+        peer = Peer(lib, model, tower.write(projector, tower.weights(), type_name), width)
         found = [peer.pieces(image) for image in pictures]
     texts = [[spelled(tokens, p) if isinstance(p, list) else len(p) for p in pieces] for pieces in found]
     arrays = [p for pieces in found for p in pieces if isinstance(p, np.ndarray)]
@@ -56,6 +65,9 @@ def main() -> None:
         record(lib, tower, tuple(mark for mark in TEXT_AROUND[name] if mark), peer_pictures(tower), path)
         print(f"{name}: {path.stat().st_size} bytes")
     record(lib, STEP3VL, STEP_MARKS, step_pictures(), GOLDENS / "peer_step3vl.npz")
+    record(lib, ocr2.PUBLISHED, (), [ocr2.peer_picture()], ocr2.PEER)
+    marks = ("<start_of_image>", "<end_of_image>")
+    record(lib, mobile.PEER_TOWER, marks, mobile.peer_pictures(), mobile.PEER, "f16")
 
 
 if __name__ == "__main__":

@@ -138,6 +138,8 @@ class ProjectorConversion(PlannedFile):
     def _tensor_type(self, tensor: Wanted, output: OutputTensor) -> str:
         if len(output.shape) < 2 or tensor.exact:
             return "f32"
+        if tensor.half:
+            return "f16"
         if tensor.floats:
             return "f16" if self.outtype == "f16" else "f32"
         if output.shape[-1] % registry.by_name(self.outtype).block_elements:

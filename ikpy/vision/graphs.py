@@ -148,16 +148,15 @@ class PictureGraph:
         self.graph.copy(source, merged)
         return merged.reshape(wide * factor, across * down)
 
-    def mean_pooled(self, x: Value, factor: int) -> Value:
+    def mean_pooled(self, x: Value, factor: int, *, rows: int | None = None, columns: int | None = None) -> Value:
         """Means of squares of factor x factor neighbours of x [D, columns * rows]: f32 [D, n / factor²]; what is left
         over on the right and below does not count."""
+        rows, columns = rows or self.rows, columns or self.columns
         g, size, line = self.graph, x.shape[0], x.strides[1]
-        across, down = self.columns // factor, self.rows // factor
-        steps = line * factor, line * self.columns * factor
+        across, down = columns // factor, rows // factor
+        steps = line * factor, line * columns * factor
         parts = [
-            x.view((size, across, down), steps, line * (i * self.columns + j))
-            for i in range(factor)
-            for j in range(factor)
+            x.view((size, across, down), steps, line * (i * columns + j)) for i in range(factor) for j in range(factor)
         ]
         total = parts[0]
         for part in parts[1:]:

@@ -29,10 +29,12 @@ from ikpy.vision.weights import ProjectorWeights
 FAMILIES = {
     "cohere2v": "cohere2.Cohere2Projector",
     "deepseekocr": "deepseekocr.DeepseekOcrProjector",
+    "deepseekocr2": "deepseekocr2.DeepseekOcr2Projector",
     "dots3note_v": "dots3note.Dots3NoteProjector",
     "dots_ocr": "dots_ocr.DotsOcrProjector",
     "exaone4_5": "qwen2vl.Exaone45Projector",
     "gemma3": "gemma3.Gemma3Projector",
+    "gemma3nv": "gemma3n.Gemma3nProjector",
     "gemma4uv": "gemma4.Gemma4UnifiedProjector",
     "gemma4v": "gemma4.Gemma4Projector",
     "glm4v": "glm4v.Glm4vProjector",

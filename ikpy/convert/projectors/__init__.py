@@ -16,6 +16,7 @@ PROJECTORS = {
     "dots_ocr": "dots_ocr:DotsOcr",
     "exaone4_5": "qwen_vl:Exaone45",
     "gemma3": "siglip:Gemma3",
+    "gemma3n": "gemma3n:Gemma3n",
     "gemma4": "gemma4:Gemma4",
     "glm46v": "glm_v:Glm4v",
     "glm4v": "glm_v:Glm4v",
@@ -84,6 +85,6 @@ def projector(checkpoint: Checkpoint) -> FileProjector:
         raise UnsupportedError(f"{path}: no known projector of a model of type '{model_type}' (known types: {known})")
     module, class_name = target.split(":")
     kind: type[FileProjector] = getattr(import_module(f"{_FOLDER}.{module}"), class_name)
-    made = kind(checkpoint)
+    made = kind.chosen(checkpoint)(checkpoint)
     made.check()
     return made

@@ -48,6 +48,11 @@ class FileProjector:
     def __init__(self, checkpoint: Checkpoint) -> None:
         raise NotImplementedError
 
+    @classmethod
+    def chosen(cls, checkpoint: Checkpoint) -> type[FileProjector]:
+        """The class of a checkpoint, where models of one type have several kinds of projectors."""
+        return cls
+
     def check(self) -> None:
         """Refuse configurations that a file of this kind cannot express."""
         raise NotImplementedError
@@ -158,6 +163,13 @@ class Projector(FileProjector):
     def activation(self) -> str:
         """Of the networks of the encoder."""
         return str(self.vision.get("hidden_act", "hidden_activation", default=self.activations[0]))
+
+    def stored(self, name: str, n_axes: int) -> tuple[int, ...]:
+        """The shape of a tensor. FileFormatError if it is missing or has another number of axes."""
+        found = self.checkpoint.tensors.get(f"model.{name}") or self.checkpoint.tensors.get(name)
+        if found is None or len(found.shape) != n_axes:
+            raise FileFormatError(f"{self.checkpoint.folder}: there is no tensor '{name}' of {n_axes} dimensions")
+        return tuple(found.shape)
 
     # checks
 

@@ -16,8 +16,8 @@ class Wanted:
     """A tensor of the file and the tensor of the checkpoint that it is made of.
 
     shape: in the checkpoint, slowest dimension first. floats: f32, or f16 in a file of f16, since an engine convolves
-    or transposes it. exact: always f32. stack: of so many tensors, whose numbers stand for {e} in the source. values:
-    f32, of which the checkpoint has no tensor.
+    or transposes it. exact: always f32; half: always f16. stack: of so many tensors, whose numbers stand for {e} in
+    the source. values: f32, of which the checkpoint has no tensor.
     """
 
     target: str
@@ -27,6 +27,7 @@ class Wanted:
     change: Change | None = None
     floats: bool = False
     exact: bool = False
+    half: bool = False
     stack: int = 0
     values: np.ndarray | None = None
 

@@ -19,6 +19,52 @@ _ERF = np.vectorize(math.erf)
 EPS = 1e-6
 
 
+class Drawn:
+    """Random float32 weights of a seed, one after the other."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.w = np.random.default_rng(seed), Weights()
+
+    def linear(self, name: str, *shape: int, bias: bool = True) -> None:
+        """A matrix, or filters, and a bias."""
+        values = self.random.normal(0, 1 / math.sqrt(np.prod(shape[1:])), shape)
+        self.w[f"{name}.weight"] = values.astype(np.float32)
+        if bias:
+            self.w[f"{name}.bias"] = self.random.normal(0, 0.3, shape[0]).astype(np.float32)
+
+    def norm(self, name: str, n: int, *, bias: bool = True) -> None:
+        """Factors of a norm, and what LayerNorm adds."""
+        self.w[f"{name}.weight"] = self.random.uniform(0.5, 1.5, n).astype(np.float32)
+        if bias:
+            self.w[f"{name}.bias"] = self.random.normal(0, 0.3, n).astype(np.float32)
+
+    def table(self, name: str, *shape: int) -> None:
+        """Positions and the like."""
+        self.w[name] = self.random.normal(0, 0.5, shape).astype(np.float32)
+
+    def first_encoder(self, t: OcrTower) -> None:
+        """Segment Anything and the convolutions behind it."""
+        n, head, linear = t.sam, t.sam // t.sam_heads, self.linear
+        linear("v.sam.patch_embd", n, 3, 16, 16)
+        self.table("v.sam.pos_embd.weight", t.side, t.side, n)
+        for il in range(t.sam_layers):
+            p, seen = f"v.sam.blk.{il}", t.side if il % 3 == 2 else t.window
+            self.norm(f"{p}.pre_ln", n)
+            self.norm(f"{p}.post_ln", n)
+            linear(f"{p}.attn.qkv", 3 * n, n)
+            linear(f"{p}.attn.out", n, n)
+            for part in "hw":
+                self.table(f"{p}.attn.pos_{part}.weight", 2 * seen - 1, head)
+            linear(f"{p}.mlp.lin1", 2 * n, n)
+            linear(f"{p}.mlp.lin2", n, 2 * n)
+        linear("v.sam.neck.0", t.neck, n, 1, 1, bias=False)
+        linear("v.sam.neck.2", t.neck, t.neck, 3, 3, bias=False)
+        for i in (1, 3):
+            self.norm(f"v.sam.neck.{i}", t.neck)
+        linear("v.sam.net_2", 2 * t.neck, t.neck, 3, 3, bias=False)
+        linear("v.sam.net_3", t.d, 2 * t.neck, 3, 3, bias=False)
+
+
 @dataclass(frozen=True)
 class OcrTower:
     """Sizes: of both encoders, of a window, of the tables of positions; layers that see all patches: every third."""
@@ -64,39 +110,9 @@ class OcrTower:
 
     def weights(self, seed: int = 5) -> Weights:
         """Random float32 weights."""
-        random, w = np.random.default_rng(seed), Weights()
-
-        def linear(name: str, *shape: int, bias: bool = True) -> None:
-            w[f"{name}.weight"] = random.normal(0, 1 / math.sqrt(np.prod(shape[1:])), shape).astype(np.float32)
-            if bias:
-                w[f"{name}.bias"] = random.normal(0, 0.3, shape[0]).astype(np.float32)
-
-        def norm(name: str, n: int) -> None:
-            w[f"{name}.weight"] = random.uniform(0.5, 1.5, n).astype(np.float32)
-            w[f"{name}.bias"] = random.normal(0, 0.3, n).astype(np.float32)
-
-        def table(name: str, *shape: int) -> None:
-            w[name] = random.normal(0, 0.5, shape).astype(np.float32)
-
-        n, head = self.sam, self.sam // self.sam_heads
-        linear("v.sam.patch_embd", n, 3, 16, 16)
-        table("v.sam.pos_embd.weight", self.side, self.side, n)
-        for il in range(self.sam_layers):
-            p, seen = f"v.sam.blk.{il}", self.side if il % 3 == 2 else self.window
-            norm(f"{p}.pre_ln", n)
-            norm(f"{p}.post_ln", n)
-            linear(f"{p}.attn.qkv", 3 * n, n)
-            linear(f"{p}.attn.out", n, n)
-            for part in "hw":
-                table(f"{p}.attn.pos_{part}.weight", 2 * seen - 1, head)
-            linear(f"{p}.mlp.lin1", 2 * n, n)
-            linear(f"{p}.mlp.lin2", n, 2 * n)
-        linear("v.sam.neck.0", self.neck, n, 1, 1, bias=False)
-        linear("v.sam.neck.2", self.neck, self.neck, 3, 3, bias=False)
-        for i in (1, 3):
-            norm(f"v.sam.neck.{i}", self.neck)
-        linear("v.sam.net_2", 2 * self.neck, self.neck, 3, 3, bias=False)
-        linear("v.sam.net_3", self.d, 2 * self.neck, 3, 3, bias=False)
+        drawn = Drawn(seed)
+        linear, norm, table = drawn.linear, drawn.norm, drawn.table
+        drawn.first_encoder(self)
         table("v.class_embd", self.d)
         table("v.position_embd.weight", 1 + (self.side // 4) ** 2, self.d)
         norm("v.pre_ln", self.d)
@@ -111,7 +127,7 @@ class OcrTower:
         linear("mm.model.fc", self.text, 2 * self.d)
         table("v.image_newline", self.text)
         table("v.view_seperator", self.text)
-        return w
+        return drawn.w
 
     def write(self, path: Path, weights: Weights, type_name: str = "f32") -> Path:
         """The projector file."""

@@ -11,10 +11,12 @@ import pytest
 
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
+from ikpy.engine.media import MediaStore
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.errors import FileFormatError
 from ikpy.models.size_class import size_class
+from ikpy.vision.rows import MediaRows
 from tests.cpu.models import definition_checks as checks
 from tests.cpu.models import reference_models as ref
 from tests.cpu.models.definition_checks import TOKENS
@@ -93,12 +95,16 @@ def network(w: ref.Weights, h: np.ndarray, cutoff: float) -> np.ndarray:
     return (ref.gelu(gate) * (h @ w["ffn_up"].T)) @ w["ffn_down"].T
 
 
-def truth(m: RandomModel, tokens: np.ndarray = TOKENS) -> np.ndarray:
-    """Logits of tokens in float64."""
+def truth(m: RandomModel, tokens: np.ndarray = TOKENS, rows: np.ndarray | None = None, start: int = 0) -> np.ndarray:
+    """Logits of tokens in float64. rows [n, D]: of a picture in place of as many tokens from a start, which have the
+    inputs of token 0 and see earlier ones alone."""
     e = Evaluation(m)
     keys, norm, pos = m.keys, ref.rms_norm, np.arange(len(tokens), dtype=np.float64)
     n, active, n_layer = keys["altup.num_inputs"], keys["altup.active_idx"], keys["block_count"]
     x = e.w["token_embd"][tokens] * math.sqrt(D)
+    if rows is not None:
+        tokens = tokens.copy()
+        x[start : start + len(rows)], tokens[start : start + len(rows)] = rows, 0
     own = e.w["per_layer_token_embd"][tokens].reshape(-1, n_layer, INPUT) * math.sqrt(INPUT)
     projected = (x @ e.w["per_layer_model_proj"].T / math.sqrt(D)).reshape(-1, n_layer, INPUT)
     inputs = (own + norm(projected, e.w["per_layer_proj_norm"], EPS)) / math.sqrt(2)
@@ -133,6 +139,25 @@ def truth(m: RandomModel, tokens: np.ndarray = TOKENS) -> np.ndarray:
     rest = [alike(streams[i] @ e.w["altup_unembd_proj"][i - 1].T, streams[0]) for i in range(1, n)]
     y = norm((streams[0] + sum(rest)) / n, e.w["output_norm"], EPS)
     return 30.0 * np.tanh(y @ e.w["token_embd"].T / 30.0)
+
+
+@pytest.mark.parametrize("flash_attn", [True, False])
+def test_pictures(flash_attn: bool, tmp_path: Path) -> None:
+    """Rows between tokens, across micro-batches and beyond a window."""
+    m, n, start = gemma3n(gain=0.4), 19, 5
+    store, rows = MediaStore(N_VOCAB, 1 << 20), np.random.default_rng(8).normal(0, 1, (n, D)).astype(np.float32)
+    path = m.write(tmp_path / "model.gguf")
+    params = ContextParams(
+        n_ctx=128, n_ubatch=16, flash_attn=flash_attn, type_k="f32", type_v="f32", media=store, n_threads=1
+    )
+    ids = store.add(b"a", lambda: MediaRows(rows))
+    text = [*TOKENS[:start].tolist(), *ids, *TOKENS[start + n :].tolist()]
+    found = Context(Model.load(str(path), ModelParams()), params).decode(Batch.single(text, logits="all"))
+    wanted = truth(m, TOKENS, rows.astype(np.float64), start)
+    error = np.abs(found - wanted).max(axis=1) / np.abs(wanted).max()
+    print(f"token {error.argmax()}: {error.max():.1e}")
+    assert error.max() < 2e-4
+    assert np.abs(truth(m) - wanted).max() > 0.1
 
 
 @pytest.mark.parametrize(("n_streams", "active"), [(4, 0), (3, 2), (2, 1)])

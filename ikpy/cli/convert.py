@@ -108,6 +108,8 @@ def convert(
     chosen = [name for name, given in (("--mmproj", mmproj), ("--mtp", mtp), ("--no-mtp", no_mtp)) if given]
     if len(chosen) > 1:
         raise UsageError(f"{chosen[0]} and {chosen[1]} do not go together")
+    if mmproj and target:
+        raise UsageError("--mmproj and --target do not go together")
     options = ConvertOptions(
         prediction="only" if mtp else "none" if no_mtp else "keep",
         target=target or "",

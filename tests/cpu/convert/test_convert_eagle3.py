@@ -198,7 +198,7 @@ def test_tensors_that_are_refused(change: Any, message: str, tmp_path: Path) -> 
         convert(draft, tmp_path, target=str(target))
 
 
-def test_targets(tmp_path: Path) -> None:
+def test_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A drafter needs one, a model has none; a folder without a tokenizer is none."""
     target, draft = drafters.target(tmp_path), tmp_path / "drafter"
     drafters.write(draft, target)
@@ -206,6 +206,8 @@ def test_targets(tmp_path: Path) -> None:
         convert(draft, tmp_path)
     with pytest.raises(UsageError, match="--target is for drafters"):
         convert(copy("qwen3", tmp_path), tmp_path, target=str(target))
+    assert main(["convert", str(draft), "--mmproj", "--target", str(target)]) == 1
+    assert "--mmproj and --target do not go together" in capsys.readouterr().err
     with pytest.raises(FileFormatError, match="no such folder"):
         convert(draft, tmp_path, target=str(tmp_path / "none"))
     (target / "model.safetensors").unlink()  # the weights of the target are not needed

@@ -49,6 +49,15 @@ def convert(
     no_mtp: Annotated[
         bool, typer.Option("--no-mtp", help="Leave out layers that predict further tokens (MTP).")
     ] = False,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            "--target-model-dir",
+            help="Folder of the model that an EAGLE-3 drafter reads: its config.json and tokenizer.",
+            metavar="FOLDER",
+        ),
+    ] = None,
     outfile: Annotated[
         str | None,
         typer.Option(
@@ -99,8 +108,11 @@ def convert(
     chosen = [name for name, given in (("--mmproj", mmproj), ("--mtp", mtp), ("--no-mtp", no_mtp)) if given]
     if len(chosen) > 1:
         raise UsageError(f"{chosen[0]} and {chosen[1]} do not go together")
+    if mmproj and target:
+        raise UsageError("--mmproj and --target do not go together")
     options = ConvertOptions(
         prediction="only" if mtp else "none" if no_mtp else "keep",
+        target=target or "",
         outtype=outtype.lower(),
         outfile=outfile or "",
         model_name=model_name or "",

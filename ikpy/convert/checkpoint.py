@@ -31,6 +31,7 @@ STORAGE = {
     "I8": "i1",
     "I32": "<i4",
     "I64": "<i8",
+    "BOOL": "u1",
 }
 _MAX_HEADER = 100_000_000
 _MAX_DIMS = 32
@@ -53,9 +54,12 @@ class StoredTensor:
 
 
 class Checkpoint:
-    """Tensors by name. FileFormatError or UnsupportedError for folders that are incomplete or of another kind."""
+    """Tensors by name. FileFormatError or UnsupportedError for folders that are incomplete or of another kind.
 
-    def __init__(self, folder: Path) -> None:
+    has_tensors: without them the configuration and the tokenizer are all that is read.
+    """
+
+    def __init__(self, folder: Path, *, has_tensors: bool = True) -> None:
         if not folder.is_dir():
             problem = "is a file" if folder.exists() else "no such folder"
             raise FileFormatError(f"{folder}: {problem}; give the folder with config.json and *.safetensors")
@@ -63,12 +67,13 @@ class Checkpoint:
         self.config = with_thinker(self.json("config.json", required=True))
         self.tensors: dict[str, StoredTensor] = {}
         self._maps: dict[Path, mmap.mmap] = {}
-        for path in self._files():
+        for path in self._files() if has_tensors else []:
             for tensor in _read_header(path):
                 if tensor.name in self.tensors:
                     raise FileFormatError(f"{path}: tensor '{tensor.name}' is in {self.tensors[tensor.name].path} too")
                 self.tensors[tensor.name] = tensor
-        self._check_index()
+        if has_tensors:
+            self._check_index()
 
     def json(self, name: str, *, required: bool = False) -> dict[str, Any]:
         """The object in a JSON file; an empty one if the file is absent and not required."""

@@ -15,7 +15,7 @@ _REQUIRED = object()
 MAX_COUNT = 1 << 16
 MAX_CONTEXT = (1 << 31) - 1
 MINICPM_V2_WIDTH = 2304
-TEXT_PARTS = ("text_config", "llm_config", "lm_config", "language_config")
+TEXT_PARTS = ("text_config", "llm_config", "lm_config", "language_config", "transformer_layer_config")
 _TIED = "tie_word_embeddings"
 # Models whose whole alone says in transformers whether embeddings are tied; what it does not say is false.
 _WHOLE_TELLS = ("glm5_next",)
@@ -23,7 +23,7 @@ _WHOLE_TELLS = ("glm5_next",)
 
 class Config:
     """Values of the language model: those of `text_config` (InternVL: `llm_config`, GLM-ASR: `lm_config`, DeepSeek-OCR:
-    `language_config`) over the outer ones.
+    `language_config`, drafters of the speculators package: `transformer_layer_config`) over the outer ones.
 
     FileFormatError if it is none.
     """

@@ -24,7 +24,7 @@ from ikpy.convert.tensor_map import map_tensors
 from ikpy.convert.tokenizer import tokenizer_keys
 from ikpy.convert.weights import Weights
 from ikpy.convert.words import to_float32
-from ikpy.errors import FileFormatError
+from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.models.classifier import LABELS
@@ -78,6 +78,7 @@ class Conversion(PlannedFile):
         self.checkpoint = Checkpoint(folder)
         config = Config(self.checkpoint.config, self.checkpoint.folder / "config.json")
         self.family = family(config)
+        self.texts = self._read_target()
         self.weights = Weights(self.checkpoint, rounds=self.options.outtype != "f32")
         choose(self.weights.names(), self.family, self.options.prediction, self.checkpoint.folder)
         mapped = map_tensors(self.weights, self.family)
@@ -88,8 +89,9 @@ class Conversion(PlannedFile):
         self.outtype = self._output_type(plain or matrices)
         extra = self.family.extra_tensors()
         constants = [
-            PlannedTensor(OutputTensor(name, None, "f32", shape=values.shape), "f32", values)
+            PlannedTensor(OutputTensor(name, None, kind, shape=values.shape), kind, values)
             for name, values in extra.items()
+            for kind in ["i64" if values.dtype == np.int64 else "f32"]
         ]
         planned = [PlannedTensor(output, self._tensor_type(output)) for output in mapped.outputs]
         self.tensors = constants + planned + [factor for tensor in planned for factor in self._factors(tensor)]
@@ -111,6 +113,24 @@ class Conversion(PlannedFile):
         header = self._declared(GGUFWriter(self.path)).plan()[0].header
         check_loads(GGUFFile.of_header(header, str(self.checkpoint.folder)), self.family, mapped.outputs)
         check_gaps((output.name for output in mapped.outputs), self.family, self.checkpoint.folder)
+
+    def _read_target(self) -> Checkpoint:
+        """The checkpoint whose tokenizer the file gets: that of the model which a drafter reads, of which the family is
+        told. UsageError unless --target is given for drafters alone.
+        """
+        folder, target = self.checkpoint.folder, self.options.target
+        if bool(target) != self.family.reads_target:
+            raise UsageError(
+                f"{folder}: an EAGLE-3 drafter; --target names the folder of the model that it reads (config.json and "
+                "tokenizer)"
+                if self.family.reads_target
+                else f"{folder}: --target is for drafters, and this is a model"
+            )
+        if not target:
+            return self.checkpoint
+        found = Checkpoint(Path(target), has_tensors=False)
+        self.family.take_target(Config(found.config, found.folder / "config.json"), self.checkpoint)
+        return found
 
     @property
     def arch(self) -> str:
@@ -187,8 +207,7 @@ class Conversion(PlannedFile):
             "general.file_type": registry.ftype_by_name(file_type).id,
             "general.quantization_version": QUANTIZATION_VERSION,
         }
-        embedding = next(t.output for t in self.tensors if t.output.name == "token_embd.weight")
-        n_vocab = embedding.shape[0]
+        n_vocab = self._n_vocab()
         keys_of_model = self.family.keys()
         if self.family.n_predict:
             keys_of_model |= self.family.prediction_keys(keys_of_model)
@@ -201,7 +220,7 @@ class Conversion(PlannedFile):
             values[f"{arch}.{LABELS}"] = self._usual_labels()
         values |= self._layer_values()
         keys = tokenizer_keys(
-            self.checkpoint,
+            self.texts,
             n_vocab,
             self.notes,
             name=self.name,
@@ -209,6 +228,12 @@ class Conversion(PlannedFile):
             usual_pre=self.family.usual_pre,
         )
         return values | keys | self._templates()
+
+    def _n_vocab(self) -> int:
+        """Tokens of the vocabulary: rows of the embedding, or those of the target."""
+        if self.family.reads_target:
+            return self.family.n_vocab
+        return next(t.output.shape[0] for t in self.tensors if t.output.name == "token_embd.weight")
 
     def _usual_labels(self) -> list[str]:
         """What transformers calls scores of which config.json does not say the names."""

@@ -14,7 +14,7 @@ class ConvertOptions:
 
     prediction: whether layers that predict further tokens are kept, left out, or all that is written, with what they
     share with the model; one of PREDICTION. chat_template_file: jinja2 text that replaces the templates of the
-    checkpoint; "" keeps those.
+    checkpoint; "" keeps those. target: folder of the model that a drafter reads, "" for other checkpoints.
     """
 
     outtype: str = "auto"
@@ -25,3 +25,4 @@ class ConvertOptions:
     split_max_tensors: int | None = None
     split_max_bytes: int | None = None
     prediction: str = "keep"
+    target: str = ""

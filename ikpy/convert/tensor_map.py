@@ -71,6 +71,8 @@ class _Mapper:
             self.map.skipped_parts.append(name)
             return
         where = place(name, self.family)
+        if where.path in self.family.own_tensors:
+            return
         if where.predicts:
             self._take_prediction(name, where)
         elif self.family.predicts_alone and (where.layer is not None or not self._is_shared(where.path)):
@@ -272,7 +274,9 @@ class _Mapper:
     def _add_tied_output(self) -> None:
         embedding = self.outputs.get("token_embd.weight")
         if embedding is None:
-            raise FileFormatError(f"{self.weights.checkpoint.folder}: the token embedding is missing")
+            if self.family.needs_embedding:
+                raise FileFormatError(f"{self.weights.checkpoint.folder}: the token embedding is missing")
+            return
         if self._is_tied is False and self.family.writes_texts:
             self._check_untied(embedding.parts[0].source)
         if self.family.needs_output and "output.weight" not in self.outputs:

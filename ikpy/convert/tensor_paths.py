@@ -32,7 +32,7 @@ class Place:
 
 def place(name: str, family: Family) -> Place:
     """Where a tensor of this name belongs in checkpoints of a family."""
-    path = text_path(name)
+    path = family.usual_name(text_path(name))
     layer = _LAYER.fullmatch(path)
     if layer and SUFFIX.sub("", path) not in family.outer:
         number = int(layer[1]) - family.config.n_layer

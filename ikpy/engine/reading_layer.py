@@ -30,9 +30,9 @@ def reading_layer(model: Model, path: str | os.PathLike[str]) -> Model:
         raise UsageError(f"'{path}' is no drafter of --spec-type eagle3 but a model ({keys.arch})")
     weights.check_all_used()
     target = model.arch
-    if model.devices is not None or not isinstance(target, Decoder) or type(target).build is not Decoder.build:
-        what = "on a GPU" if model.devices is not None else f"of architecture {model.hparams.arch}"
-        raise UsageError(f"--spec-type eagle3: a model {what} cannot give what the drafter reads")
+    if not isinstance(target, Decoder) or type(target).build is not Decoder.build:
+        what = f"a model of architecture {model.hparams.arch}"
+        raise UsageError(f"--spec-type eagle3: {what} cannot give what the drafter reads")
     if arch.target_size != model.hparams.n_embd:
         width = model.hparams.n_embd
         raise UsageError(f"'{path}' reads states of {arch.target_size} numbers, those of the model have {width}")

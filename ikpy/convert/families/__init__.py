@@ -36,6 +36,7 @@ FAMILIES = {
     "dots3_note": "dots3note:Dots3Note",
     "dots3_note_text": "dots3note:Dots3Note",
     "dots_ocr": "qwen:Qwen2",
+    "eagle3": "eagle3:Eagle3",
     "ernie4_5": "ernie:Ernie45",
     "ernie4_5_moe": "ernie:Ernie45Moe",
     "eurobert": "llama:EuroBert",
@@ -179,8 +180,18 @@ _MODEL_TYPES = {
 _MINICPM = {"2.5": "llama", "2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}
 
 
+def _is_eagle3(config: Config) -> bool:
+    """Whether a configuration is that of a drafter: most say that they are a LLaMA of one layer."""
+    if "eagle3" in config.class_name.lower():
+        return True
+    is_drafter = any(config.values.get(name) is not None for name in ("draft_vocab_size", "eagle_config"))
+    return is_drafter and "dflash_config" not in config.values and config.values.get("num_hidden_layers") == 1
+
+
 def _model_type(config: Config) -> str:
     """The model type that tells the family."""
+    if _is_eagle3(config):
+        return "eagle3"
     if config.model_type in ("minicpmv", "minicpmo"):
         return _MINICPM.get(config.minicpm_version, config.model_type)
     return _MODEL_TYPES.get(config.class_name, config.model_type)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
 from ikpy.convert.rope import llama3_factors, scaling_keys
 from ikpy.errors import UnsupportedError
@@ -127,6 +128,9 @@ class Family:
     repeated: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     needs_output: ClassVar[bool] = False  # output.weight is written even if it is the token embedding
     has_output: ClassVar[bool] = True
+    needs_embedding: ClassVar[bool] = True
+    reads_target: ClassVar[bool] = False  # whether it drafts for another model, whose folder tells what is read
+    own_tensors: ClassVar[frozenset[str]] = frozenset()  # that the family reads itself
     writes_texts: ClassVar[bool] = True
     template: ClassVar[str] = ""  # built-in chat template of the published models, for checkpoints without one
     rope_scalings: ClassVar[tuple[str, ...]] = ()  # that can be expressed, beside linear and yarn
@@ -139,7 +143,7 @@ class Family:
     rotates_part: ClassVar[bool] = False  # of a head, if the configuration says so
     rotary_fraction: ClassVar[float] = 1.0
     norm_key: ClassVar[str] = "attention.layer_norm_rms_epsilon"
-    usual_pre: ClassVar[str] = ""  # pre-tokenizer of the published models, where splitting alone does not tell
+    usual_pre: str = ""  # pre-tokenizer of the published models, where splitting alone does not tell
     # Values of transformers' configuration class that published files leave out.
     defaults: ClassVar[Mapping[str, int | float]] = {}
     # Layers that predict further tokens: modules that they have beside those of layers; none where files have none.
@@ -163,6 +167,14 @@ class Family:
         """The class of a configuration, for model types that have several."""
         return cls
 
+    @staticmethod
+    def usual_name(path: str) -> str:
+        """The name of a tensor where checkpoints of the kind have several spellings."""
+        return path
+
+    def take_target(self, target: Config, checkpoint: Checkpoint) -> None:
+        """Tells a drafter for which model it is."""
+
     @property
     def n_expert(self) -> int:
         """Routed experts, 0 for dense models."""
@@ -179,6 +191,11 @@ class Family:
     def padded_rows(self, target: str) -> int:
         """Rows that a tensor outside layers has at least: its first row is repeated behind the last."""
         return 0
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary, as config.json says."""
+        return self.config.integer("vocab_size")
 
     @property
     def n_shards(self) -> int:
@@ -270,7 +287,7 @@ class Family:
         return False
 
     def extra_tensors(self) -> dict[str, np.ndarray]:
-        """Further f32 tensors by GGUF name, made from the configuration."""
+        """Further tensors f32 and i64 by GGUF name, made from the configuration or read by the family itself."""
         rope = self.config.rope()
         if rope["rope_type"] != "llama3":
             return {}

@@ -95,8 +95,6 @@ def check_media(params: CommonParams) -> None:
     media = params.media
     if media.files and not has_projector(params):
         raise UsageError("--image and --audio need a projector: give its file with --mmproj")
-    if media.files and params.prompt.prompt_cache:
-        raise UsageError("--prompt-cache holds no pictures and sounds: leave it out with --image and --audio")
     need_files("--image, --audio", media.files)
     for path in media.files:
         read_media(path)

@@ -145,8 +145,6 @@ class Conversation:
         try:
             if self.media is None or self.media.store.holds_texts:
                 raise UsageError(f"{name} needs a projector: start with --mmproj")
-            if run.params.prompt.prompt_cache:
-                raise UsageError("--prompt-cache holds no pictures and sounds: start without it")
             media = read_media(path)
             self.media.check(media)
             self.waiting.append(media)

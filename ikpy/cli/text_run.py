@@ -238,7 +238,7 @@ class Completion:
             tokens = run.media.tokens(parts, run.context.n_ubatch)
         else:
             tokens = prompt_of(run.context, self.vocab.tokenize(text, add_special=True, parse_special=True))
-        if not text and run.sequence.tokens:
+        if not text and not files and run.sequence.tokens:
             tokens = list(run.sequence.tokens)
             run.session.log(["main: using full prompt from session file"])
         if not tokens:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -56,7 +56,8 @@ class MediaStore:
     """Rows of pictures and the ids that stand for them, by a key of their contents.
 
     n_vocab: ids below are tokens. max_bytes: rows kept at most, but for those of the picture added last; those that
-    were used longest ago go first. Ids are never given to another picture.
+    were used longest ago go first. Ids are never given to another picture. projector: tells projectors apart, whose
+    rows of one picture differ.
 
     A text is a list of ids as any other: equal beginnings can be shared, and positions are indices. A part of one is
     `Batch.add(tokens[a:b], a, seq_id, turn=store.turn(tokens[:a]))`, where a and b are places at which `cut` allows to
@@ -65,8 +66,9 @@ class MediaStore:
     Several threads may use it, one to encode and others to evaluate.
     """
 
-    def __init__(self, n_vocab: int, max_bytes: int) -> None:
+    def __init__(self, n_vocab: int, max_bytes: int, projector: str = "") -> None:
         self.n_vocab = n_vocab
+        self.projector = projector
         self.end = n_vocab
         """Behind the last id of all."""
         self.n_bytes = 0
@@ -96,8 +98,14 @@ class MediaStore:
 
     def _known(self, key: bytes, rows: Rows) -> Picture:
         """The picture of this key, whose rows are kept now."""
+        picture = self._named(key, Picture.of(0, rows))
+        self._keep(picture.start, rows.values)
+        return picture
+
+    def _named(self, key: bytes, shape: Picture) -> Picture:
+        """The picture of this key, which gets its ids if it has none."""
         picture = self._by_key.get(key)
-        made = Picture.of(self.end if picture is None else picture.start, rows)
+        made = replace(shape, start=self.end if picture is None else picture.start)
         if picture is None:
             if made.start + made.n - 1 > MAX_ID:
                 raise ResourceError(
@@ -108,8 +116,23 @@ class MediaStore:
             self.end += made.n
         elif made != picture:
             raise ValueError(f"rows of another shape under one key: {made} instead of {picture}")
-        self._keep(picture.start, rows.values)
         return picture
+
+    def announce(self, key: bytes, shape: Picture) -> list[int]:
+        """The ids of a picture of a saved text, whose rows are made when they are asked for.
+
+        ResourceError if all ids are taken, ValueError if the picture is known in another shape.
+        """
+        with self._lock:
+            return self._named(key, shape).ids
+
+    def pictures_of(self, tokens: Sequence[int]) -> list[tuple[bytes, Picture]]:
+        """Keys of the pictures that some of these ids stand for, in the order of their ids."""
+        with self._lock:
+            starts = self.table()[:, 0]
+            ids = np.unique(np.asarray(tokens, np.int64))
+            places = set((np.searchsorted(starts, ids[ids >= self.n_vocab], "right") - 1).tolist())
+            return [(key, p) for place, (key, p) in enumerate(self._by_key.items()) if place in places]
 
     def _keep(self, start: int, values: NDArray[np.float32]) -> None:
         if start in self._rows:

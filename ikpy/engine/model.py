@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections import ChainMap, Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cached_property
@@ -19,6 +18,7 @@ from ikpy.engine.locking import lock_memory
 from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError
 from ikpy.gguf.file_bytes import share_of
+from ikpy.gguf.fingerprint import weights_fingerprint
 from ikpy.gguf.huge_pages import fitting_reserved_pages
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.division import OUTPUTS, Matrix
@@ -37,8 +37,6 @@ from ikpy.quants.model_shape import EXTRA_OUTPUT
 
 MIB = 1 << 20
 LEAST_FILLED = 64 * MIB  # the first token has read less before threads have started
-SAMPLED_TENSORS = 64
-SAMPLED_BYTES = 256
 NO_MODELS = (
     ("general.type", "adapter", "an adapter: give it with --lora beside its model"),
     ("general.type", "imatrix", "an importance matrix: ikpy quantize takes it with --imatrix"),
@@ -279,12 +277,8 @@ class Model:
 
     @cached_property
     def fingerprint(self) -> int:
-        """CRC-32 of bytes from all over the weights: tells models of the same shapes and types apart."""
-        tensors = list(self.gguf.tensors.values())
-        checksum = 0
-        for info in tensors[:: -(-len(tensors) // SAMPLED_TENSORS)]:
-            checksum = zlib.crc32(self.gguf.data(info)[:SAMPLED_BYTES].tobytes(), checksum)
-        return checksum
+        """Tells models of the same shapes and types apart."""
+        return weights_fingerprint(self.gguf)
 
     def check_finite(self) -> None:
         """Decodes every tensor and raises FileFormatError naming the first with a NaN or infinity."""

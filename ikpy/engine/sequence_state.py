@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ikpy.engine.cells import KVCacheFullError
+from ikpy.engine.saved_media import known_tokens
 from ikpy.engine.session import (
     NOT_FINITE,
     PREFIX,
@@ -38,7 +39,7 @@ MAGIC = b"ikpyslot"
 def save_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, tokens: list[int]) -> int:
     """Writes the sequence, replacing the file as a whole; returns the bytes written.
 
-    Raises OSError, and UsageError for a text with pictures.
+    Raises OSError.
     """
     return write_state(Path(path), MAGIC, VERSION, context, seq_id, tokens)
 
@@ -61,10 +62,11 @@ def load_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, n
         raise FileFormatError("the state is damaged: its length is wrong")
     if not is_finite(context, header, data, start):
         raise FileFormatError(f"the state {NOT_FINITE}")
+    known = known_tokens(context, header)
     context.kv.seq_rm(seq_id, -1, -1)
     read_cells(context, header, data, start, seq_id)
     context.adapter_scales[seq_id] = scales_of(context, header["adapters"])
-    return list(tokens), len(data)
+    return known, len(data)
 
 
 def unshare_sequence(context: Context, seq_id: int) -> int:

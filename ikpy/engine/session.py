@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ikpy._native import core
 from ikpy.engine.cells import WindowCells, lowest_visible, whole_from
 from ikpy.engine.recurrent import Checkpoint
+from ikpy.engine.saved_media import PROJECTOR, check_tokens, known_tokens, media_header, other_projector
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf.atomic import replacing
 from ikpy.graph.ir import F32, Value
@@ -105,6 +106,8 @@ def mismatch(context: Context, header: dict[str, Any]) -> str | None:
     """In what a saved state was made with something else than the context, if it was."""
     wanted = json.loads(json.dumps(cache_signature(context)))
     reason = next((reason for key, reason in MISMATCHES if header.get(key) != wanted[key]), None)
+    if reason is None and other_projector(context, header):
+        return PROJECTOR
     return ADAPTERS if reason is None and scales_of(context, header["adapters"]) is None else reason
 
 
@@ -205,15 +208,13 @@ def put_state(context: Context, seq_id: int, state: SequenceState) -> None:
 def write_state(path: Path, magic: bytes, version: int, context: Context, seq_id: int, tokens: list[int]) -> int:
     """Writes a sequence, replacing the file as a whole; returns the bytes written.
 
-    Raises OSError, and UsageError for a text with pictures: their ids are those of this process.
+    Raises OSError.
     """
-    media = context.params.media
-    if media is not None and not media.holds_texts and media.has_media(tokens):
-        raise UsageError("a text with pictures or sounds cannot be saved to a file")
     state = take_state(context, seq_id, tokens)
     cells = [[*window, pos.tolist(), state.shifts[window].tolist()] for window, pos in state.pos.items()]
     used = used_adapters(context, seq_id)
-    header = json.dumps({**cache_signature(context), "adapters": used, "tokens": tokens, "cells": cells}).encode()
+    parts = {**cache_signature(context), "adapters": used, **media_header(context, tokens), "cells": cells}
+    header = json.dumps(parts).encode()
     checksum = zlib.crc32(header)
     body: list[NDArray[Any]] = list(state.cells)
     for saved in state.states[-1:]:
@@ -292,7 +293,7 @@ def read_cells(context: Context, header: dict[str, Any], data: bytes, start: int
 
 
 def save_session(path: str | os.PathLike[str], context: Context, tokens: list[int]) -> None:
-    """Writes ``tokens`` and the cache that holds them (of sequence 0). UsageError for a text with pictures."""
+    """Writes ``tokens`` and the cache that holds them (of sequence 0)."""
     try:
         write_state(Path(path), MAGIC, VERSION, context, 0, tokens)
     except OSError as error:
@@ -324,9 +325,10 @@ def load_session(path: str | os.PathLike[str], context: Context) -> list[int]:
         raise FileFormatError(f"session file '{path}' is damaged: {len(data)} bytes, {expected} expected")
     if not is_finite(context, header, data, start):
         raise FileFormatError(f"session file '{path}' {NOT_FINITE}; delete it to start afresh")
+    known = known_tokens(context, header)
     context.kv.clear()
     read_cells(context, header, data, start, 0)
-    return list(tokens)
+    return known
 
 
 def parse_state(data: bytes, context: Context) -> tuple[dict[str, Any], int]:
@@ -339,11 +341,7 @@ def parse_state(data: bytes, context: Context) -> tuple[dict[str, Any], int]:
         raise ValueError
     header = json.loads(data[PREFIX.size : PREFIX.size + length])
     tokens = _integers(header["tokens"])
-    n_vocab, media = context.model.hparams.n_vocab, context.params.media
-    if tokens and not 0 <= min(tokens) <= max(tokens) < (media.end if media and media.holds_texts else n_vocab):
-        raise ValueError
-    if any(a < n_vocab <= b for a, b in pairwise(tokens)):  # a text for the encoder is what a sequence begins with
-        raise ValueError
+    check_tokens(context, header)
     for _, scale in header["adapters"]:
         if not abs(scale) <= MAX_SCALE:
             raise ValueError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ from ikpy.server.generation import unless_gone
 from ikpy.server.http import json_response, parse_json, read_body
 from ikpy.server.read_params import from_digits
 from ikpy.server.routes_status import front_of
-from ikpy.server.slot_files import draft_file, read_slot, write_slot, written_draft_files
+from ikpy.server.slot_files import MEDIA_TOKEN, draft_file, read_slot, write_slot, written_draft_files
 from ikpy.server.slot_reports import SlotState
 from ikpy.server.slots import Slot
+from ikpy.tools.media_marks import MARKER
 
 CANNOT_RESTORE = "Unable to restore slot, no available space in KV cache or invalid slot save file"
-MEDIA_STAY = "a text with pictures or sounds cannot be saved: what stands for them is known to this process only"
 BUSY_WAIT = 0.02
 """Seconds between two looks at a busy slot."""
 
@@ -97,8 +98,6 @@ def erase(slot: Slot) -> dict[str, Any]:
 def save(front: Front, slot: Slot, folder: Path, name: str) -> dict[str, Any]:
     """Writes the state and the tokens of a slot."""
     began = time.perf_counter()
-    if slot.holds_media:
-        raise bad_request(MEDIA_STAY)
     try:
         size = write_slot(folder, name, front.engine, slot)
     except OSError as error:
@@ -134,7 +133,7 @@ def describe_files(front: Front, folder: Path) -> list[dict[str, Any]]:
         try:
             tokens = parse_json(listed.read_bytes())["tokens"]
             stat = path.stat()
-            text = front.vocab.detokenize(tokens)
+            text = shown_text(front, tokens)
         except (OSError, KeyError, TypeError, ApiError, IkpyError):
             continue
         changed = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stat.st_mtime))
@@ -148,6 +147,12 @@ def describe_files(front: Front, folder: Path) -> list[dict[str, Any]]:
             }
         )
     return out
+
+
+def shown_text(front: Front, tokens: list[int]) -> str:
+    """Text of a listed file's tokens, with a marker for a picture or a sound."""
+    groups = groupby(tokens, lambda token: token == MEDIA_TOKEN)
+    return "".join(MARKER if is_media else front.vocab.detokenize(list(part)) for is_media, part in groups)
 
 
 async def rename_prompt(request: Request) -> Response:

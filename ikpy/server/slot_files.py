@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ikpy.server.slots import Slot
 
 TOKENS_MAGIC = 1819112310
+MEDIA_TOKEN = -1
+"""Stands in lists of tokens for a row of a picture or a sound."""
 AUTOSAVE = "autosave-{}-{:08x}"
 """Name of the file that keeps a slot of a model over a restart."""
 
@@ -32,9 +34,11 @@ def write_slot(folder: Path, name: str, engine: Engine, slot: Slot) -> int:
     A drafter that cannot be written (which is logged) leaves no file. Raises OSError.
     """
     size = save_sequence(folder / name, engine.context, slot.id, slot.tokens)
-    content = {"has_mtmd": False, "map_idx_to_media": [], "tokens": slot.tokens, "magic": TOKENS_MAGIC, "version": 1}
+    has_media, n_vocab = slot.holds_media, engine.context.model.hparams.n_vocab
+    tokens = [token if token < n_vocab else MEDIA_TOKEN for token in slot.tokens]
+    head = {"has_mtmd": has_media, "map_idx_to_media": [], "tokens": tokens, "magic": TOKENS_MAGIC, "version": 1}
     with replacing(folder / f"{name}.tokens.json") as file:
-        file.write(json.dumps(content).encode())
+        file.write(json.dumps(head).encode())
     for path, drafter in draft_files(folder, name, slot):
         try:
             drafter.write_state(path)
@@ -115,7 +119,7 @@ def save_slots(server: Server) -> None:
         return
     for slot in engine.slots:
         try:
-            if slot.tokens and not slot.holds_media:
+            if slot.tokens:
                 path = autosave_file(server, slot)
                 write_slot(path.parent, path.name, engine, slot)
                 engine.log.event("save_slots", "slot saved", id_slot=slot.id, n_saved=len(slot.tokens))

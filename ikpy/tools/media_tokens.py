@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -31,6 +32,8 @@ STORE_BYTES = 512 << 20
 """Of the rows that a server keeps; a picture of gemma3 has 2.5 MiB, one of 4096 tokens for 8192 channels 128."""
 ONE_TEXT_BYTES = 16 << 30
 """Of the rows of a text that is evaluated as a whole; no more is taken than there are."""
+HEAD_BYTES = 1 << 18
+"""Of a projector file, which its keys do not exceed."""
 MOST_LAYOUTS = 4096
 """Pictures and sounds whose tokens are remembered."""
 NO_MEDIA = "{} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
@@ -268,6 +271,8 @@ class Encoders:
 
     pictures: Projector | None = None
     sounds: SoundProjector | None = None
+    fingerprint: str = ""
+    """Tells files and limits of pictures' tokens apart, which give a picture other rows."""
 
     @property
     def device_bytes(self) -> dict[str, int]:
@@ -281,6 +286,17 @@ class Encoders:
         """Brings the weights to devices and makes room for the largest picture and sound."""
         for each in filter(None, (self.pictures, self.sounds)):
             each.take_memory(log)
+
+
+def projector_fingerprint(path: str, options: ProjectorOptions) -> str:
+    """Of the keys and tensors of a file and the limits of pictures' tokens."""
+    from ikpy.gguf.fingerprint import weights_fingerprint
+    from ikpy.gguf.reader import GGUFFile
+
+    with open(path, "rb") as file:
+        head = zlib.crc32(file.read(HEAD_BYTES))
+    with GGUFFile.open(path) as gguf:
+        return f"{head:08x} {weights_fingerprint(gguf):08x} {options.min_tokens} {options.max_tokens}"
 
 
 def open_beside(
@@ -320,7 +336,7 @@ def open_beside(
         sounds = open_sound_projector(
             path, n_embd=n_embd, n_threads=n_threads, log=log, has_token=has_token, device=runtime()
         )
-    encoders = Encoders(pictures, sounds)
+    encoders = Encoders(pictures, sounds, projector_fingerprint(path, options))
     return encoders, replace(params, placement=replace(params.placement, taken=tuple(encoders.device_bytes.items())))
 
 
@@ -341,5 +357,5 @@ def new_reader(
             f"{n_deep} (n_deepstack_layers): convert both from one checkpoint"
         )
     encoders.take_memory(log)
-    store = MediaStore(model.hparams.n_vocab, n_bytes or ONE_TEXT_BYTES)
+    store = MediaStore(model.hparams.n_vocab, n_bytes or ONE_TEXT_BYTES, encoders.fingerprint)
     return MediaReader(encoders.pictures, store, vocab, encoders.sounds, n_deep)

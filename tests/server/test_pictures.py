@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +21,11 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.media import MediaStore
 from ikpy.engine.params import ContextParams
+from ikpy.engine.sequence_state import load_sequence
+from ikpy.engine.session import PREFIX
+from ikpy.errors import FileFormatError
 from ikpy.server.build import Server
+from ikpy.server.slot_files import restore_slots, save_slots
 from ikpy.tools import media_tokens
 from ikpy.tools.media_marks import MARKER
 from ikpy.tools.pictures import Picture
@@ -238,15 +244,117 @@ def test_too_long(files: Path) -> None:
         assert full["usage"]["completion_tokens"] > 100
 
 
-def test_slots_with_pictures_are_not_saved(files: Path, tmp_path: Path) -> None:
-    server = start(files, "--slot-save-path", str(tmp_path), "--slot-autosave")
-    with client_of(server) as client:
+def grid_files(folder: Path) -> Path:
+    """A model whose positions count rows and columns of pictures, with a prediction layer."""
+    write_grid_text(folder / "text.gguf", predicts=True)
+    write_grid_projector(folder / "mmproj.gguf")
+    return folder
+
+
+def native(client: TestClient, words: str, *pictures: bytes) -> dict[str, Any]:
+    """The answer of the native route, its first token with probabilities."""
+    data = [base64.b64encode(file).decode() for file in pictures]
+    prompt = {"prompt_string": words, "multimodal_data": data}
+    body = {"prompt": prompt, "n_predict": 6, "temperature": 0, "n_probs": 8, "ignore_eos": True}
+    response = client.post("/completion", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def first_logprobs(answer: dict[str, Any]) -> dict[int, float]:
+    """Of the tokens that could have come first, by their ids."""
+    return {one["id"]: one["logprob"] for one in answer["completion_probabilities"][0]["top_logprobs"]}
+
+
+@pytest.mark.parametrize("kind", ["flat", "grid", "grid with drafts"])
+def test_saved_pictures_serve_another_process(files: Path, tmp_path: Path, kind: str) -> None:
+    """As an unbroken run goes on. Ids are others there: other pictures came before."""
+    folder = files if kind == "flat" else grid_files(tmp_path)
+    more = ["-c", "4096", "--slot-save-path", str(tmp_path), "--cache-ram", "0"]
+    more += ["-mtp", "--draft-p-min", "0"] if kind == "grid with drafts" else []
+    words, pictures = f"a{MARKER}or{MARKER}what", [png(3), png(1, width=90)]
+    with client_of(start(folder, *more)) as client:
+        native(client, MARKER, png(8))
+        words += native(client, words, *pictures)["content"] + f"and{MARKER}now"
+        saved = client.post("/slots/0?action=save", json={"filename": "x"}).json()
+        want = native(client, words, *pictures, png(6, width=70))
+        assert client.get("/list").json()[0]["prompt"].count(MARKER) == 2
+    with client_of(start(folder, *more)) as client:
+        native(client, MARKER * 2, png(6, width=70), png(1, width=90))
+        restored = client.post("/slots/0?action=restore", json={"filename": "x"}).json()
+        assert restored["n_restored"] == saved["n_saved"]
+        found = native(client, words, *pictures, png(6, width=70))
+        assert found["tokens_cached"] == want["tokens_cached"] and found["content"] == want["content"]
+        assert found["timings"]["cache_n"] == want["timings"]["cache_n"] > 2 * N_ROWS
+        assert first_logprobs(found) == pytest.approx(first_logprobs(want), abs=5e-5)
+        client.post("/slots/0?action=restore", json={"filename": "x"})
+        other = native(client, f"a{MARKER}or{MARKER}what", png(4), png(1, width=90))
+        assert other["timings"]["cache_n"] <= 18, "only the text before: another picture is not the saved one"
+
+
+def test_pictures_of_another_projector(files: Path, tmp_path: Path) -> None:
+    line = ["--slot-save-path", str(tmp_path)]
+    with client_of(start(files, *line)) as client:
         chat(client, *QUESTION)
-        assert "pictures" in refused(client.post("/slots/0?action=save", json={"filename": "x"}))
-        assert client.post("/slots/0?action=erase").json()["n_erased"] > N_ROWS
-        chat(client, text("hello"))
         assert client.post("/slots/0?action=save", json={"filename": "x"}).status_code == 200
-        assert client.post("/slots/0?action=restore", json={"filename": "x"}).status_code == 200
+        chat(client, text("hello"), cache_prompt=False)
+        assert client.post("/slots/0?action=save", json={"filename": "text"}).status_code == 200
+    for mmproj in (True, False):
+        server = start(files, *line, mmproj=mmproj)
+        with client_of(server) as client:
+            if mmproj:
+                server.engine.context.params.media.projector = "another"
+            assert client.post("/slots/0?action=restore", json={"filename": "text"}).status_code == 200
+            assert "Unable to restore slot" in refused(client.post("/slots/0?action=restore", json={"filename": "x"}))
+            with pytest.raises(FileFormatError, match="another projector"):
+                load_sequence(tmp_path / "x", server.engine.context, 0, 500)
+
+
+@pytest.mark.parametrize(
+    "pictures",
+    [
+        [],
+        5,
+        [["00", 1, None, False, 1]],
+        [["zz", 16, None, True, 16]],
+        [["00", 0, None, True, 16], ["01", 16, None, True, 16]],
+        [["00", "16", None, True, 16]],
+        [["00", 16, None, 1, 16]],
+        [["00", 16, [4], True, 16]],
+        [["00", 16, 4, True, 16]],
+        [["00", 16, [4, 0], True, 16]],
+        [["00", 1 << 40, None, True, 16]],
+        [["00", 16]],
+        None,
+    ],
+)
+def test_damaged_lists_of_pictures(files: Path, tmp_path: Path, pictures: Any) -> None:
+    """With the right checksum: as no program writes them."""
+    with client_of(start(files, "--slot-save-path", str(tmp_path))) as client:
+        chat(client, *QUESTION)
+        client.post("/slots/0?action=save", json={"filename": "x"})
+        data = (tmp_path / "x").read_bytes()
+        magic, version, _, length = PREFIX.unpack_from(data)
+        header = json.loads(data[PREFIX.size : PREFIX.size + length])
+        header["media"] = header["media"] | {"pictures": pictures} if pictures is not None else "x"
+        changed = json.dumps(header).encode()
+        body = changed + data[PREFIX.size + length :]
+        (tmp_path / "x").write_bytes(PREFIX.pack(magic, version, zlib.crc32(body), len(changed)) + body)
+        assert "Unable to restore slot" in refused(client.post("/slots/0?action=restore", json={"filename": "x"}))
+        assert said(chat(client, *QUESTION))
+
+
+def test_slots_with_pictures_are_kept_over_a_restart(files: Path, tmp_path: Path) -> None:
+    line = ["--slot-save-path", str(tmp_path), "--slot-autosave"]
+    server = start(files, *line)
+    with client_of(server) as client:
+        want = chat(client, *QUESTION)
+    save_slots(server)
+    server = start(files, *line)
+    server.engine.stop(10)
+    restore_slots(server)
+    assert len(server.engine.slots[0].tokens) == want["usage"]["total_tokens"] - 1
+    assert server.engine.slots[0].holds_media
 
 
 def test_drafts_leave_answers_as_they_are(files: Path, client: TestClient) -> None:

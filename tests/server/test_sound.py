@@ -372,3 +372,34 @@ def test_write_sound_projector_is_heard(tmp_path: Path) -> None:
     write_sound_projector(tmp_path / "mmproj.gguf", d=96)
     with pytest.raises(UsageError, match="makes rows of 96 elements, the text model wants 64"):
         start(tmp_path)
+
+
+def test_a_saved_sound_serves_another_process(files: Path, tmp_path: Path) -> None:
+    """As an unbroken run goes on; another sound was heard there before."""
+
+    def native(client: TestClient, words: str, heard: bytes) -> Json:
+        prompt = {"prompt_string": words, "multimodal_data": [base64_of(heard)]}
+        body = {"prompt": prompt, "n_predict": 6, "temperature": 0, "n_probs": 8, "ignore_eos": True}
+        response = client.post("/completion", json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def first(answer: Json) -> dict[int, float]:
+        return {one["id"]: one["logprob"] for one in answer["completion_probabilities"][0]["top_logprobs"]}
+
+    words, answers = f"hear{MARKER}what", []
+    for action in ("save", "restore"):
+        server = start(files, "--slot-save-path", str(tmp_path), "--cache-ram", "0")
+        client = TestClient(server.app, raise_server_exceptions=False)
+        try:
+            if action == "save":
+                words += native(client, words, HEARD)["content"] + "and"
+            else:
+                native(client, MARKER, wav(tone(1.1, 7)))
+            response = client.post(f"/slots/0?action={action}", json={"filename": "x"})
+            assert response.status_code == 200, response.text
+            answers.append(native(client, words, HEARD))
+        finally:
+            server.engine.stop(10)
+    assert first(answers[1]) == pytest.approx(first(answers[0]), abs=5e-5)
+    assert answers[0]["timings"]["cache_n"] == answers[1]["timings"]["cache_n"] > ROWS

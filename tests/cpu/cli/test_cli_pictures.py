@@ -90,6 +90,19 @@ def test_plain_text(cli, llm: LLM, files: Path) -> None:
     assert cli("--image", "1.png", "-p", "a<__media__>b", "-no-cnv", "--verbose-prompt")[0] == 0
 
 
+@pytest.mark.parametrize("mode", [["-no-cnv"], []])
+def test_a_prompt_cache_with_pictures(cli, tmp_path: Path, mode: list[str]) -> None:
+    """The second run goes on from the file, another picture or a run without a projector does not."""
+    cache = str(tmp_path / "cache")
+    line = ["-p", "a<__media__>b", *mode]
+    want = {name: cli("--image", name, *line)[1] for name in ("1.png", "2.png")}
+    for name in ("1.png", "1.png", "2.png", "1.png"):
+        status, out, errors = cli("--image", name, *line, "--prompt-cache", cache)
+        assert (status, out) == (0, want[name]), errors
+    status, _, errors = cli("-p", "a", *mode, "--prompt-cache", cache, mmproj=False)
+    assert status == 1 and "was made with another projector" in errors and "Traceback" not in errors
+
+
 def test_a_conversation(cli, llm: LLM, files: Path) -> None:
     lines = "/image none.png\n/image broken.png\n/image 1.png\nwhat\nand\n/image 2.png\nthis\n/exit\n"
     status, out, errors = cli("-cnv", stdin=lines)
@@ -118,7 +131,6 @@ def test_a_picture_waits_for_the_first_message(cli, llm: LLM, files: Path) -> No
             "--image 1.png -p <__media__><__media__>",
             "number of markers <__media__> (2) and of pictures or sounds (1) differ",
         ),
-        ("--image 1.png --prompt-cache x", "--prompt-cache holds no pictures"),
         ("--image 1.png -ub 8", f"the {N_ROWS} tokens of a picture do not fit a micro-batch of 8: raise -ub"),
         (f"--image 1.png -c 256 -p {'x' * 300}", "message is too long"),
         ("--video x.mp4", "video is not supported"),

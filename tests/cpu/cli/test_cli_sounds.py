@@ -92,7 +92,6 @@ def test_sounds_that_cannot_be_read_do_not_end_a_conversation(cli) -> None:
         ("--audio none.wav", "--image, --audio none.wav: No such file"),
         ("--audio broken.wav", "broken.wav cannot be decoded"),
         ("--audio 1.png", "image input is not supported"),
-        ("--audio 1.wav --prompt-cache x", "--prompt-cache holds no pictures and sounds"),
     ],
 )
 def test_errors_of_one_line(cli, line: str, message: str) -> None:

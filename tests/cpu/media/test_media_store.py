@@ -46,6 +46,25 @@ def test_a_picture_has_its_ids_for_ever() -> None:
     assert store.n_bytes == 30 * WIDTH * 4
 
 
+def test_pictures_of_saved_texts_are_announced() -> None:
+    """They have ids before their rows are made, and those of one key are one picture."""
+    store = MediaStore(N_VOCAB, 1 << 20)
+    store.add(b"a", rows(4))
+    store.add(b"b", rows(6, (2, 3)))
+    (_, two), *_ = store.pictures_of([105, 1, 107])
+    assert [key for key, _ in store.pictures_of([1, 108, 100, 2, 101])] == [b"a", b"b"]
+    other = MediaStore(N_VOCAB, 1 << 20)
+    other.add(b"c", rows(3))
+    ids = other.announce(b"b", two)
+    assert ids == [103, 104, 105, 106, 107, 108] and other.has_media(ids) and other.n_bytes == 3 * WIDTH * 4
+    with pytest.raises(ResourceError, match="no longer kept"):
+        other.rows(103)
+    assert other.add(b"b", rows(6, (2, 3))) == ids and len(other.rows(103)) == 6
+    assert other.announce(b"b", two) == ids and other.end == 109
+    with pytest.raises(ValueError, match="another shape"):
+        other.announce(b"c", two)
+
+
 def test_failures_leave_no_ids() -> None:
     store = MediaStore(N_VOCAB, 1 << 20)
 

@@ -1,0 +1,91 @@
+"""Pictures and sounds of texts in state files: keys of their contents, by which other processes know them.
+
+The header of such a file has ``media``: the projector, and of every picture key, rows, grid, whether its rows see each
+other, and rotation positions. Its tokens from n_vocab on count the rows of these pictures.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ikpy.engine.media import MAX_ID, MediaStore, Picture
+from ikpy.errors import FileFormatError
+
+if TYPE_CHECKING:
+    from ikpy.engine.context import Context
+
+PROJECTOR = "another projector (--mmproj), other limits of pictures' tokens, or without one"
+
+
+def picture_store(context: Context) -> MediaStore | None:
+    """Where ids of pictures and sounds have their rows, if the context has such."""
+    store = context.params.media
+    return None if store is None or store.holds_texts else store
+
+
+def media_header(context: Context, tokens: list[int]) -> dict[str, Any]:
+    """What a header says of the tokens of a text."""
+    store = picture_store(context)
+    if store is None or not store.has_media(tokens):
+        return {"tokens": tokens}
+    pictures = store.pictures_of(tokens)
+    starts = np.array([picture.start for _, picture in pictures], np.int64)
+    first = np.array([store.n_vocab, *accumulate(p.n for _, p in pictures)], np.int64)
+    first[1:] += store.n_vocab
+    ids = np.array(tokens, np.int64)
+    rows = ids >= store.n_vocab
+    place = np.searchsorted(starts, ids[rows], "right") - 1
+    ids[rows] += first[place] - starts[place]
+    listed = [[key.hex(), p.n, p.grid, p.both_ways, p.n_positions] for key, p in pictures]
+    return {"tokens": ids.tolist(), "media": {"projector": store.projector, "pictures": listed}}
+
+
+def check_tokens(context: Context, header: dict[str, Any]) -> None:
+    """ValueError, KeyError or TypeError for tokens or pictures that no context writes."""
+    tokens, n_vocab, store = header["tokens"], context.model.hparams.n_vocab, context.params.media
+    end = store.end if store is not None and store.holds_texts else n_vocab
+    if "media" in header:
+        end = n_vocab + sum(picture.n for _, picture in _pictures(header))
+    elif any(a < n_vocab <= b for a, b in pairwise(tokens)):  # a text for the encoder is what a sequence begins with
+        raise ValueError
+    if tokens and not 0 <= min(tokens) <= max(tokens) < end:
+        raise ValueError
+
+
+def other_projector(context: Context, header: dict[str, Any]) -> bool:
+    """Whether a state holds rows of another projector than the context's."""
+    store = picture_store(context)
+    return "media" in header and (store is None or header["media"]["projector"] != store.projector)
+
+
+def known_tokens(context: Context, header: dict[str, Any]) -> list[int]:
+    """The tokens of a checked header, with the ids that its pictures have here. ResourceError if all are taken,
+    FileFormatError if one of its pictures is known in another shape."""
+    store = picture_store(context)
+    if store is None or "media" not in header:
+        return list(header["tokens"])
+    ids: list[int] = []
+    for key, picture in _pictures(header):
+        try:
+            ids += store.announce(key, picture)
+        except ValueError:
+            raise FileFormatError("the state holds a picture or a sound that has other rows here") from None
+    return [token if token < store.n_vocab else ids[token - store.n_vocab] for token in header["tokens"]]
+
+
+def _pictures(header: dict[str, Any]) -> list[tuple[bytes, Picture]]:
+    """Keys and shapes of the pictures, without ids. ValueError, KeyError or TypeError if they are none."""
+    if not isinstance(header["media"]["projector"], str):
+        raise TypeError
+    found = []
+    for key, n, grid, both_ways, n_positions in header["media"]["pictures"]:
+        numbers = [n, n_positions, *(grid or [])]
+        if not all(type(value) is int and 0 <= value <= MAX_ID for value in numbers) or type(both_ways) is not bool:
+            raise TypeError
+        if n < 1 or (grid is not None and (len(grid) != 2 or not all(grid))):
+            raise ValueError
+        found.append((bytes.fromhex(key), Picture(0, n, None if grid is None else tuple(grid), both_ways, n_positions)))
+    return found

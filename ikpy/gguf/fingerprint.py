@@ -1,0 +1,21 @@
+"""Tells files with tensors of the same shapes and types apart."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ikpy.gguf.reader import GGUFFile
+
+SAMPLED_TENSORS = 64
+SAMPLED_BYTES = 256
+
+
+def weights_fingerprint(gguf: GGUFFile) -> int:
+    """CRC-32 of bytes from all over the weights."""
+    tensors = list(gguf.tensors.values())
+    checksum = 0
+    for info in tensors[:: max(1, -(-len(tensors) // SAMPLED_TENSORS))]:
+        checksum = zlib.crc32(gguf.data(info)[:SAMPLED_BYTES].tobytes(), checksum)
+    return checksum

@@ -21,7 +21,6 @@ from ikpy.engine.sampling import Sampler
 from ikpy.engine.sampling_params import SamplingParams
 from ikpy.engine.session import MAX_INT32
 from ikpy.engine.speculative import NGRAM_TYPES, Drafter, SpeculativeParams, Speculator
-from ikpy.errors import UsageError
 from ikpy.tools.generation import GrowingSequence
 from ikpy.tools.speculation import DraftFiles, make_speculation
 from ikpy.vocab import Vocab
@@ -200,7 +199,7 @@ def test_a_draft_model_reads_no_pictures(tmp_path: Path) -> None:
 
 
 def test_states_of_texts_with_pictures(tmp_path: Path) -> None:
-    """They are taken and put back within a process, but not written to files."""
+    """They are taken and put back within a process, and written to files."""
     model, text = model_of_pictures(), text_of_pictures()
     store = MediaStore(N_VOCAB, 1 << 20)
     ids = media.ids_of(store, text)
@@ -213,7 +212,10 @@ def test_states_of_texts_with_pictures(tmp_path: Path) -> None:
     assert state is not None
     second.put_state(state)
     second.observe(ids, states[-2:])
-    assert first.draft([*ids, 5], 3) == second.draft([*ids, 5], 3) != []
-    with pytest.raises(UsageError, match="pictures or sounds cannot be saved"):
-        first.write_state(tmp_path / "state")
+    want = first.draft([*ids, 5], 3)
+    assert want == second.draft([*ids, 5], 3) != []
+    first.write_state(tmp_path / "state")
+    second.read_state(tmp_path / "state")
+    second.observe(ids, states[-2:])
+    assert second.draft([*ids, 5], 3) == want
     assert max(ids) < MAX_INT32

@@ -22,8 +22,8 @@ import xllamacpp
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.graph.ir import F32
-from tests.cpu.kernels.tile_weights import TileTower
 from tests.cpu.media.tile_towers import GOLDENS, PEER_COLUMNS, TOWERS, peer_pictures
+from tests.cpu.media.tile_weights import TileTower
 
 POINTER = ctypes.c_void_p
 MARKER = b"<__media__>"

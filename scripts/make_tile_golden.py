@@ -26,8 +26,8 @@ from transformers.models.siglip import modeling_siglip as siglip
 from transformers.models.siglip2 import modeling_siglip2 as siglip2
 
 from scripts.tower_goldens import State, layers, load, record, renamed
-from tests.cpu.kernels.tile_weights import TileTower, Weights
 from tests.cpu.media.tile_towers import GOLDEN_ROWS, GOLDENS, TOWERS, golden_picture
+from tests.cpu.media.tile_weights import TileTower, Weights
 
 
 def pixels(t: TileTower) -> torch.Tensor:

@@ -245,6 +245,11 @@ class Completion:
             raise UsageError("the prompt is empty and the model wants no begin token: give a prompt with -p or -f")
         run.set_prompt(tokens)
         kept = run.sequence.rewind(tokens)
+        if not text and not files and run.media is not None and run.media.store.has_media(tokens[kept:]):
+            raise UsageError(
+                "the pictures and sounds of the session have to be evaluated anew: give the prompt and --image or "
+                "--audio again"
+            )
         run.report_state(kept, len(tokens))
 
     def run(self, run: TextRun) -> bool:

@@ -20,7 +20,7 @@ _KINDS = (
         r"hybrid_override_pattern|.*_act|activation|.*activation(_func(tion)?)?|granularity.*|.*_granularity_type",
     ),
     ("text", r"(torch_)?dtype|model_type|type|.*_(func|function|proj|type|method|mode|enum|version)"),
-    ("list", r"architectures|.*layer_types|.*_idxs|.*_indexes|(.*_)?(short|long)_factor"),
+    ("list", r"architectures|.*layer_types|.*_layer_ids|.*_idxs|.*_indexes|(.*_)?(short|long)_factor"),
     ("list", r"(full_attn|kda|attn|moe|dense|sparse|mlp_only)_layers"),
     ("flag", r"(use|tie|is|has|do|no)_.*|.*_(bias|norm|topk_prob|gate|adjust_ff_dim)|.*interleave"),
     ("number", r"factor|beta_.*|mscale.*|(.*_)?(theta|eps|epsilon|factor|base|scale|scaling|ratio|alpha|beta|prob)"),
@@ -37,6 +37,8 @@ _KINDS = (
 _OF_SEVERAL_TYPES = re.compile(
     r"mamba_dt_rank|time_step_limit|.*_per_layer|altup_correct_scale|.*_block_size|no_rope_layer.*"
 )
+# -1 stands for none.
+_BELOW_ZERO = frozenset(("sliding_window",))
 _PATTERNS = tuple((re.compile(pattern), kind) for kind, pattern in _KINDS)
 
 
@@ -79,9 +81,10 @@ def kind_of(key: str) -> Kind | None:
 
 
 def _values(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys and values; without those of the quantization, whose readers say what is wrong."""
     for key, value in config.items():
         yield key, value
-        if isinstance(value, dict):
+        if isinstance(value, dict) and key != "quantization_config":
             yield from _values(value)
 
 
@@ -98,13 +101,15 @@ def odd_value(config: dict[str, Any], error: Exception | None = None) -> str | N
             continue
         words = f"'{key}' is {shown(value)}"
         entries = value if isinstance(value, list) else [value]
+        has_gaps = isinstance(value, list) and any(entry is None for entry in value)
+        entries = [entry for entry in entries if entry is not None]
         if not kind.may_be(value) and not (entries and all(map(kind.may_be, entries))):
             suspects.append((0, f"{words}, not {kind.words}"))
-        elif isinstance(value, list) and any(entry is None for entry in value):
+        elif has_gaps:
             suspects.append((0, f"{words}, with nothing in it at some places"))
         elif any(_is_number(entry) and not abs(entry) < _MOST[kind.words] for entry in entries):
             suspects.append((1, f"{words}, not a number that is possible"))
-        elif kind.words == "an integer" and any(entry < 0 for entry in entries):
+        elif kind.words == "an integer" and key not in _BELOW_ZERO and any(entry < 0 for entry in entries):
             suspects.append((2, f"{words}, below 0"))
         elif error is not None and kind.words == "an integer" and isinstance(value, list):
             suspects.append((3, f"{words}, not {kind.words}"))

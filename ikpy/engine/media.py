@@ -107,10 +107,7 @@ class MediaStore:
         picture = self._by_key.get(key)
         made = replace(shape, start=self.end if picture is None else picture.start)
         if picture is None:
-            if made.start + made.n - 1 > MAX_ID:
-                raise ResourceError(
-                    f"all {MAX_ID - self.n_vocab} ids of rows of pictures and sounds are taken: start anew"
-                )
+            self._check_room(made.n)
             self._by_key[key] = picture = made
             self._pictures.append(made)
             self.end += made.n
@@ -118,13 +115,28 @@ class MediaStore:
             raise ValueError(f"rows of another shape under one key: {made} instead of {picture}")
         return picture
 
-    def announce(self, key: bytes, shape: Picture) -> list[int]:
-        """The ids of a picture of a saved text, whose rows are made when they are asked for.
+    def announce(self, pictures: Sequence[tuple[bytes, Picture]]) -> list[int]:
+        """First ids of the pictures of a saved text, whose rows are made when they are asked for.
 
-        ResourceError if all ids are taken, ValueError if the picture is known in another shape.
+        All of them, or none: ResourceError if not enough ids are left, ValueError if a picture is known in another
+        shape or two have one key.
         """
         with self._lock:
-            return self._named(key, shape).ids
+            if len(dict(pictures)) < len(pictures):
+                raise ValueError("two pictures have one key")
+            new = 0
+            for key, shape in pictures:
+                known = self._by_key.get(key)
+                if known is None:
+                    new += shape.n
+                elif replace(shape, start=known.start) != known:
+                    raise ValueError(f"rows of another shape under one key: {shape} instead of {known}")
+            self._check_room(new)
+            return [self._named(key, shape).start for key, shape in pictures]
+
+    def _check_room(self, n: int) -> None:
+        if self.end + n - 1 > MAX_ID:
+            raise ResourceError(f"all {MAX_ID - self.n_vocab} ids of rows of pictures and sounds are taken: start anew")
 
     def pictures_of(self, tokens: Sequence[int]) -> list[tuple[bytes, Picture]]:
         """Keys of the pictures that some of these ids stand for, in the order of their ids."""

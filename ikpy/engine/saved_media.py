@@ -48,11 +48,21 @@ def check_tokens(context: Context, header: dict[str, Any]) -> None:
     tokens, n_vocab, store = header["tokens"], context.model.hparams.n_vocab, context.params.media
     end = store.end if store is not None and store.holds_texts else n_vocab
     if "media" in header:
-        end = n_vocab + sum(picture.n for _, picture in _pictures(header))
+        end = n_vocab + _checked_rows([picture for _, picture in _pictures(header)], tokens, context)
     elif any(a < n_vocab <= b for a, b in pairwise(tokens)):  # a text for the encoder is what a sequence begins with
         raise ValueError
     if tokens and not 0 <= min(tokens) <= max(tokens) < end:
         raise ValueError
+
+
+def _checked_rows(pictures: list[Picture], tokens: list[int], context: Context) -> int:
+    """Rows of all pictures. ValueError if one is larger than a context, or no token of the text stands for one."""
+    ends = np.cumsum([picture.n for picture in pictures], dtype=np.int64)
+    rows = np.array(tokens, np.int64) - context.model.hparams.n_vocab
+    used = np.unique(np.searchsorted(ends, rows[rows >= 0], "right"))
+    if any(picture.n > context.n_ctx for picture in pictures) or len(used) < len(pictures):
+        raise ValueError
+    return int(ends[-1]) if pictures else 0
 
 
 def other_projector(context: Context, header: dict[str, Any]) -> bool:
@@ -67,13 +77,17 @@ def known_tokens(context: Context, header: dict[str, Any]) -> list[int]:
     store = picture_store(context)
     if store is None or "media" not in header:
         return list(header["tokens"])
-    ids: list[int] = []
-    for key, picture in _pictures(header):
-        try:
-            ids += store.announce(key, picture)
-        except ValueError:
-            raise FileFormatError("the state holds a picture or a sound that has other rows here") from None
-    return [token if token < store.n_vocab else ids[token - store.n_vocab] for token in header["tokens"]]
+    pictures = _pictures(header)
+    try:
+        starts = np.array(store.announce(pictures), np.int64)
+    except ValueError:
+        raise FileFormatError("the state holds a picture or a sound that has other rows here") from None
+    first = store.n_vocab + np.cumsum([0, *(picture.n for _, picture in pictures)], dtype=np.int64)
+    ids = np.array(header["tokens"], np.int64)
+    rows = ids >= store.n_vocab
+    place = np.searchsorted(first, ids[rows], "right") - 1
+    ids[rows] += starts[place] - first[place]
+    return ids.tolist()  # type: ignore[no-any-return]
 
 
 def _pictures(header: dict[str, Any]) -> list[tuple[bytes, Picture]]:
@@ -85,7 +99,7 @@ def _pictures(header: dict[str, Any]) -> list[tuple[bytes, Picture]]:
         numbers = [n, n_positions, *(grid or [])]
         if not all(type(value) is int and 0 <= value <= MAX_ID for value in numbers) or type(both_ways) is not bool:
             raise TypeError
-        if n < 1 or (grid is not None and (len(grid) != 2 or not all(grid))):
+        if n < 1 or n_positions > n or (grid is not None and (len(grid) != 2 or not all(grid) or max(grid) > n)):
             raise ValueError
         found.append((bytes.fromhex(key), Picture(0, n, None if grid is None else tuple(grid), both_ways, n_positions)))
     return found

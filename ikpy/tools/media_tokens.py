@@ -289,14 +289,16 @@ class Encoders:
 
 
 def projector_fingerprint(path: str, options: ProjectorOptions) -> str:
-    """Of the keys and tensors of a file and the limits of pictures' tokens."""
+    """Of the keys and every tensor of a file, the limits of pictures' tokens and what makes rows of them."""
+    from ikpy import __version__
     from ikpy.gguf.fingerprint import weights_fingerprint
     from ikpy.gguf.reader import GGUFFile
 
     with open(path, "rb") as file:
         head = zlib.crc32(file.read(HEAD_BYTES))
     with GGUFFile.open(path) as gguf:
-        return f"{head:08x} {weights_fingerprint(gguf):08x} {options.min_tokens} {options.max_tokens}"
+        weights = weights_fingerprint(gguf, most=None)
+    return f"{head:08x} {weights:08x} {options.min_tokens} {options.max_tokens} {__version__}"
 
 
 def open_beside(

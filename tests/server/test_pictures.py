@@ -324,6 +324,11 @@ def test_pictures_of_another_projector(files: Path, tmp_path: Path) -> None:
         [["00", 16, 4, True, 16]],
         [["00", 16, [4, 0], True, 16]],
         [["00", 1 << 40, None, True, 16]],
+        [["00", 513, None, True, 16]],  # more than a context has
+        [["00", 16, None, True, 17]],
+        [["00", 16, [17, 1], True, 16]],
+        [["00", 16, None, True, 16], ["01", 16, None, True, 16]],  # no token stands for the second one
+        [["00", 8, None, True, 8], ["00", 8, None, True, 8]],
         [["00", 16]],
         None,
     ],

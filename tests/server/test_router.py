@@ -399,6 +399,13 @@ def test_clients_of_llama_servers_router(folder: Path) -> None:
             assert client.request(method, "/models", json={"model": "a/b"}).status_code == 501
 
 
+def test_a_stream_of_states_ends_with_the_router(folder: Path) -> None:
+    with router(folder) as (client, process), client.stream("GET", "/models/sse") as stream:
+        process.terminate()
+        assert not [line for line in stream.iter_lines() if line]
+        process.wait(20)
+
+
 def test_one_model_at_a_time(folder: Path) -> None:
     with router(folder, "--models-max", "1") as (client, server):
         chat(client, "small/tiny")
@@ -426,8 +433,11 @@ def test_idle_models_go_and_memory_is_limited(folder: Path) -> None:
 def test_keys_hold_for_all_models_and_not_for_their_processes(folder: Path) -> None:
     with router(folder, "--api-key", "secret") as (client, server):
         assert chat(client, "puppet").status_code == 401
+        assert not any("path" in entry for entry in client.get("/v1/models").json()["data"])
+        assert "path" not in client.get("/v1/models/puppet").json()
         client.headers["Authorization"] = "Bearer secret"
         assert chat(client, "puppet").status_code == 200
+        assert client.get("/v1/models/puppet").json()["path"] == str(folder / "puppet.gguf")
         port = processes(server)[0].net_connections(kind="inet")[0].laddr.port
         direct = httpx.get(
             f"http://127.0.0.1:{port}/props", headers={"Authorization": "Bearer secret"}, timeout=PATIENCE

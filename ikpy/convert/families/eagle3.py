@@ -119,7 +119,7 @@ class Eagle3(Llama):
 
     @property
     def target_layers(self) -> list[int]:
-        """Layers of the target whose inputs are read.
+        """Layers of the target whose inputs are read, in the order in which they run.
 
         `eagle_config` counts outputs of layers from 0 on, as SpecForge and SGLang do; the speculators package and vLLM
         count their inputs, outside of it. Without either they are those of the authors' code.
@@ -127,8 +127,9 @@ class Eagle3(Llama):
         n_layer = self.target.n_layer
         outputs, inputs = self._eagle_config.get(_LAYERS), self.config.get(_LAYERS, default=None)
         layers = [il + 1 for il in outputs] if outputs else inputs or [2, n_layer // 2, n_layer - 3]
-        whole = [il for il in layers if type(il) is int and 0 <= il < n_layer]
-        if len(layers) != N_READ or len(whole) != N_READ:
+        whole = sorted({il for il in layers if type(il) is int and 0 <= il < n_layer})
+        is_before = any(type(il) is int and il < 0 for il in outputs or ())
+        if len(layers) != N_READ or len(whole) != N_READ or is_before:
             raise FileFormatError(
                 f"{self.config.path}: the drafter reads layers {layers} of a model of {n_layer}; {N_READ} of them "
                 "are possible"

@@ -33,7 +33,7 @@ from ikpy.server.http import (
 )
 from ikpy.server.model_entries import model_list, shown_entry
 from ikpy.server.router.catalog import no_model
-from ikpy.server.router.listing import entries, router_props, status_events
+from ikpy.server.router.listing import Object, entries, router_props, status_events
 from ikpy.server.router.ollama import entries_of, unloaded, unloads
 from ikpy.server.router.worker import REMEMBERED, State
 from ikpy.server.routes_anthropic import stream_error
@@ -78,13 +78,21 @@ async def health(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """GET /v1/models: all models of the folder with their state."""
-    return json_response(model_list(await entries(pool_of(request)), request.headers))
+    return json_response(model_list(await shown_entries(request), request.headers))
+
+
+async def shown_entries(request: Request) -> list[Object]:
+    """Entries of all models; where they lie is told with a key only, if the server has keys."""
+    found = await entries(pool_of(request))
+    if not request.scope["known_client"]:
+        found = [{key: value for key, value in entry.items() if key != "path"} for entry in found]
+    return found
 
 
 async def model(request: Request) -> Response:
     """GET /v1/models/NAME."""
     name = request.path_params["id"]
-    found = [entry for entry in await entries(pool_of(request)) if entry["id"] == name]
+    found = [entry for entry in await shown_entries(request) if entry["id"] == name]
     if not found:
         raise no_model(name)
     return json_response(shown_entry(found[0], request.headers))

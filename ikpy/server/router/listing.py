@@ -63,9 +63,9 @@ def router_props(pool: Pool) -> Object:
 
 
 async def status_events(pool: Pool) -> AsyncIterator[str]:
-    """Events of a stream that says how the states of models change from now on, until it is closed."""
+    """Events of a stream that says how the states of models change from now on, until it or the router is closed."""
     known = _states(pool)
-    while True:
+    while not pool.is_closed:
         await asyncio.sleep(LOOK_SECONDS)
         found = _states(pool)
         for name, status in found.items():

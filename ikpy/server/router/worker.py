@@ -197,6 +197,7 @@ class Worker:
         self.state = State.LOADING
         self._last_lines.clear()
         self._log.event("router", "loading model", model=self.model.name)
+        self._process = None  # of which an exit code would be told if no other can be made
         self._process = await self._create()
         if not self._wanted:  # stopped while it was created
             self._process.kill()

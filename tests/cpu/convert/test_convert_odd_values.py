@@ -55,6 +55,15 @@ def test_other_causes_are_not_hidden() -> None:
     assert odd_value(made.read_json(made.CHECKPOINTS / "qwen3" / "config.json"), ZeroDivisionError()) is None
 
 
+def test_values_that_are_possible_are_not_blamed() -> None:
+    """-1 for none, groups of quantizations, gaps in lists."""
+    assert odd_value({"sliding_window": -1, "quantization_config": {"group_size": -1}}) is None
+    assert (
+        odd_value({"intermediate_size": [1, None]})
+        == "'intermediate_size' is [1, null], with nothing in it at some places"
+    )
+
+
 def test_kinds_of_the_checkpoints() -> None:
     """No value of a checkpoint that is converted looks odd."""
     for tiny in KINDS:

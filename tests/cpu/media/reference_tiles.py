@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.cpu.kernels.tile_weights import TileTower, Weights
+from tests.cpu.media.tile_weights import TileTower, Weights
 
 erf = np.vectorize(math.erf)
 

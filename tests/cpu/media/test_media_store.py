@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ikpy.engine import media
-from ikpy.engine.media import MediaStore
+from ikpy.engine.media import MAX_ID, MediaStore
 from ikpy.errors import ResourceError
 from ikpy.vision.rows import MediaRows
 
@@ -55,14 +56,20 @@ def test_pictures_of_saved_texts_are_announced() -> None:
     assert [key for key, _ in store.pictures_of([1, 108, 100, 2, 101])] == [b"a", b"b"]
     other = MediaStore(N_VOCAB, 1 << 20)
     other.add(b"c", rows(3))
-    ids = other.announce(b"b", two)
-    assert ids == [103, 104, 105, 106, 107, 108] and other.has_media(ids) and other.n_bytes == 3 * WIDTH * 4
+    assert other.announce([(b"b", two)]) == [103]
+    ids = list(range(103, 109))
+    assert other.has_media(ids) and other.n_bytes == 3 * WIDTH * 4
     with pytest.raises(ResourceError, match="no longer kept"):
         other.rows(103)
     assert other.add(b"b", rows(6, (2, 3))) == ids and len(other.rows(103)) == 6
-    assert other.announce(b"b", two) == ids and other.end == 109
+    assert other.announce([(b"b", two)]) == [103] and other.end == 109
     with pytest.raises(ValueError, match="another shape"):
-        other.announce(b"c", two)
+        other.announce([(b"d", two), (b"c", two)])
+    with pytest.raises(ValueError, match="one key"):
+        other.announce([(b"d", two), (b"d", two)])
+    with pytest.raises(ResourceError, match="are taken"):
+        other.announce([(b"d", two), (b"e", replace(two, n=MAX_ID))])
+    assert other.end == 109, "all or none"
 
 
 def test_failures_leave_no_ids() -> None:

@@ -11,12 +11,15 @@ import pytest
 
 import ikpy
 from ikpy.errors import FileFormatError, IkpyError, ResourceError, UnsupportedError, UsageError
+from ikpy.gguf.writer import GGUFWriter
 from ikpy.machine import memory as machine_memory
+from ikpy.quants import registry
+from ikpy.tools.media_tokens import ProjectorOptions, projector_fingerprint
 from ikpy.vision import projector
 from ikpy.vision.projector import open_projector
 from tests.cpu.gguf.damage import damage_bytes, damage_gguf
-from tests.cpu.kernels.tile_weights import TileTower, Weights
 from tests.cpu.media.tile_towers import TOWERS, picture
+from tests.cpu.media.tile_weights import TileTower, Weights
 from tests.cpu.media.tower_kinds import STEP3VL
 from tests.cpu.media.tower_kinds import TOWERS as NATIVE
 from tests.cpu.media.vision_towers import Tower
@@ -222,3 +225,22 @@ def test_damaged_files(name: str, tmp_path: Path) -> None:
             assert "\n" not in str(error)
             seen += 1
     assert seen > 10
+
+
+def test_another_tensor_is_another_projector(tmp_path: Path) -> None:
+    """Whichever it is, also of files with hundreds of them: rows in the caches of slot files are of one projector."""
+
+    def written(name: str, changed: str = "") -> str:
+        file = GGUFWriter(tmp_path / name)
+        tensors = {f"v.blk.{i // 4}.t{i % 4}": np.full(4096, i, np.float32) for i in range(200)}
+        for key in tensors:
+            file.add_tensor(key, (4096,), registry.by_name("f32").id)
+        with file:
+            for key, values in tensors.items():
+                file.write(key, (values + (key == changed)).view(np.uint8))
+        return projector_fingerprint(str(tmp_path / name), ProjectorOptions(1))
+
+    plain = written("plain.gguf")
+    assert written("same.gguf") == plain
+    for i in (3, *range(101, 200, 14)):
+        assert written("other.gguf", f"v.blk.{i // 4}.t{i % 4}") != plain, i

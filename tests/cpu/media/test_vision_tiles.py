@@ -12,7 +12,6 @@ import pytest
 from ikpy.vision.projector import Projector, open_projector
 from ikpy.vision.rows import MediaRows
 from tests.cpu.kernels.row_checks import assert_rows
-from tests.cpu.kernels.tile_weights import TileTower, Weights, decoded
 from tests.cpu.media import reference_tiles as reference
 from tests.cpu.media.tile_towers import (
     GOLDEN_ROWS,
@@ -23,6 +22,7 @@ from tests.cpu.media.tile_towers import (
     peer_pictures,
     picture,
 )
+from tests.cpu.media.tile_weights import TileTower, Weights, decoded
 
 BOUND = 2e-5
 PEER_BOUND = 3e-3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.cpu.kernels.tile_weights import Maker, TileTower
+from tests.cpu.media.tile_weights import Maker, TileTower
 
 GOLDENS = Path(__file__).parents[2] / "data" / "vision"
 GOLDEN_ROWS = (0, 1, 2, -1)

@@ -53,11 +53,19 @@ class DeepseekOcr2Projector(Projector):
         self.last = weights.table("v.view_seperator", (self.n_out,))
 
     def check_heads(self, n_kv: int) -> None:
-        """FileFormatError for other sizes than whole pairs, or another number of heads of keys than the file says."""
+        """FileFormatError for other sizes than whole pairs, another number of heads of keys than the file says, and
+        missing tensors that other encoders of the kind may lack.
+        """
+        if not self.tower.blocks:
+            raise FileFormatError(f"{self.path}: clip.vision.block_count is 0")
         head = self.params.head_size
         if head % 2:
             raise FileFormatError(f"{self.path}: heads of {head} elements cannot be rotated")
+        if self.tower.post_norm is None:
+            raise FileFormatError(f"{self.path}: tensor 'v.post_ln.weight' not found")
         for il, block in enumerate(self.tower.blocks):
+            if block.gate is None:
+                raise FileFormatError(f"{self.path}: tensor 'v.blk.{il}.ffn_gate.weight' not found")
             if block.k.n_out != n_kv * head:
                 raise FileFormatError(
                     f"{self.path}: v.blk.{il} has keys of {block.k.n_out} elements, not {n_kv} heads of {head} "

@@ -46,7 +46,7 @@ class Gemma3nProjector(Projector):
         self.expand = Pointwise(weights, "v.msfa.ffn.pw_exp.conv", "v.msfa.ffn.pw_exp.bn", sum(sizes[-2:]))
         self.project = Pointwise(weights, "v.msfa.ffn.pw_proj.conv", "v.msfa.ffn.pw_proj.bn", self.expand.n_out)
         n = self.project.n_out
-        self.fused_norm = weights.vector("v.msfa.norm.weight", n)
+        self.fused_norm = weights.table("v.msfa.norm.weight", (n,))
         self.norm = weights.table("mm.soft_emb_norm.weight", (n,))
         self.projection = weights.matrix("mm.input_projection.weight", n)
 
@@ -107,7 +107,7 @@ class FirstFilters:
         self.bias = None
         if weights.has(f"{name}.bias"):
             self.bias = value_of(np.tile(weights.array(f"{name}.bias", (n,), (1, 1, n)).reshape(n), 4), f"{name}.bias")
-        self.norm = weights.vector("v.conv_stem.bn.weight", n)
+        self.norm = weights.table("v.conv_stem.bn.weight", (n,))
 
     def build(self, b: PictureGraph) -> Grid:
         """States of every second row and column of pixels."""

@@ -5,6 +5,7 @@ Norms are RMSNorm over the elements of a state. Zeros are around a grid, the odd
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from ikpy.vision.weights import Linear, ProjectorWeights, value_of
 EPS = 1e-6
 ACTIVATION = "gelu"
 MAX_BLOCKS = 256
+MAX_WIDTH = 15
 Size = tuple[int, int]
 
 
@@ -59,6 +61,10 @@ class Depthwise:
 
     def __init__(self, weights: ProjectorWeights, name: str, n: int) -> None:
         self.width = weights.shape(name)[0]
+        if self.width > MAX_WIDTH:
+            raise FileFormatError(
+                f"{weights.gguf.path}: filters '{name}' are {self.width} wide, at most {MAX_WIDTH} are possible"
+            )
         filters = weights.array(name, (self.width, self.width, 1, n)).reshape(n, -1)
         self.rows = value_of(np.ascontiguousarray(filters.T), name)
 
@@ -80,15 +86,28 @@ class Depthwise:
         return Grid(total.reshape(n, rows * columns), (rows, columns))
 
 
+class NormedFilters:
+    """Filters and the norm behind them: `{name}.conv.weight` and `{name}.bn.weight`, or as named."""
+
+    def __init__(self, weights: ProjectorWeights, name: str, n: int, norm: str = "") -> None:
+        self.filters = Depthwise(weights, name if norm else f"{name}.conv.weight", n)
+        self.norm = weights.table(norm or f"{name}.bn.weight", (n,))
+
+    def build(self, b: PictureGraph, x: Grid, step: int) -> Grid:
+        """Around every step-th state."""
+        found = self.filters.build(b, x, step)
+        return Grid(normed(b, self.norm, found.states), found.size)
+
+
 class Pointwise:
-    """A matrix for every state and, if there is one, a norm behind it."""
+    """A matrix for every state and, if one is named, a norm behind it."""
 
     def __init__(self, weights: ProjectorWeights, name: str, norm: str, n_in: int) -> None:
         full = f"{name}.weight"
         self.n_out = weights.shape(full)[-1]
         matrix = weights.source.take(full, (1, 1, n_in, self.n_out), (n_in, self.n_out))
         self.matrix = Linear(matrix.reshape(n_in, self.n_out))
-        self.norm = weights.vector(f"{norm}.weight", self.n_out) if norm else None
+        self.norm = weights.table(f"{norm}.weight", (self.n_out,)) if norm else None
 
     def build(self, b: PictureGraph, x: Value) -> Value:
         return normed(b, self.norm, b.linear(self.matrix, x))
@@ -104,7 +123,7 @@ class EdgeResidual:
 
     def __init__(self, weights: ProjectorWeights, prefix: str, n: int) -> None:
         self.expand = convolution(weights, f"{prefix}.conv_exp", n)
-        self.norm = weights.vector(f"{prefix}.bn1.weight", self.expand.n_out)
+        self.norm = weights.table(f"{prefix}.bn1.weight", (self.expand.n_out,))
         self.project = Pointwise(weights, f"{prefix}.conv_pwl", f"{prefix}.bn2", self.expand.n_out)
         self.n_out = self.project.n_out
 
@@ -121,14 +140,12 @@ class InvertedResidual:
 
     def __init__(self, weights: ProjectorWeights, prefix: str, n: int, *, begins: bool) -> None:
         name = f"{prefix}.dw_start"
-        self.start = Depthwise(weights, f"{name}.conv.weight", n) if weights.has(f"{name}.conv.weight") else None
-        self.start_norm = weights.vector(f"{name}.bn.weight", n)
+        self.start = NormedFilters(weights, name, n) if weights.has(f"{name}.conv.weight") else None
         self.expand = Pointwise(weights, f"{prefix}.pw_exp.conv", f"{prefix}.pw_exp.bn", n)
         name, inner = f"{prefix}.dw_mid", self.expand.n_out
-        self.mid = Depthwise(weights, f"{name}.conv.weight", inner) if weights.has(f"{name}.conv.weight") else None
+        self.mid = NormedFilters(weights, name, inner) if weights.has(f"{name}.conv.weight") else None
         if begins and self.mid is None:
             raise FileFormatError(f"{weights.gguf.path}: tensor '{name}.conv.weight' not found, which begins a stage")
-        self.mid_norm = weights.vector(f"{name}.bn.weight", inner)
         self.project = Pointwise(weights, f"{prefix}.pw_proj.conv", f"{prefix}.pw_proj.bn", inner)
         self.n_out = self.project.n_out
         self.scale = layer_scale(weights, prefix, self.n_out)
@@ -137,11 +154,10 @@ class InvertedResidual:
         g, inner = b.graph, x
         if self.start is not None:
             inner = self.start.build(b, inner, 1)
-            inner = Grid(normed(b, self.start_norm, inner.states), inner.size)
         inner = Grid(b.activated(self.expand.build(b, inner.states), ACTIVATION), inner.size)
         if self.mid is not None:
             inner = self.mid.build(b, inner, step)
-            inner = Grid(b.activated(normed(b, self.mid_norm, inner.states), ACTIVATION), inner.size)
+            inner = Grid(b.activated(inner.states, ACTIVATION), inner.size)
         states = self.project.build(b, inner.states)
         states = states if self.scale is None else g.mul(states, self.scale)
         if inner.size == x.size and states.shape[0] == x.states.shape[0]:
@@ -154,15 +170,13 @@ class Source:
 
     def __init__(self, weights: ProjectorWeights, prefix: str, n: int) -> None:
         name = f"{prefix}.down_conv.weight"
-        self.down = Depthwise(weights, name, n) if weights.has(name) else None
-        self.norm = weights.vector(f"{prefix}.norm.weight", n)
+        self.down = NormedFilters(weights, name, n, f"{prefix}.norm.weight") if weights.has(name) else None
         self.matrix = Pointwise(weights, f"{prefix}.proj", "", n)
 
     def build(self, b: PictureGraph, x: Grid) -> Value:
         """f32 [d, 1, T]."""
         if self.down is not None:
             x = self.down.build(b, x, 2)
-            x = Grid(normed(b, self.norm, x.states), x.size)
         found = self.matrix.build(b, x.states)
         return found.reshape(found.shape[0], 1, found.shape[1])
 
@@ -171,7 +185,7 @@ class Attention:
     """All states see all, with many heads of queries for one of keys and values."""
 
     def __init__(self, weights: ProjectorWeights, prefix: str, n: int) -> None:
-        self.norm = weights.vector(f"{prefix}.norm.weight", n)
+        self.norm = weights.table(f"{prefix}.norm.weight", (n,))
         self.q = Pointwise(weights, f"{prefix}.attn.query.proj", "", n)
         self.k, self.v = (Source(weights, f"{prefix}.attn.{name}", n) for name in ("key", "value"))
         self.head = self.k.matrix.n_out
@@ -229,6 +243,17 @@ def _blocks(weights: ProjectorWeights, number: int, n: int) -> Iterator[Block]:
         elif weights.has(f"{prefix}.pw_exp.conv.weight") or weights.has(f"{prefix}.dw_start.conv.weight"):
             block = InvertedResidual(weights, prefix, n, begins=not i)
         else:
+            if i:
+                _refuse_behind(weights, number, i)
             return
         yield block
         n = block.n_out
+
+
+def _refuse_behind(weights: ProjectorWeights, number: int, i: int) -> None:
+    """FileFormatError for tensors of block i of a stage, which is of no known kind, or behind it."""
+    block = re.compile(rf"v\.blk\.{number}\.(\d{{1,9}})\.")
+    for name in weights.gguf.tensors:
+        found = block.match(name)
+        if found and int(found[1]) >= i:
+            raise FileFormatError(f"{weights.gguf.path}: tensor '{name}' is of no known block")

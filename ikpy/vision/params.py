@@ -35,7 +35,7 @@ class EncoderParams:
     @property
     def head_size(self) -> int:
         """Elements of a head."""
-        return self.n_embd // self.n_head
+        return self.n_embd // max(1, self.n_head)
 
     @staticmethod
     def read_common(keys: Keys, part: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def drawn(rng: random.Random, n_devices: int) -> tuple[PlacementParams, DevicePa
     return placement, devices, {**context, "type_k": "f32", "type_v": "f32"}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(40), 155, 257])  # the last two: a slice of one row, taken for the whole
 def test_logits_are_those_of_the_cpu(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     n_devices, source = rng.choice([1, 2, 2, 3]), rng.choice([*FILES, *MADE])
@@ -68,6 +68,8 @@ def test_logits_are_those_of_the_cpu(seed: int, tmp_path: Path) -> None:
     placement, devices, context = drawn(rng, n_devices)
     tokens = np.random.default_rng(seed).integers(5, 30, N_TOKENS).astype(np.int32)
     truth = logits_of(path, tokens, N_PROMPT, **context)
-    with emulated(n_devices, order=seed):
+    with emulated(n_devices, order=seed) as kernels:
         ours = logits_of(path, tokens, N_PROMPT, placement=placement, devices=devices, **context)
     assert_same(ours, truth, 3e-4)
+    if not kernels.launched:
+        pytest.skip("all is on the CPU")

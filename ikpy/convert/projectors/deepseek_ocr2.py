@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from ikpy.convert.families.base import Keys
 from ikpy.convert.projectors.tensors import Wanted, linear, norm, table
 from ikpy.convert.projectors.two_encoders import TwoEncoders
+from ikpy.models.keys import MAX_LAYERS
 from ikpy.vision.deepseekocr2 import TILE, WHOLE, states_of
 from ikpy.vision.sam import PATCH
 
@@ -44,12 +46,9 @@ class DeepseekOcr2(TwoEncoders):
         return self.n // _HEAD
 
     def find_layers(self) -> int:
-        prefix, count = f"{self.layer}.", 0
-        names = [name.removeprefix("model.") for name in self.checkpoint.tensors]
-        for name in names:
-            if name.startswith(prefix) and (number := name.removeprefix(prefix).split(".")[0]).isdecimal():
-                count = max(count, int(number) + 1)
-        return count
+        of_layer = re.compile(rf"{re.escape(self.layer)}\.(\d{{1,9}})\.")
+        found = (of_layer.match(name.removeprefix("model.")) for name in self.checkpoint.tensors)
+        return max((int(match[1]) + 1 for match in found if match), default=0)
 
     def find_ff(self) -> int:
         return self.stored(f"{self.layer}.0.mlp.up_proj.weight", 2)[0]
@@ -64,6 +63,7 @@ class DeepseekOcr2(TwoEncoders):
 
     def check(self) -> None:
         super().check()
+        self.behind.require(f"{self.n_layer} layers", 0 < self.n_layer <= MAX_LAYERS)
         self.behind.require(f"heads of {self.head_dim} elements in {self.n}", self.head_dim == _HEAD)
         self.behind.require(f"{self.n_kv} heads of keys", self.n_kv > 0 and self.n_head % self.n_kv == 0)
 

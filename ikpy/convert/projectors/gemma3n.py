@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -91,12 +92,9 @@ class Gemma3n(Projector):
 
     def n_blocks(self, stage: int) -> int:
         """Blocks of a stage, at least one."""
-        prefix, found = f"{_TOWER}.blocks.{stage}.", {0}
-        for name in self.checkpoint.tensors:
-            path = name.removeprefix("model.")
-            if path.startswith(prefix) and (number := path.removeprefix(prefix).split(".")[0]).isdecimal():
-                found.add(int(number))
-        return max(found) + 1
+        of_block = re.compile(rf"{re.escape(_TOWER)}\.blocks\.{stage}\.(\d{{1,9}})\.")
+        found = (of_block.match(name.removeprefix("model.")) for name in self.checkpoint.tensors)
+        return max((int(match[1]) for match in found if match), default=0) + 1
 
     def width_behind(self, source: str) -> int:
         """Elements of a state behind a block."""

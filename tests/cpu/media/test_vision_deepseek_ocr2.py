@@ -114,6 +114,7 @@ def test_text_around(tmp_path: Path) -> None:
         ({"kv": 4}, "v.blk.0 has keys of 48 elements, not 4 heads of 24"),
         ({"heads": 32}, "heads of 3 elements cannot be rotated"),
         ({"sam_heads": 3}, "is no multiple of 3 heads"),
+        ({"layers": 0}, "block_count is 0"),
         ({"layers": 3}, "tensor 'v.blk.2.attn_q.weight' not found"),
     ],
 )
@@ -134,4 +135,14 @@ def test_missing_tensors(name: str, tmp_path: Path) -> None:
         open_projector(str(path), n_embd=TOWER.text, n_threads=1, log=print)
     path = write_in_type(tmp_path / "mmproj.gguf", TOWER.keys, weights | {name: values[:-1].copy()})
     with pytest.raises(FileFormatError, match=f"{name}.* has wrong shape"):
+        open_projector(str(path), n_embd=TOWER.text, n_threads=1, log=print)
+
+
+@pytest.mark.usefixtures("small_pictures")
+@pytest.mark.parametrize("name", ["v.post_ln.weight", "v.blk.1.ffn_gate.weight"])
+def test_tensors_that_other_encoders_may_lack(name: str, tmp_path: Path) -> None:
+    weights = TOWER.weights()
+    del weights[name]
+    path = write_in_type(tmp_path / "mmproj.gguf", TOWER.keys, weights)
+    with pytest.raises(FileFormatError, match=f"{name}.*not found"):
         open_projector(str(path), n_embd=TOWER.text, n_threads=1, log=print)

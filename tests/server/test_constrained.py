@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ikpy.engine import grammar as grammars
+from ikpy.engine.grammars import grammar as grammars
 from ikpy.engine.grammars.grammar import TextGrammar
 from ikpy.server.build import Server
 from ikpy.server.front import MOST_MAKERS

@@ -14,8 +14,8 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.engine.sampling import Sampler
 from ikpy.engine.sampling_params import SamplingParams
-from ikpy.engine.sequence_state import save_sequence
-from ikpy.engine.session import put_state, save_session, take_state
+from ikpy.engine.sequence_state import load_sequence, save_sequence
+from ikpy.engine.session import load_session, put_state, save_session, take_state
 from ikpy.errors import FileFormatError, ResourceError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.quants import dequantize
@@ -103,7 +103,7 @@ def test_sequences_in_one_batch(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["qwen2vl", "qwen35", "gemma3"])
 def test_states_are_taken_and_put_back(name: str, tmp_path: Path) -> None:
-    """Copies of a sequence in host memory hold pictures as they hold text; files do not."""
+    """Copies of a sequence in host memory hold pictures as they hold text, and so do files."""
     model = media.MODELS[name]()
     path, text = model.write(tmp_path / "model.gguf"), media.text_for(model)
     store = MediaStore(N_VOCAB, 1 << 20)
@@ -114,14 +114,15 @@ def test_states_are_taken_and_put_back(name: str, tmp_path: Path) -> None:
     put_state(context, 1, take_state(context, 0, ids[:n]))
     found = context.decode(Batch.single(ids[n:], n, 1, "all", store.turn(ids[:n])))
     hold("put back", found, media.evaluate(model, text)[n:], BOUND)
-    with pytest.raises(UsageError, match="a text with pictures or sounds cannot be saved to a file"):
-        save_session(tmp_path / "session", context, ids)
-    with pytest.raises(UsageError, match="a text with pictures or sounds cannot be saved to a file"):
-        save_sequence(tmp_path / "state", context, 0, ids)
-    assert not list(tmp_path.glob("s*"))
+    save_session(tmp_path / "session", context, ids[:n])
+    save_sequence(tmp_path / "state", context, 1, ids)
     context.kv.clear()
-    context.decode(Batch.single(text[:6]))
-    save_session(tmp_path / "session", context, text[:6])
+    assert load_session(tmp_path / "session", context) == ids[:n]
+    assert load_sequence(tmp_path / "state", context, 2, 256)[0] == ids
+    found = context.decode(Batch.single(ids[n:], n, 0, "all", store.turn(ids[:n])))
+    hold("from a file", found, media.evaluate(model, text)[n:], BOUND)
+    following = context.decode(Batch.single(ids[:1], len(ids), 2, "all", store.turn(ids)))
+    hold("behind the whole text of a file", following, media.evaluate(model, [*text, text[0]])[len(ids) :], BOUND)
 
 
 @pytest.mark.parametrize("type_name", ["q8_0", "q4_0"])

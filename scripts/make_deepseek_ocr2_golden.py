@@ -12,7 +12,7 @@ import torch
 from transformers.models.deepseek_ocr2 import configuration_deepseek_ocr2 as configuration
 from transformers.models.deepseek_ocr2 import modeling_deepseek_ocr2 as modeling
 
-from scripts.make_deepseek_ocr_golden import sam_state
+from scripts.make_deepseek_ocr_golden import sam_sizes, sam_state
 from scripts.tower_goldens import State, load
 from tests.cpu.media.deepseek_ocr2_tower import GOLDEN, GOLDEN_ROWS, TILE, WHOLE, Ocr2Tower
 from tests.cpu.media.projector_files import Weights
@@ -47,18 +47,7 @@ def state(w: Weights, n_layers: int, queries: str) -> State:
 
 def config(tower: Ocr2Tower) -> configuration.DeepseekOcr2VisionConfig:
     """Of both encoders."""
-    sam = configuration.DeepseekOcr2SamVisionConfig(
-        hidden_size=tower.sam,
-        num_hidden_layers=tower.sam_layers,
-        num_attention_heads=tower.sam_heads,
-        mlp_dim=2 * tower.sam,
-        output_channels=tower.neck,
-        downsample_channels=[2 * tower.neck, tower.d],
-        image_size=16 * tower.side,
-        patch_size=16,
-        window_size=tower.window,
-        global_attn_indexes=[2],
-    )
+    sam = configuration.DeepseekOcr2SamVisionConfig(**sam_sizes(tower))
     encoder = configuration.DeepseekOcr2VisionEncoderConfig(
         hidden_size=tower.d,
         intermediate_size=tower.ff,

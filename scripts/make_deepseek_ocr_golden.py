@@ -9,6 +9,8 @@ python -m scripts.make_deepseek_ocr_golden
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from transformers.models.unlimited_ocr import configuration_unlimited_ocr as configuration
@@ -17,6 +19,7 @@ from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 from scripts.tower_goldens import State, load
 from tests.cpu.convert.deepseek_ocr_checkpoints import LANGUAGE, TEXT
 from tests.cpu.convert.seeded_checkpoints import tokens, weights
+from tests.cpu.media.deepseek_ocr2_tower import Ocr2Tower
 from tests.cpu.media.deepseek_ocr_tower import GOLDEN, GOLDEN_ROWS, OcrTower
 from tests.cpu.media.projector_files import Weights
 
@@ -77,20 +80,25 @@ def clip_state(tower: OcrTower, w: Weights) -> State:
     return found
 
 
+def sam_sizes(tower: OcrTower | Ocr2Tower) -> dict[str, Any]:
+    """Of the first encoder, as its configuration names them."""
+    return {
+        "hidden_size": tower.sam,
+        "num_hidden_layers": tower.sam_layers,
+        "num_attention_heads": tower.sam_heads,
+        "mlp_dim": 2 * tower.sam,
+        "output_channels": tower.neck,
+        "downsample_channels": [2 * tower.neck, tower.d],
+        "image_size": 16 * tower.side,
+        "patch_size": 16,
+        "window_size": tower.window,
+        "global_attn_indexes": [2],
+    }
+
+
 def config(tower: OcrTower) -> configuration.UnlimitedOcrVisionConfig:
     """Of both encoders."""
-    sam = configuration.UnlimitedOcrSamVisionConfig(
-        hidden_size=tower.sam,
-        num_hidden_layers=tower.sam_layers,
-        num_attention_heads=tower.sam_heads,
-        mlp_dim=2 * tower.sam,
-        output_channels=tower.neck,
-        downsample_channels=[2 * tower.neck, tower.d],
-        image_size=16 * tower.side,
-        patch_size=16,
-        window_size=tower.window,
-        global_attn_indexes=[2],
-    )
+    sam = configuration.UnlimitedOcrSamVisionConfig(**sam_sizes(tower))
     clip = configuration.UnlimitedOcrVisionEncoderConfig(
         hidden_size=tower.d,
         num_hidden_layers=tower.layers,

@@ -17,7 +17,7 @@ from ikpy.errors import FileFormatError
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
 
-PROJECTOR = "another projector (--mmproj), other limits of pictures' tokens, or without one"
+PROJECTOR = "another projector (--mmproj), other limits of pictures' tokens, another version of ikpy, or without one"
 
 
 def picture_store(context: Context) -> MediaStore | None:
@@ -32,15 +32,10 @@ def media_header(context: Context, tokens: list[int]) -> dict[str, Any]:
     if store is None or not store.has_media(tokens):
         return {"tokens": tokens}
     pictures = store.pictures_of(tokens)
-    starts = np.array([picture.start for _, picture in pictures], np.int64)
-    first = np.array([store.n_vocab, *accumulate(p.n for _, p in pictures)], np.int64)
-    first[1:] += store.n_vocab
-    ids = np.array(tokens, np.int64)
-    rows = ids >= store.n_vocab
-    place = np.searchsorted(starts, ids[rows], "right") - 1
-    ids[rows] += first[place] - starts[place]
+    starts = [picture.start for _, picture in pictures]
+    ids = _renumbered(tokens, store.n_vocab, starts, _numbers_of_files(store.n_vocab, pictures))
     listed = [[key.hex(), p.n, p.grid, p.both_ways, p.n_positions] for key, p in pictures]
-    return {"tokens": ids.tolist(), "media": {"projector": store.projector, "pictures": listed}}
+    return {"tokens": ids, "media": {"projector": store.projector, "pictures": listed}}
 
 
 def check_tokens(context: Context, header: dict[str, Any]) -> None:
@@ -79,15 +74,24 @@ def known_tokens(context: Context, header: dict[str, Any]) -> list[int]:
         return list(header["tokens"])
     pictures = _pictures(header)
     try:
-        starts = np.array(store.announce(pictures), np.int64)
+        starts = store.announce(pictures)
     except ValueError:
         raise FileFormatError("the state holds a picture or a sound that has other rows here") from None
-    first = store.n_vocab + np.cumsum([0, *(picture.n for _, picture in pictures)], dtype=np.int64)
-    ids = np.array(header["tokens"], np.int64)
-    rows = ids >= store.n_vocab
-    place = np.searchsorted(first, ids[rows], "right") - 1
-    ids[rows] += starts[place] - first[place]
-    return ids.tolist()  # type: ignore[no-any-return]
+    return _renumbered(header["tokens"], store.n_vocab, _numbers_of_files(store.n_vocab, pictures), starts)
+
+
+def _numbers_of_files(n_vocab: int, pictures: list[tuple[bytes, Picture]]) -> list[int]:
+    """First numbers of pictures in a file, where their rows are counted from n_vocab on."""
+    return list(accumulate((picture.n for _, picture in pictures[:-1]), initial=n_vocab))
+
+
+def _renumbered(tokens: list[int], n_vocab: int, old: list[int], new: list[int]) -> list[int]:
+    """Tokens whose pictures, which began at the ids `old` (rising), begin at the ids `new`."""
+    ids = np.array(tokens, np.int64)
+    rows = ids >= n_vocab
+    place = np.searchsorted(old, ids[rows], "right") - 1
+    ids[rows] += (np.array(new, np.int64) - np.array(old, np.int64))[place]
+    return list(map(int, ids))
 
 
 def _pictures(header: dict[str, Any]) -> list[tuple[bytes, Picture]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -163,6 +164,11 @@ class Projector(FileProjector):
     def activation(self) -> str:
         """Of the networks of the encoder."""
         return str(self.vision.get("hidden_act", "hidden_activation", default=self.activations[0]))
+
+    def count_under(self, prefix: str) -> int:
+        """Parts that names of tensors number from 0 on behind a prefix."""
+        numbered = re.compile(rf"(?:model\.)?{re.escape(prefix)}\.(\d{{1,9}})\.")
+        return max((int(found[1]) + 1 for found in map(numbered.match, self.checkpoint.tensors) if found), default=0)
 
     def stored(self, name: str, n_axes: int) -> tuple[int, ...]:
         """The shape of a tensor. FileFormatError if it is missing or has another number of axes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -46,9 +45,7 @@ class DeepseekOcr2(TwoEncoders):
         return self.n // _HEAD
 
     def find_layers(self) -> int:
-        of_layer = re.compile(rf"{re.escape(self.layer)}\.(\d{{1,9}})\.")
-        found = (of_layer.match(name.removeprefix("model.")) for name in self.checkpoint.tensors)
-        return max((int(match[1]) + 1 for match in found if match), default=0)
+        return self.count_under(self.layer)
 
     def find_ff(self) -> int:
         return self.stored(f"{self.layer}.0.mlp.up_proj.weight", 2)[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -92,9 +91,7 @@ class Gemma3n(Projector):
 
     def n_blocks(self, stage: int) -> int:
         """Blocks of a stage, at least one."""
-        of_block = re.compile(rf"{re.escape(_TOWER)}\.blocks\.{stage}\.(\d{{1,9}})\.")
-        found = (of_block.match(name.removeprefix("model.")) for name in self.checkpoint.tensors)
-        return max((int(match[1]) for match in found if match), default=0) + 1
+        return max(1, self.count_under(f"{_TOWER}.blocks.{stage}"))
 
     def width_behind(self, source: str) -> int:
         """Elements of a state behind a block."""

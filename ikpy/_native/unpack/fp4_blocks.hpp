@@ -56,6 +56,15 @@ struct UnpackMXFP4 {
         return _mm512_castsi512_ps(_mm512_mask_slli_epi32(small, _mm512_cmpgt_epi32_mask(exponent, one),
                                                           _mm512_sub_epi32(exponent, one), 23));
     }
+#elif defined(__AVX2__)
+    // half_power() of every lane.
+    static __m256 half_powers(__m256i exponent) {
+        const __m256i one = _mm256_set1_epi32(1);
+        const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), exponent);
+        const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(exponent, one), 23);
+        return _mm256_castsi256_ps(
+            _mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(exponent, one)));
+    }
 #endif
 };
 

@@ -19,10 +19,20 @@ inline void nibbles_of_rows(const Quads<R>& q, int offset, F f) {
 
 // Of blocks that begin with the halves of their rows.
 struct RowHalves : VectorScales {
-#if defined(__AVX512VNNI__)
+#if defined(__AVX2__)
     template <int R>
-    static __m512 lane_scales(const Quads<R>& q) {
+    static simd::V lane_scales(const Quads<R>& q) {
         return q.halves(0);
+    }
+#endif
+};
+
+// Of rows with a scale for all columns.
+struct NoBlockScales : VectorScales {
+#if defined(__AVX2__)
+    template <int R>
+    static simd::V lane_scales(const Quads<R>&) {
+        return simd::set1(1.0f);
     }
 #endif
 };
@@ -68,6 +78,11 @@ struct UnpackMXFP4_R8 : VectorScales {
 #if defined(__AVX512VNNI__)
     static __m512 lane_scales(const Quads<8>& q) {
         return UnpackMXFP4::half_powers(_mm512_cvtepu8_epi32(q.row_bytes(0)));
+    }
+#elif defined(__AVX2__)
+    static simd::V lane_scales(const Quads<8>& q) {
+        const auto* rows = reinterpret_cast<const __m128i*>(q.block[0]);
+        return UnpackMXFP4::half_powers(_mm256_cvtepu8_epi32(_mm_loadl_epi64(rows)));
     }
 #endif
 };
@@ -134,7 +149,7 @@ struct UnpackQ8_0_R8 : RowHalves {
     }
 };
 
-struct UnpackQ8_K_R8 {
+struct UnpackQ8_K_R8 : RowHalves {
     static constexpr int kType = 399, kRows = 8, kGroup = 32, kBlock = 256, kBlockBytes = 2064, kZero = 128;
     static constexpr int kCodesAt = 16;
     template <class Out>
@@ -147,7 +162,7 @@ struct UnpackQ8_K_R8 {
 };
 
 // Stored bytes are codes already.
-struct UnpackQ8_K_R16 {
+struct UnpackQ8_K_R16 : RowHalves {
     static constexpr int kType = 397, kRows = 16, kGroup = 32, kBlock = 256, kBlockBytes = 4128, kZero = 128;
     template <class Out>
     static void codes(const Quads<16>& q, int ib, Out& out) {
@@ -158,7 +173,7 @@ struct UnpackQ8_K_R16 {
     }
 };
 
-struct UnpackQ8_KV_R8 {
+struct UnpackQ8_KV_R8 : NoBlockScales {
     static constexpr int kType = 398, kRows = 8, kGroup = 32, kBlock = 32, kBlockBytes = 256, kZero = 128;
     static constexpr int kCodesAt = 0;
     static constexpr int kHeaderBytes = 4;
@@ -172,7 +187,7 @@ struct UnpackQ8_KV_R8 {
     }
 };
 
-struct UnpackIQ2_BN_R4 {
+struct UnpackIQ2_BN_R4 : NoBlockScales {
     static constexpr int kType = 335, kRows = 4, kGroup = 32, kBlock = 64, kBlockBytes = 64, kZero = 128;
     static constexpr int kLow = 127, kHigh = 130;
     static constexpr int kHeaderBytes = 4;

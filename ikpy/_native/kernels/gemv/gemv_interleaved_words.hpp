@@ -140,11 +140,6 @@ inline void sums_as_words(const uint8_t* sum16, int16_t* to) {
                        _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8));
 }
 
-inline __m256 halves_of_rows(const Quads<4>& quads, int offset) {
-    const auto of = [&](int q) { return load_unaligned<int64_t>(quads.block[q] + offset); };
-    return _mm256_cvtph_ps(_mm_set_epi64x(of(1), of(0)));
-}
-
 // Sums over a block of the rows of a vector, without the numbers of the rows.
 template <class U, int NT>
 class BlockSums {
@@ -229,11 +224,11 @@ inline void add_block(const Quads<4>& quads, const uint8_t* const* x, const ActQ
             sums.add_offsets(2 * part + 1, m);
         }
     }
-    const __m256 rows = halves_of_rows(quads, 0);
+    const __m256 rows = quads.halves(0);
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) {
         total[t] = _mm256_fmadd_ps(sums.value(t), rows, total[t]);
-        if (U::kZero == 0) total[t] = _mm256_fnmadd_ps(sums.offset(t), halves_of_rows(quads, 8), total[t]);
+        if (U::kZero == 0) total[t] = _mm256_fnmadd_ps(sums.offset(t), quads.halves(8), total[t]);
     }
 }
 

@@ -62,8 +62,7 @@ struct UnpackMXFP4 {
         const __m256i one = _mm256_set1_epi32(1);
         const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), exponent);
         const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(exponent, one), 23);
-        return _mm256_castsi256_ps(
-            _mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(exponent, one)));
+        return _mm256_castsi256_ps(_mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(exponent, one)));
     }
 #endif
 };

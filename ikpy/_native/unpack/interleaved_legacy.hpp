@@ -65,6 +65,7 @@ struct UnpackQ4_0_4x4 : RowHalves {
 struct UnpackMXFP4_R8 : VectorScales {
     static constexpr int kType = 353, kRows = 8, kGroup = 32, kBlock = 32, kBlockBytes = 136, kZero = 128;
     static constexpr int kLow = 116, kHigh = 140;
+    static constexpr bool kLookedUp = true;
     template <class Out>
     static void codes(const Quads<8>& q, int, Out& out) {
         nibbles_of_rows(q, 8, [&](int column, Lanes v) {

@@ -125,16 +125,24 @@ Int8Panel whole_interleaved_panel(const RowBlock& rows, int64_t k0, int64_t n, u
     return interleaved_panel<U>(rows, 0, rows.halves(), k0, n, work);
 }
 
+// U::kLookedUp, or false: codes come from a table.
+template <class U, class = void>
+struct LookedUp : std::false_type {};
+template <class U>
+struct LookedUp<U, std::void_t<decltype(U::kLookedUp)>> : std::bool_constant<U::kLookedUp> {};
+
 // Up to this many tokens those products are the faster ones. On AVX2 codes of few bits gain most from panels,
-// whose products have more registers for sums in 16 bits. Words (gemv_interleaved_words.hpp) pay longer: on a
-// Xeon Q6_K_R4 of 4 tokens takes 1.13 times as long with panels, IQ2_K_R4 of 7 1.2 times, of 8 neither does.
-// On AVX-512 sums of 12 tokens fit into the registers; where codes are looked up in two tables, have no
-// scales or two sums of six bits, panels pay earlier.
+// whose products have more registers for sums in 16 bits, but not where a table gives the codes (Zen 5,
+// MXFP4_R8 of 3, 4 and 8 tokens 199, 210 and 203 Gop/s, with panels 140, 160 and 209). Words
+// (gemv_interleaved_words.hpp) pay longer: on a Xeon Q6_K_R4 of 4 tokens takes 1.13 times as long with
+// panels, IQ2_K_R4 of 7 1.2 times, of 8 neither does. On AVX-512 sums of 12 tokens fit into the registers;
+// where codes are looked up in two tables, have no scales or two sums of six bits, panels pay earlier.
 template <class U>
 constexpr int interleaved_tokens() {
 #if defined(__AVX2__) && !defined(IKPY_BYTE_DOTS)
     constexpr int kSpan = PanelCodes<U>::kSpan;
     if (row_words::kHas<U>) return kSpan > 31 ? 7 : 6;
+    if (LookedUp<U>::value && kSpan <= 31) return 6;
     return kSpan > 127 ? kInterleavedTokens : kSpan > 31 ? 4 : 2;
 #elif defined(__AVX512VNNI__)
     constexpr bool kTwoSums = U::kGroup == 16;

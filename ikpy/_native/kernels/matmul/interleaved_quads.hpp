@@ -40,8 +40,8 @@ struct Quads {
         return reinterpret_cast<Lanes>(_mm512_mask_broadcast_i32x4(v, 0xF000, at(3, offset)));
 #elif defined(__AVX2__)
         if constexpr (R >= 8)
-            return reinterpret_cast<Lanes>(_mm256_loadu_si256(
-                reinterpret_cast<const __m256i*>(block[0] + offset + 16 * place[0])));
+            return reinterpret_cast<Lanes>(
+                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block[0] + offset + 16 * place[0])));
         return reinterpret_cast<Lanes>(
             _mm256_inserti128_si256(_mm256_castsi128_si256(at(0, offset)), at(1, offset), 1));
 #else
@@ -67,8 +67,8 @@ struct Quads {
     __m256 halves(int offset) const {
         const auto of = [&](int q) { return load_unaligned<int64_t>(block[q] + offset + 8 * place[q]); };
         if constexpr (R >= 8)
-            return _mm256_cvtph_ps(_mm_loadu_si128(
-                reinterpret_cast<const __m128i*>(block[0] + offset + 8 * place[0])));
+            return _mm256_cvtph_ps(
+                _mm_loadu_si128(reinterpret_cast<const __m128i*>(block[0] + offset + 8 * place[0])));
         return _mm256_cvtph_ps(_mm_set_epi64x(of(1), of(0)));
     }
 #endif

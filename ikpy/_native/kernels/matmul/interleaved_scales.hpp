@@ -14,8 +14,8 @@ struct IntegerScales {};
 
 // Base of unpackers whose groups of a block have the same scales and that with vectors have static simd::V
 // lane_scales(quads), for a vector of rows. Stored quad by quad they would be waited for: a load of several
-// stores takes its bytes from the cache, after all instructions before it (AVX2 on Zen 5: Q4_0_R8 40 instead
-// of 71e9 weights/s).
+// stores takes its bytes from the cache, after all instructions before it (AVX2 on Zen 5: Q4_0_R8 41 instead
+// of 94e9 weights/s).
 struct VectorScales {};
 
 #if defined(__AVX2__)

@@ -30,6 +30,8 @@ FAMILIES = {
     "gemma4a": "gemma4.Gemma4AudioProjector",
     "gemma4ua": "gemma4.Gemma4UnifiedAudioProjector",
     "glma": "whisper.GlmaProjector",
+    "granite_speech": "granite.GraniteSpeechProjector",
+    "lfm2a": "fastconformer.Lfm2AudioProjector",
     "meralion": "whisper.MeralionProjector",
     "musicflamingo": "whisper.MusicFlamingoProjector",
     "qwen2.5o": "whisper.Qwen25OmniProjector",

@@ -1,0 +1,164 @@
+"""Records the float32 rows that transformers makes of a sound with tests/cpu/media/conformer_kinds.py.
+
+pip install torch torchaudio transformers        # 5.24 or newer
+python -m scripts.make_conformer_golden
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import transformers
+from transformers.models.granite_speech import modeling_granite_speech as granite
+from transformers.models.granite_speech.feature_extraction_granite_speech import GraniteSpeechFeatureExtractor
+from transformers.models.granite_speech_plus import configuration_granite_speech_plus as plus_configuration
+from transformers.models.granite_speech_plus import modeling_granite_speech_plus as plus
+from transformers.models.parakeet import modeling_parakeet as parakeet
+from transformers.models.parakeet.feature_extraction_parakeet import ParakeetFeatureExtractor
+
+from scripts.tower_goldens import State, load
+from tests.cpu.media.conformer_kinds import FAST_NAMES, GRANITE_NAMES, GRANITE_WINDOW_NAMES
+from tests.cpu.media.conformer_weights import CHANNELS, CHARACTERS, WINDOW_LAYERS
+from tests.cpu.media.sound_kinds import GOLDEN_ROWS, GOLDENS, TOWERS, golden_sound
+from tests.cpu.media.sound_towers import SoundTower
+
+
+def granite_state(tower: SoundTower) -> tuple[State, State]:
+    """Tensors of the encoder and of what follows it."""
+    weights, encoder, projector = tower.weights(), {}, {}
+    for il in range(tower.layers):
+        keys, values = (weights.pop(f"a.blk.{il}.attn_{part}.weight") for part in "kv")
+        encoder[f"layers.{il}.attn.to_kv.weight"] = np.concatenate([keys, values])
+        for part, value in (("running_mean", 0), ("running_var", 1 - 1e-5)):
+            encoder[f"layers.{il}.conv.batch_norm.{part}"] = np.full(2 * tower.d, value, np.float32)
+        encoder[f"layers.{il}.conv.batch_norm.num_batches_tracked"] = np.array(1)
+    for name, value in weights.items():
+        head, _, tail = name.rpartition(".")
+        parts = name.split(".")
+        if name.startswith("a.blk"):
+            module = GRANITE_NAMES[parts[3]]
+            tail = tail if len(parts) == 5 else "weight"
+            shaped = value[:, None] if parts[3] == "conv_dw" else value
+            is_filter = parts[3] in ("conv_pw1", "conv_pw2") and tail == "weight"
+            encoder[f"layers.{parts[2]}.{module}.{tail}"] = shaped[..., None] if is_filter else shaped
+        elif name.startswith("a.proj_blk"):
+            projector[f"qformer.encoder.layer.{parts[2]}.{GRANITE_WINDOW_NAMES[parts[3]]}.{tail}"] = value
+        elif head in GRANITE_NAMES:
+            encoder[f"{GRANITE_NAMES[head]}.{tail}"] = value
+        else:
+            full = "query" if name == "a.proj_query" else f"{GRANITE_WINDOW_NAMES[head]}.{tail}"
+            projector[full] = value
+    return encoder, projector
+
+
+def of_granite(tower: SoundTower, sound: np.ndarray) -> torch.Tensor:
+    """Granite Speech, and that whose rows have states of earlier layers."""
+    further = dict(tower.further)
+    layers = further.get("feature_layer")
+    sizes = {"input_dim": tower.mel, "num_layers": tower.layers, "hidden_dim": tower.d, "num_heads": tower.heads}
+    sizes |= {"output_dim": CHARACTERS, "context_size": further["chunk_size"], "max_pos_emb": further["max_pos_emb"]}
+    sizes |= {"conv_kernel_size": further["conv_kernel_size"], "feedforward_mult": tower.ff / tower.d}
+    n_state = tower.d * (1 + len(layers or ()))
+    q_former = transformers.Blip2QFormerConfig(
+        hidden_size=tower.d,
+        num_hidden_layers=WINDOW_LAYERS,
+        num_attention_heads=further["projector.head_count"],
+        intermediate_size=tower.ff,
+        cross_attention_frequency=1,
+        encoder_hidden_size=n_state,
+    )
+    kinds = (plus, plus_configuration, "GraniteSpeechPlus") if layers else (granite, transformers, "GraniteSpeech")
+    models, configurations, name = kinds
+    sizes |= {"cat_hidden_layers": layers} if layers else {}
+    size = getattr(configurations, f"{name}EncoderConfig")(**{**sizes, "feedforward_mult": 1})
+    size.feedforward_mult = tower.ff // tower.d
+    whole = getattr(configurations, f"{name}Config")(
+        text_config=transformers.GraniteConfig(hidden_size=tower.text),
+        encoder_config=size,
+        projector_config=q_former,
+        window_size=further["projector.window_size"],
+        downsample_rate=further["projector.downsample_rate"],
+    )
+    encoder = getattr(models, f"{name}CTCEncoder")(size)
+    projector = getattr(models, f"{name}EncoderProjector")(whole)
+    states = granite_state(tower)
+    load(encoder, states[0], "attention_dists")
+    load(projector, states[1])
+    heard = GraniteSpeechFeatureExtractor(n_mels=tower.mel // 2)(sound)["input_features"]
+    return projector(encoder(heard).last_hidden_state)[0]
+
+
+def fast_state(tower: SoundTower) -> State:
+    """Tensors of a FastConformer; a norm over batches has mean 0 and variance 1."""
+    state = {}
+    for il in range(tower.layers):
+        for part, value in (("running_mean", 0), ("running_var", 1 - 1e-5)):
+            state[f"layers.{il}.conv.norm.{part}"] = np.full(tower.d, value, np.float32)
+        state[f"layers.{il}.conv.norm.num_batches_tracked"] = np.array(1)
+    for name, value in tower.weights().items():
+        head, _, tail = name.rpartition(".")
+        parts = name.split(".")
+        if name.startswith("a.blk"):
+            if parts[3].startswith("pos_bias"):
+                state[f"layers.{parts[2]}.self_attn.bias_{name[-1]}"] = value
+                continue
+            shaped = value[:, None] if parts[3:] == ["conv_dw", "weight"] else value
+            is_filter = parts[3] in ("conv_pw1", "conv_pw2") and tail == "weight"
+            state[f"layers.{parts[2]}.{FAST_NAMES[parts[3]]}.{tail}"] = shaped[..., None] if is_filter else shaped
+        elif head in FAST_NAMES:
+            state[f"{FAST_NAMES[head]}.{tail}"] = value.reshape(-1) if tail == "bias" else value
+    return state
+
+
+def fast_states(tower: SoundTower, sound: np.ndarray, *, bias: bool) -> torch.Tensor:
+    """States behind the layers of a FastConformer, of all frames."""
+    size = transformers.ParakeetEncoderConfig(
+        hidden_size=tower.d,
+        num_hidden_layers=tower.layers,
+        num_attention_heads=tower.heads,
+        intermediate_size=tower.ff,
+        num_mel_bins=tower.mel,
+        subsampling_conv_channels=CHANNELS,
+        attention_bias=bias,
+        convolution_bias=bias,
+        scale_input=False,
+        conv_kernel_size=9,
+        attn_implementation="eager",
+    )
+    model = load(parakeet.ParakeetEncoder(size), fast_state(tower))
+    heard = ParakeetFeatureExtractor(feature_size=tower.mel)(sound, sampling_rate=16000, return_tensors="pt")
+    return model(heard["input_features"]).last_hidden_state[0]
+
+
+def of_lfm2(tower: SoundTower, sound: np.ndarray) -> torch.Tensor:
+    """LFM2-Audio, whose encoder is that of Parakeet with biases."""
+    x = fast_states(tower, sound, bias=True)
+    weights = {name: torch.from_numpy(value) for name, value in tower.weights().items()}
+    norm, first, second = ((weights[f"mm.a.mlp.{i}.weight"], weights[f"mm.a.mlp.{i}.bias"]) for i in (0, 1, 3))
+    x = torch.nn.functional.linear(torch.nn.functional.layer_norm(x, (tower.d,), *norm), *first)
+    return torch.nn.functional.linear(torch.nn.functional.gelu(x), *second)
+
+
+MODELS: dict[str, Callable[[SoundTower, np.ndarray], torch.Tensor]] = {
+    "granite_speech": of_granite,
+    "granite_speech_plus": of_granite,
+    "lfm2a": of_lfm2,
+}
+
+
+def main() -> None:
+    """Writes the golden files."""
+    GOLDENS.mkdir(exist_ok=True)
+    for name, rows_of in MODELS.items():
+        tower = TOWERS[name]
+        with torch.no_grad():
+            rows = rows_of(tower, golden_sound(name)).numpy()
+        path = GOLDENS / f"{name}.npz"
+        np.savez_compressed(path, n=np.int32(len(rows)), rows=rows[list(GOLDEN_ROWS)])
+        print(f"{name}: {rows.shape}, |rows| {np.abs(rows).mean():.2f}, {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Random weights of conformers, as their projector files hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tests.cpu.media.sound_towers import Maker
+
+CHARACTERS = 11
+"""That the middle layer of Granite Speech tells apart."""
+WINDOW_LAYERS = 2
+CHANNELS = 6
+"""Of convolutions of FastConformers."""
+OUTPUT_CODES = 2000
+"""Rows of a table that FastConformers do not read, of which llama.cpp wants half as many as frames."""
+
+
+def vector(m: Maker, name: str, *shape: int, spread: float = 0.3) -> None:
+    """Numbers without the end of a name that says weight or bias."""
+    m.weights[name] = m.random.normal(0, spread, shape).astype(np.float32)
+
+
+def conformer_layers(m: Maker, n_inner: int, taps: int, *, bias: bool = True) -> None:
+    """Layers with LayerNorm but for what they know of distances. bias: of matrices that may have none."""
+    t = m.tower
+    for il in range(t.layers):
+        p = f"a.blk.{il}"
+        for end in ("", "_1"):
+            m.norm(f"{p}.ffn_norm{end}", t.d)
+            m.linear(f"{p}.ffn_up{end}", t.ff, t.d, bias=bias)
+            m.linear(f"{p}.ffn_down{end}", t.d, t.ff, bias=bias)
+        for name in ("ln1", "norm_conv", "ln2"):
+            m.norm(f"{p}.{name}", t.d)
+        m.linear(f"{p}.conv_pw1", 2 * n_inner, t.d, bias=bias)
+        vector(m, f"{p}.conv_dw.weight", n_inner, taps)
+        m.norm(f"{p}.conv_norm", n_inner)
+        m.linear(f"{p}.conv_pw2", t.d, n_inner, bias=bias)
+
+
+def granite(m: Maker) -> None:
+    """Granite Speech."""
+    t = m.tower
+    m.linear("a.input_projection", t.d, t.mel)
+    conformer_layers(m, 2 * t.d, t.further["conv_kernel_size"])
+    for il in range(t.layers):
+        for part in "qkv":
+            m.linear(f"a.blk.{il}.attn_{part}", t.d, t.d, bias=False)
+        m.linear(f"a.blk.{il}.attn_out", t.d, t.d)
+        vector(m, f"a.blk.{il}.attn_rel_pos_emb", 2 * t.further["max_pos_emb"] + 1, t.d // t.heads)
+    m.linear("a.enc_ctc_out", CHARACTERS, t.d)
+    m.linear("a.enc_ctc_out_mid", t.d, CHARACTERS)
+    n_state = t.d * (1 + len(t.further.get("feature_layer", ())))
+    n_queries = t.further["projector.window_size"] // t.further["projector.downsample_rate"]
+    vector(m, "a.proj_query", 1, n_queries, t.d, spread=1)
+    m.norm("a.proj_norm", t.d)
+    for il in range(WINDOW_LAYERS):
+        p = f"a.proj_blk.{il}"
+        for attention, n in (("self", t.d), ("cross", n_state)):
+            for part, n_in in (("q", t.d), ("k", n), ("v", n), ("out", t.d)):
+                m.linear(f"{p}.{attention}_attn_{part}", t.d, n_in)
+            m.norm(f"{p}.{attention}_attn_norm", t.d)
+        m.linear(f"{p}.ffn_up", t.ff, t.d)
+        m.linear(f"{p}.ffn_down", t.d, t.ff)
+        m.norm(f"{p}.ffn_norm", t.d)
+    m.linear("a.proj_linear", t.text, t.d)
+
+
+def lfm2(m: Maker) -> None:
+    """LFM2-Audio."""
+    t = m.tower
+    fast_front(m)
+    conformer_layers(m, t.d, 9)
+    for il in range(t.layers):
+        for part in ("q", "k", "v", "out"):
+            m.linear(f"a.blk.{il}.attn_{part}", t.d, t.d)
+        distances(m, f"a.blk.{il}")
+        m.weights[f"a.blk.{il}.conv_dw.bias"] = m.random.normal(0, 0.3, t.d).astype(np.float32)
+    m.norm("mm.a.mlp.0", t.d)
+    m.linear("mm.a.mlp.1", t.ff, t.d)
+    m.linear("mm.a.mlp.3", t.text, t.ff)
+    vector(m, "a.position_embd.weight", OUTPUT_CODES, t.text)  # of the sounds that the model speaks
+
+
+def fast_front(m: Maker) -> None:
+    """Convolutions of FastConformers."""
+    t = m.tower
+    for i, (n_in, size) in {0: (1, 3), 2: (1, 3), 3: (CHANNELS, 1), 5: (1, 3), 6: (CHANNELS, 1)}.items():
+        m.linear(f"a.conv1d.{i}", CHANNELS, n_in, size, size)
+        m.weights[f"a.conv1d.{i}.bias"] = m.weights[f"a.conv1d.{i}.bias"][:, None, None]
+    pitches = t.mel
+    for _ in range(3):
+        pitches = (pitches + 1) // 2
+    m.linear("a.pre_encode.out", t.d, CHANNELS * pitches)
+
+
+def distances(m: Maker, p: str) -> None:
+    """What a layer of a FastConformer knows of distances."""
+    t = m.tower
+    for part in "uv":
+        vector(m, f"{p}.pos_bias_{part}", t.heads, t.d // t.heads)
+    m.linear(f"{p}.linear_pos", t.d, t.d, bias=False)
+
+
+CONFORMERS: dict[str, Callable[[Maker], None]] = {"granite_speech": granite, "lfm2a": lfm2}

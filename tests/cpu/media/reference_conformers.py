@@ -1,0 +1,204 @@
+"""Conformers with LayerNorm as their papers and transformers define them, in float64, written without ikpy's code."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tests.cpu.media import reference_sound
+from tests.cpu.media.projector_files import Weights
+from tests.cpu.media.reference_sound import RATE, gelu, linear, norm, silu
+from tests.cpu.media.sound_towers import SoundTower
+
+N_FFT, WINDOW, HOP = 512, 400, 160
+
+
+def htk_bank(n_mel: int, n_fft: int, low: float = 0, high: float = 8000) -> np.ndarray:
+    """Triangles of height 1 [n_mel, n_fft / 2 + 1], made point by point."""
+    ends = [2595 * math.log10(1 + f / 700) for f in (low, high)]
+    corners = 700 * (10 ** (np.linspace(*ends, n_mel + 2) / 2595) - 1)
+    bank = np.zeros((n_mel, n_fft // 2 + 1))
+    for i, (first, middle, last) in enumerate(zip(corners, corners[1:], corners[2:], strict=False)):
+        for j in range(bank.shape[1]):
+            f = j * RATE / n_fft
+            if first < f < last:
+                bank[i, j] = (f - first) / (middle - first) if f <= middle else (last - f) / (last - middle)
+    return bank
+
+
+def spectra(line: np.ndarray, n: int, window: np.ndarray) -> np.ndarray:
+    """Powers [n, N_FFT / 2 + 1] of what begins at every HOP-th sample of a line, by the definition of the transform."""
+    wide = np.zeros(N_FFT)
+    start = (N_FFT - len(window)) // 2
+    wide[start : start + len(window)] = window
+    line = np.concatenate([line, np.zeros(N_FFT)])
+    transform = np.exp(-2j * np.pi * np.outer(np.arange(N_FFT), np.arange(N_FFT // 2 + 1)) / N_FFT)
+    parts = np.stack([line[i * HOP : i * HOP + N_FFT] for i in range(n)])
+    return np.abs(parts * wide @ transform) ** 2
+
+
+def half(x: np.ndarray, w: Weights, p: str, end: str) -> np.ndarray:
+    """x and half of what a network makes of it."""
+    up = silu(linear(norm(x, w, f"{p}.ffn_norm{end}", 1e-5), w, f"{p}.ffn_up{end}"))
+    return x + linear(up, w, f"{p}.ffn_down{end}") / 2
+
+
+def channels(x: np.ndarray, w: Weights, p: str) -> np.ndarray:
+    """x and the convolution of every channel."""
+    y, gate = np.split(linear(norm(x, w, f"{p}.norm_conv", 1e-5), w, f"{p}.conv_pw1"), 2, axis=1)
+    y, taps = y / (1 + np.exp(-gate)), w[f"{p}.conv_dw.weight"].astype(np.float64)
+    around = np.pad(y, ((taps.shape[1] // 2, taps.shape[1]), (0, 0)))
+    y = sum(around[i : i + len(x)] * taps[:, i] for i in range(taps.shape[1]))
+    y = y + w.get(f"{p}.conv_dw.bias", 0)
+    if f"{p}.conv_norm_var" in w:
+        y = (y - w[f"{p}.conv_norm_mean"]) / np.sqrt(w[f"{p}.conv_norm_var"].astype(np.float64) + 1e-5)
+    y = silu(y * w[f"{p}.conv_norm.weight"] + w[f"{p}.conv_norm.bias"])
+    return x + linear(y, w, f"{p}.conv_pw2")
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """Over the last dimension."""
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def heads_of(x: np.ndarray, w: Weights, name: str, n: int) -> np.ndarray:
+    """[n, len(x), d] of a matrix."""
+    return linear(x, w, name).reshape(len(x), n, -1).transpose(1, 0, 2)
+
+
+def granite_levels(t: SoundTower, samples: np.ndarray) -> np.ndarray:
+    """Pairs of frames [n, mel]."""
+    n = max((len(samples) // HOP + 1) // 2, 1)
+    at = np.abs(np.arange(-N_FFT // 2, len(samples) + N_FFT // 2))  # mirrored at both ends
+    last = len(samples) - 1
+    line = samples.astype(np.float64)[np.where(at > last, 2 * last - at, at)]
+    hann = np.sin(np.pi * np.arange(WINDOW) / WINDOW) ** 2
+    powers = spectra(line, 2 * n, hann) @ htk_bank(t.mel // 2, N_FFT).T
+    levels = np.log10(np.maximum(powers, 1e-10))
+    return (np.maximum(levels, levels.max() - 8) / 4 + 1).reshape(n, t.mel)
+
+
+def shaw(t: SoundTower, w: Weights, p: str, x: np.ndarray) -> np.ndarray:
+    """States see their block; a vector for every distance is added to keys."""
+    q, k, v = (heads_of(x, w, f"{p}.attn_{part}", t.heads) for part in "qkv")
+    size, reach = t.further["chunk_size"], t.further["max_pos_emb"]
+    table, found = w[f"{p}.attn_rel_pos_emb"].astype(np.float64), np.zeros_like(q)
+    for i in range(len(x)):
+        seen = np.arange(i // size * size, min((i // size + 1) * size, len(x)))
+        keys = k[:, seen] + table[reach + i - seen]
+        weights = softmax(np.einsum("hd,hjd->hj", q[:, i], keys) / math.sqrt(q.shape[-1]))
+        found[:, i] = np.einsum("hj,hjd->hd", weights, v[:, seen])
+    return linear(found.transpose(1, 0, 2).reshape(len(x), -1), w, f"{p}.attn_out")
+
+
+def granite(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
+    """Rows of Granite Speech."""
+    x = linear(granite_levels(t, samples), w, "a.input_projection")
+    states = [x]
+    for il in range(t.layers):
+        p = f"a.blk.{il}"
+        x = half(x, w, p, "")
+        x = x + shaw(t, w, p, norm(x, w, f"{p}.ln1", 1e-5))
+        x = norm(half(channels(x, w, p), w, p, "_1"), w, f"{p}.ln2", 1e-5)
+        states.append(x)
+        if il + 1 == t.layers // 2:
+            x = x + linear(softmax(linear(x, w, "a.enc_ctc_out")), w, "a.enc_ctc_out_mid")
+    x = np.concatenate([*(states[i] for i in t.further.get("feature_layer", ())), x], axis=1)
+    size = t.further["projector.window_size"]
+    x = np.pad(x, ((0, -len(x) % size), (0, 0)))
+    rows = [q_former(t, w, x[i : i + size]) for i in range(0, len(x), size)]
+    return [linear(np.concatenate(rows), w, "a.proj_linear")]
+
+
+def q_former(t: SoundTower, w: Weights, window: np.ndarray) -> np.ndarray:
+    """Rows of the states of a window."""
+    rows, count = norm(w["a.proj_query"][0].astype(np.float64), w, "a.proj_norm", 1e-12), 0
+    while f"a.proj_blk.{count}.ffn_up.weight" in w:
+        p = f"a.proj_blk.{count}"
+        for name, seen in (("self_attn", None), ("cross_attn", window)):
+            heads = t.further["projector.head_count"]
+            q = heads_of(rows, w, f"{p}.{name}_q", heads)
+            k, v = (heads_of(rows if seen is None else seen, w, f"{p}.{name}_{part}", heads) for part in "kv")
+            found = softmax(q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[-1])) @ v
+            found = linear(found.transpose(1, 0, 2).reshape(len(rows), -1), w, f"{p}.{name}_out")
+            rows = norm(rows + found, w, f"{p}.{name}_norm", 1e-12)
+        inner = linear(gelu(linear(rows, w, f"{p}.ffn_up")), w, f"{p}.ffn_down")
+        rows, count = norm(rows + inner, w, f"{p}.ffn_norm", 1e-12), count + 1
+    return rows
+
+
+def fast_levels(t: SoundTower, samples: np.ndarray) -> np.ndarray:
+    """Frames [n, mel] of FastConformers, the last of zeros."""
+    n, line = len(samples) // HOP, samples.astype(np.float64)
+    line = line - 0.97 * np.concatenate([[0], line[:-1]])
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / (WINDOW - 1))
+    levels = np.zeros((n + 1, t.mel))
+    if n:
+        powers = spectra(np.concatenate([np.zeros(N_FFT // 2), line]), n, hann)
+        known = np.log(powers @ reference_sound.filters(t.mel, N_FFT).T + 2**-24)
+        known = known - known.mean(0)
+        levels[:n] = known / (np.sqrt((known**2).sum(0) / max(n - 1, 1)) + 1e-5)
+    return levels
+
+
+def halved(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """Every second row and column of filters [out, in, 3, 3] over pictures [in, rows, columns]; in 1: of each."""
+    count, around, weight = len(weight), np.pad(x, ((0, 0), (1, 1), (1, 1))), weight.astype(np.float64)
+    found = np.zeros((count, *x.shape[1:]))
+    for i in range(3):
+        for j in range(3):
+            part = around[:, i : i + x.shape[1], j : j + x.shape[2]]
+            found += weight[:, 0, i, j, None, None] * part  # one input, or as many as outputs
+    return (found + bias)[:, ::2, ::2]
+
+
+def fast_front(t: SoundTower, w: Weights, x: np.ndarray) -> np.ndarray:
+    """States [n / 8, d] of frames."""
+    x = np.maximum(halved(x[None], w["a.conv1d.0.weight"], w["a.conv1d.0.bias"]), 0)
+    for i in (2, 5):
+        x = halved(x, w[f"a.conv1d.{i}.weight"], w[f"a.conv1d.{i}.bias"])
+        mixing = w[f"a.conv1d.{i + 1}.weight"][:, :, 0, 0].astype(np.float64)
+        x = np.maximum(np.einsum("oc,cyx->oyx", mixing, x) + w[f"a.conv1d.{i + 1}.bias"], 0)
+    return linear(x.transpose(1, 0, 2).reshape(x.shape[1], -1), w, "a.pre_encode.out")
+
+
+def far(t: SoundTower, w: Weights, p: str, x: np.ndarray) -> np.ndarray:
+    """All states see each other by content and by sines and cosines of their distance."""
+    q, k, v = (heads_of(x, w, f"{p}.attn_{part}", t.heads) for part in "qkv")
+    u, place = (w[f"{p}.pos_bias_{part}"].astype(np.float64)[:, None] for part in "uv")
+    waves = np.zeros((2 * len(x) - 1, t.d))
+    angles = np.arange(1 - len(x), len(x))[:, None] / 10000 ** (np.arange(0, t.d, 2) / t.d)
+    waves[:, ::2], waves[:, 1::2] = np.sin(angles), np.cos(angles)
+    waves = heads_of(waves, w, f"{p}.linear_pos", t.heads)
+    far_scores = (q + place) @ waves.transpose(0, 2, 1)  # by i - j + n - 1
+    at = np.arange(len(x))[:, None] - np.arange(len(x)) + len(x) - 1
+    by_distance = np.take_along_axis(far_scores, np.broadcast_to(at, (t.heads, *at.shape)), axis=2)
+    scores = ((q + u) @ k.transpose(0, 2, 1) + by_distance) / math.sqrt(q.shape[-1])
+    return linear((softmax(scores) @ v).transpose(1, 0, 2).reshape(len(x), -1), w, f"{p}.attn_out")
+
+
+def fast_layers(t: SoundTower, w: Weights, x: np.ndarray) -> np.ndarray:
+    """States behind the layers of a FastConformer."""
+    for il in range(t.layers):
+        p = f"a.blk.{il}"
+        x = half(x, w, p, "")
+        x = x + far(t, w, p, norm(x, w, f"{p}.ln1", 1e-5))
+        x = norm(half(channels(x, w, p), w, p, "_1"), w, f"{p}.ln2", 1e-5)
+    return x
+
+
+def lfm2(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
+    """Rows of LFM2-Audio."""
+    x = fast_layers(t, w, fast_front(t, w, fast_levels(t, samples)))
+    x = linear(norm(x, w, "mm.a.mlp.0", 1e-5), w, "mm.a.mlp.1")
+    return [linear(gelu(x), w, "mm.a.mlp.3")]
+
+
+CONFORMERS = {"granite_speech": granite, "lfm2a": lfm2}
+
+
+def pieces(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
+    """Rows of all pieces of a sound, of every kind of encoder."""
+    return CONFORMERS.get(t.kind, reference_sound.pieces)(t, w, samples)

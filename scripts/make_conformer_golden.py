@@ -15,6 +15,7 @@ from transformers.models.granite_speech import modeling_granite_speech as granit
 from transformers.models.granite_speech.feature_extraction_granite_speech import GraniteSpeechFeatureExtractor
 from transformers.models.granite_speech_plus import configuration_granite_speech_plus as plus_configuration
 from transformers.models.granite_speech_plus import modeling_granite_speech_plus as plus
+from transformers.models.nemotron_h_omni import modeling_nemotron_h_omni as omni
 from transformers.models.parakeet import modeling_parakeet as parakeet
 from transformers.models.parakeet.feature_extraction_parakeet import ParakeetFeatureExtractor
 
@@ -101,6 +102,9 @@ def fast_state(tower: SoundTower) -> State:
         head, _, tail = name.rpartition(".")
         parts = name.split(".")
         if name.startswith("a.blk"):
+            if parts[3] in ("conv_norm_mean", "conv_norm_var"):
+                state[f"layers.{parts[2]}.conv.norm.running_{name[-4:].strip('_')}"] = value
+                continue
             if parts[3].startswith("pos_bias"):
                 state[f"layers.{parts[2]}.self_attn.bias_{name[-1]}"] = value
                 continue
@@ -112,8 +116,8 @@ def fast_state(tower: SoundTower) -> State:
     return state
 
 
-def fast_states(tower: SoundTower, sound: np.ndarray, *, bias: bool) -> torch.Tensor:
-    """States behind the layers of a FastConformer, of all frames."""
+def fast_model(tower: SoundTower, *, bias: bool) -> torch.nn.Module:
+    """A FastConformer."""
     size = transformers.ParakeetEncoderConfig(
         hidden_size=tower.d,
         num_hidden_layers=tower.layers,
@@ -127,24 +131,40 @@ def fast_states(tower: SoundTower, sound: np.ndarray, *, bias: bool) -> torch.Te
         conv_kernel_size=9,
         attn_implementation="eager",
     )
-    model = load(parakeet.ParakeetEncoder(size), fast_state(tower))
-    heard = ParakeetFeatureExtractor(feature_size=tower.mel)(sound, sampling_rate=16000, return_tensors="pt")
-    return model(heard["input_features"]).last_hidden_state[0]
+    return load(parakeet.ParakeetEncoder(size), fast_state(tower))
+
+
+def fast_frames(tower: SoundTower, sound: np.ndarray) -> transformers.BatchFeature:
+    """Frames, and which of them are heard."""
+    return ParakeetFeatureExtractor(feature_size=tower.mel)(sound, sampling_rate=16000, return_tensors="pt")
 
 
 def of_lfm2(tower: SoundTower, sound: np.ndarray) -> torch.Tensor:
     """LFM2-Audio, whose encoder is that of Parakeet with biases."""
-    x = fast_states(tower, sound, bias=True)
+    x = fast_model(tower, bias=True)(fast_frames(tower, sound)["input_features"]).last_hidden_state[0]
     weights = {name: torch.from_numpy(value) for name, value in tower.weights().items()}
     norm, first, second = ((weights[f"mm.a.mlp.{i}.weight"], weights[f"mm.a.mlp.{i}.bias"]) for i in (0, 1, 3))
     x = torch.nn.functional.linear(torch.nn.functional.layer_norm(x, (tower.d,), *norm), *first)
     return torch.nn.functional.linear(torch.nn.functional.gelu(x), *second)
 
 
+def of_parakeet(tower: SoundTower, sound: np.ndarray) -> torch.Tensor:
+    """The encoder of sound of Nemotron 3 Nano Omni, to which the last frame is none."""
+    frames = fast_frames(tower, sound)
+    x = fast_model(tower, bias=False)(**frames).last_hidden_state[0]
+    projector = omni.NemotronH_Omni_Reasoning_V3MultiModalProjector(tower.d, tower.ff, tower.text)
+    names = {"mm.a.norm_pre": "layer_norm", "mm.a.mlp.1": "linear_1", "mm.a.mlp.2": "linear_2"}
+    weights = tower.weights()
+    state = {f"{theirs}.weight": weights[f"{mine}.weight"] for mine, theirs in names.items()}
+    return load(projector, state)(x)
+
+
 MODELS: dict[str, Callable[[SoundTower, np.ndarray], torch.Tensor]] = {
     "granite_speech": of_granite,
     "granite_speech_plus": of_granite,
     "lfm2a": of_lfm2,
+    "parakeet": of_parakeet,
+    "parakeet_full": of_parakeet,
 }
 
 

@@ -87,17 +87,20 @@ def half_network(b: PictureGraph, layer: FeedForward, x: Value) -> Value:
     return b.graph.add(x, b.graph.scale(b.linear(layer.down, inner), RESIDUAL))
 
 
-def convolution(b: PictureGraph, layer: ConformerLayer, x: Value) -> Value:
-    """x and a convolution over the neighbours of each channel, gated before; zeros lie around the states."""
+def convolution(b: PictureGraph, layer: ConformerLayer, x: Value, silent: int = 0) -> Value:
+    """x and a convolution over the neighbours of each channel, gated before; zeros lie around the states and in the
+    place of the last ones that are silent."""
     g, n, count = b.graph, layer.n_inner, x.shape[1]
+    heard = count - silent
     before = len(layer.taps) // 2
     behind = len(layer.taps) - 1 - before
     start = b.linear(layer.start, b.layer_norm(layer.conv_norm, x, EPS))
     line = g.new(n, before + count + behind)
-    for place, length in ((0, before), (before + count, behind)):
+    for place, length in ((0, before), (before + heard, behind + silent)):
         if length:
             g.copy(b.floats(np.zeros((length, n))), line.slice(1, place, length))
-    g.copy(g.gated(start.slice0(n, n), start.slice0(0, n), "sigmoid"), line.slice(1, before, count))
+    gated = g.gated(start.slice0(n, n), start.slice0(0, n), "sigmoid")
+    g.copy(gated.slice(1, 0, heard), line.slice(1, before, heard))
     total = g.mul(line.slice(1, 0, count), layer.taps[0])
     for i, tap in enumerate(layer.taps[1:], start=1):
         total = g.add(total, g.mul(line.slice(1, i, count), tap))

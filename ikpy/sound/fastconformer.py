@@ -28,12 +28,12 @@ N_FFT = 512
 PREEMPHASIS = 0.97
 LEAST_POWER = 2.0**-24
 LEAST_DEVIATION = 1e-5
-PIECE = 12000
-"""Frames that are heard together, two minutes."""
+PIECE = 11999
+"""Frames that are heard together, about two minutes; the last state of one that goes on is not full."""
 SECTION = 64
 """States that are made of frames at a time."""
 LONGEST_WAVE = 10000.0
-ADAPTER_EPS, PROJECTION_EPS = 1e-5, 1e-6
+LAST_EPS = 1e-5
 
 
 def states_of(n: int) -> int:
@@ -41,16 +41,16 @@ def states_of(n: int) -> int:
     return halved(halved(halved(n)))
 
 
-def levels(samples: Samples, n_mel: int) -> NDArray[np.float32]:
+def levels(samples: Samples, window: NDArray[np.float64], filters: NDArray[np.float32]) -> NDArray[np.float32]:
     """Logarithms [n, n_mel] of powers of pitches, each in deviations from its mean. Behind whole frames lies another
     one, of zeros, which counts in neither."""
-    n = len(samples) // HOP
+    n, n_mel = len(samples) // HOP, len(filters)
     line = samples.astype(np.float32)
     line = np.concatenate([line[:1], line[1:] - np.float32(PREEMPHASIS) * line[:-1]])
     line = np.pad(line, N_FFT // 2)
     found = np.zeros((n + 1, n_mel), np.float32)
     if n:
-        powers = centred_powers(line, n, hann(WINDOW, periodic=False), mel_filters(n_mel, N_FFT))
+        powers = centred_powers(line, n, window, filters)
         known = np.log(powers.astype(np.float64) + LEAST_POWER)
         deviation = known.std(axis=0, ddof=1) if n > 1 else 0.0
         found[:n] = (known - known.mean(axis=0)) / (deviation + LEAST_DEVIATION)
@@ -93,7 +93,8 @@ class Front:
         pitches = states_of(n_mel)
         joined = weights.array("a.pre_encode.out.weight", (channels * pitches, n)).reshape(n, channels, pitches)
         turned_about = joined.transpose(0, 2, 1).reshape(n, -1)
-        self.joining = Linear(value_of(turned_about, "a.pre_encode.out"), weights.vector("a.pre_encode.out.bias", n))
+        self.silence = weights.table("a.pre_encode.out.bias", (n,))
+        self.joining = Linear(value_of(turned_about, "a.pre_encode.out"), self.silence)
 
     def build(self, b: PictureGraph) -> Value:
         """States [D, n] of frames, some of them at a time."""
@@ -158,7 +159,17 @@ class FastConformerProjector(SoundProjector):
             raise FileFormatError(f"{self.path}: clip.audio.embedding_length is {params.n_embd}, not even")
         self.front = Front(weights, params.n_mel, params.n_embd)
         self.layers = [Layer(weights, f"a.blk.{il}", params.n_embd, params.head_size) for il in range(params.n_layer)]
+        self.listen(weights)
         self.load_projection(weights)
+
+    def listen(self, weights: ProjectorWeights) -> None:
+        """The window and the pitches of spectrograms, which some files hold."""
+        n_mel, n_bins = self.params.n_mel, N_FFT // 2 + 1
+        window, pitches = "a.window", "a.mel_filters"
+        known = weights.array(window, (WINDOW,)) if weights.has(window) else hann(WINDOW, periodic=False)
+        self.hann = known.astype(np.float64)
+        has_filters = weights.has(pitches)
+        self.filters = weights.array(pitches, (n_bins, n_mel)) if has_filters else mel_filters(n_mel, N_FFT)
 
     def load_projection(self, weights: ProjectorWeights) -> None:
         """Takes what follows the layers."""
@@ -177,22 +188,31 @@ class FastConformerProjector(SoundProjector):
         """Frames that states are made of."""
         return n_samples // HOP + 1
 
+    @staticmethod
+    def n_silent(n_frames: int) -> int:
+        """States behind those of so many frames, which the others do not see."""
+        return 0
+
     def n_rows(self, n_samples: int) -> int:
         n = self.n_frames(n_samples)
-        return sum(states_of(min(PIECE, n - start)) for start in range(0, n, PIECE))
+        lengths = [min(PIECE, n - start) for start in range(0, n, PIECE)]
+        return sum(states_of(length) + self.n_silent(length) for length in lengths)
 
     def pieces(self, samples: Samples) -> list[NDArray[np.float32]]:
         n = self.n_frames(len(samples))
-        frames = levels(samples, self.params.n_mel)[:n]
+        frames = levels(samples, self.hann, self.filters)[:n]
         return [frames[start : start + PIECE] for start in range(0, n, PIECE)]
 
     def build(self, b: PictureGraph) -> Value:
         g, x = b.graph, self.front.build(b)
-        distances = Distances(b, x.shape[1], self.params.n_embd, self.params.head_size)
+        silent = self.n_silent(b.n_patches)
+        if silent:
+            x = b.with_row(self.front.silence, x.shape[1], lambda into: g.copy(x, into), last=True)
+        distances = Distances(b, x.shape[1], self.params.n_embd, self.params.head_size, silent)
         for layer in self.layers:
             x = half_network(b, layer.first, x)
             x = g.add(x, distances.attention(b, layer, b.layer_norm(layer.attn_norm, x, EPS)))
-            x = convolution(b, layer, x)
+            x = convolution(b, layer, x, silent)
             x = b.layer_norm(layer.out_norm, half_network(b, layer.last, x), EPS)
         return self.projected(b, x)
 
@@ -209,14 +229,44 @@ class Lfm2AudioProjector(FastConformerProjector):
         return self.mlp.n_out
 
     def projected(self, b: PictureGraph, x: Value) -> Value:
-        return b.mlp(self.mlp, b.layer_norm(self.norm, x, ADAPTER_EPS), "gelu_erf")
+        return b.mlp(self.mlp, b.layer_norm(self.norm, x, LAST_EPS), "gelu_erf")
+
+
+class ParakeetProjector(FastConformerProjector):
+    """Nemotron 3 Nano Omni: a norm and two matrices. The frame of zeros is not heard; a state of its own, which it is
+    behind eighths that are full, sees the mean of all."""
+
+    begin = "<so_start>"
+    end = "<so_end>"
+
+    def load_projection(self, weights: ProjectorWeights) -> None:
+        self.norm = weights.table("mm.a.norm_pre.weight", (self.params.n_embd,))
+        self.mlp = weights.mlp("mm.a.mlp.1", "mm.a.mlp.2", self.params.n_embd)
+
+    @property
+    def n_out(self) -> int:
+        return self.mlp.n_out
+
+    @staticmethod
+    def n_frames(n_samples: int) -> int:
+        return max(n_samples // HOP, 1)
+
+    @staticmethod
+    def n_silent(n_frames: int) -> int:
+        return states_of(n_frames + 1) - states_of(n_frames)
+
+    def projected(self, b: PictureGraph, x: Value) -> Value:
+        return b.mlp(self.mlp, b.graph.rms_norm(x, self.norm, LAST_EPS), "relu_squared")
 
 
 class Distances:
-    """Attention of all states to each other by their distances; what all layers share of it."""
+    """Attention of all states to each other by their distances; what all layers share of it. silent: the last states,
+    which the others do not see and whose queries are zeros."""
 
-    def __init__(self, b: PictureGraph, n: int, width: int, head: int) -> None:
-        self.n, self.head, self.width = n, head, width
+    def __init__(self, b: PictureGraph, n: int, width: int, head: int, silent: int) -> None:
+        self.n, self.head, self.width, self.silent = n, head, width, silent
+        ends = np.where(np.arange(n) < n - silent, n - silent, n)
+        self.ranges = np.stack([np.zeros(n, np.int64), ends], axis=1)
         rates = LONGEST_WAVE ** -(np.arange(width // 2) / (width // 2))
         self.turns = b.floats(turned(np.arange(n), rates))
         angles = np.arange(n)[:, None] * rates
@@ -237,4 +287,9 @@ class Distances:
             g.copy(g.mul_mat(waves, part).reshape(self.width, 1, n), known.slice(1, i, 1))
             g.copy(self.waves, key.slice(1, i, 1).slice0(d, self.width))
         g.copy(g.rope(known, self.turns, neox=False), query.slice0(d, self.width))
-        return b.linear(layer.out, b.attention(query, key, split_heads(v, d), scale=d**-0.5))
+        if self.silent:
+            g.copy(
+                b.floats(np.zeros((self.silent, heads, d + self.width))), query.slice(2, n - self.silent, self.silent)
+            )
+        found = b.attention(query, key, split_heads(v, d), scale=d**-0.5, ranges=self.ranges)
+        return b.linear(layer.out, found)

@@ -34,6 +34,7 @@ FAMILIES = {
     "lfm2a": "fastconformer.Lfm2AudioProjector",
     "meralion": "whisper.MeralionProjector",
     "musicflamingo": "whisper.MusicFlamingoProjector",
+    "parakeet": "fastconformer.ParakeetProjector",
     "qwen2.5o": "whisper.Qwen25OmniProjector",
     "qwen2a": "whisper.Qwen2AudioProjector",
     "qwen3a": "qwen3.Qwen3AudioProjector",

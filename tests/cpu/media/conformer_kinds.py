@@ -13,13 +13,22 @@ GRANITE = {
     "projector.head_count": 4,
 }
 PLUS = {**GRANITE, "feature_layer": [0, 2]}
+PARAKEET = {"conv_kernel_size": 9, "subsampling_factor": 8}
 CONFORMER_TOWERS = {
     "granite_speech": SoundTower("granite_speech", ff=128, mel=64, layers=3, further=GRANITE),
     "granite_speech_plus": SoundTower("granite_speech", ff=128, mel=64, layers=3, further=PLUS),
     "lfm2a": SoundTower("lfm2a", d=512, heads=8, ff=64, mel=80),
+    "parakeet": SoundTower("parakeet", mel=80, further=PARAKEET),
+    "parakeet_full": SoundTower("parakeet", mel=80, further=PARAKEET),  # hears a sound whose last state is full
 }
-CONFORMER_TEXT = {"granite_speech": ("", ""), "granite_speech_plus": ("", ""), "lfm2a": ("", "")}
-LIKE_TRANSFORMERS = ("granite_speech", "granite_speech_plus", "lfm2a")
+CONFORMER_TEXT = {
+    "granite_speech": ("", ""),
+    "granite_speech_plus": ("", ""),
+    "lfm2a": ("", ""),
+    "parakeet": ("<so_start>", "<so_end>"),
+    "parakeet_full": ("<so_start>", "<so_end>"),
+}
+LIKE_TRANSFORMERS = ("granite_speech", "granite_speech_plus", "lfm2a", "parakeet", "parakeet_full")
 PEERS = ("granite_speech", "granite_speech_plus", "lfm2a")
 
 # Names of files -> those of transformers, of Granite Speech, its layers and its Q-Former.

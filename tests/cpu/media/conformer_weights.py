@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tests.cpu.media.sound_filters import filters
+
 if TYPE_CHECKING:
     from tests.cpu.media.sound_towers import Maker
 
+N_FFT, WINDOW = 512, 400
 CHARACTERS = 11
 """That the middle layer of Granite Speech tells apart."""
 WINDOW_LAYERS = 2
@@ -85,6 +88,26 @@ def lfm2(m: Maker) -> None:
     vector(m, "a.position_embd.weight", OUTPUT_CODES, t.text)  # of the sounds that the model speaks
 
 
+def parakeet(m: Maker) -> None:
+    """The encoder of sound of Nemotron 3 Nano Omni."""
+    t = m.tower
+    m.weights["a.mel_filters"] = filters(t.mel, N_FFT).astype(np.float32)
+    m.weights["a.window"] = (np.sin(np.pi * np.arange(WINDOW) / (WINDOW - 1)) ** 2).astype(np.float32)
+    fast_front(m)
+    conformer_layers(m, t.d, t.further["conv_kernel_size"], bias=False)
+    for il in range(t.layers):
+        for part in ("q", "k", "v", "out"):
+            m.linear(f"a.blk.{il}.attn_{part}", t.d, t.d, bias=False)
+        distances(m, f"a.blk.{il}")
+        vector(m, f"a.blk.{il}.conv_norm_mean", t.d)
+        m.weights[f"a.blk.{il}.conv_norm_var"] = m.random.uniform(0.5, 2, t.d).astype(np.float32)
+    m.norm("mm.a.norm_pre", t.d, bias=False)
+    m.linear("mm.a.mlp.1", t.ff, t.d, bias=False)
+    m.linear("mm.a.mlp.2", t.text, t.ff, bias=False)
+    for i in (0, 1, 3):
+        m.weights[f"mm.model.mlp.{i}.weight"] = np.zeros(1, np.float32)  # of pictures, which llama.cpp wants to see
+
+
 def fast_front(m: Maker) -> None:
     """Convolutions of FastConformers."""
     t = m.tower
@@ -105,4 +128,4 @@ def distances(m: Maker, p: str) -> None:
     m.linear(f"{p}.linear_pos", t.d, t.d, bias=False)
 
 
-CONFORMERS: dict[str, Callable[[Maker], None]] = {"granite_speech": granite, "lfm2a": lfm2}
+CONFORMERS: dict[str, Callable[[Maker], None]] = {"granite_speech": granite, "lfm2a": lfm2, "parakeet": parakeet}

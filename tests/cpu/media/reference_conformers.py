@@ -8,7 +8,8 @@ import numpy as np
 
 from tests.cpu.media import reference_sound
 from tests.cpu.media.projector_files import Weights
-from tests.cpu.media.reference_sound import RATE, gelu, linear, norm, silu
+from tests.cpu.media.reference_sound import gelu, linear, norm, silu
+from tests.cpu.media.sound_filters import RATE, filters
 from tests.cpu.media.sound_towers import SoundTower
 
 N_FFT, WINDOW, HOP = 512, 400, 160
@@ -44,10 +45,11 @@ def half(x: np.ndarray, w: Weights, p: str, end: str) -> np.ndarray:
     return x + linear(up, w, f"{p}.ffn_down{end}") / 2
 
 
-def channels(x: np.ndarray, w: Weights, p: str) -> np.ndarray:
-    """x and the convolution of every channel."""
+def channels(x: np.ndarray, w: Weights, p: str, silent: int = 0) -> np.ndarray:
+    """x and the convolution of every channel, to which the last silent states are zeros."""
     y, gate = np.split(linear(norm(x, w, f"{p}.norm_conv", 1e-5), w, f"{p}.conv_pw1"), 2, axis=1)
-    y, taps = y / (1 + np.exp(-gate)), w[f"{p}.conv_dw.weight"].astype(np.float64)
+    y = y / (1 + np.exp(-gate)) * (np.arange(len(x)) < len(x) - silent)[:, None]
+    taps = w[f"{p}.conv_dw.weight"].astype(np.float64)
     around = np.pad(y, ((taps.shape[1] // 2, taps.shape[1]), (0, 0)))
     y = sum(around[i : i + len(x)] * taps[:, i] for i in range(taps.shape[1]))
     y = y + w.get(f"{p}.conv_dw.bias", 0)
@@ -137,7 +139,7 @@ def fast_levels(t: SoundTower, samples: np.ndarray) -> np.ndarray:
     levels = np.zeros((n + 1, t.mel))
     if n:
         powers = spectra(np.concatenate([np.zeros(N_FFT // 2), line]), n, hann)
-        known = np.log(powers @ reference_sound.filters(t.mel, N_FFT).T + 2**-24)
+        known = np.log(powers @ filters(t.mel, N_FFT).T + 2**-24)
         known = known - known.mean(0)
         levels[:n] = known / (np.sqrt((known**2).sum(0) / max(n - 1, 1)) + 1e-5)
     return levels
@@ -164,8 +166,9 @@ def fast_front(t: SoundTower, w: Weights, x: np.ndarray) -> np.ndarray:
     return linear(x.transpose(1, 0, 2).reshape(x.shape[1], -1), w, "a.pre_encode.out")
 
 
-def far(t: SoundTower, w: Weights, p: str, x: np.ndarray) -> np.ndarray:
-    """All states see each other by content and by sines and cosines of their distance."""
+def far(t: SoundTower, w: Weights, p: str, x: np.ndarray, silent: int) -> np.ndarray:
+    """All states see each other by content and by sines and cosines of their distance, but for the last ones that are
+    silent: these see all the same, and are seen by no others."""
     q, k, v = (heads_of(x, w, f"{p}.attn_{part}", t.heads) for part in "qkv")
     u, place = (w[f"{p}.pos_bias_{part}"].astype(np.float64)[:, None] for part in "uv")
     waves = np.zeros((2 * len(x) - 1, t.d))
@@ -176,16 +179,18 @@ def far(t: SoundTower, w: Weights, p: str, x: np.ndarray) -> np.ndarray:
     at = np.arange(len(x))[:, None] - np.arange(len(x)) + len(x) - 1
     by_distance = np.take_along_axis(far_scores, np.broadcast_to(at, (t.heads, *at.shape)), axis=2)
     scores = ((q + u) @ k.transpose(0, 2, 1) + by_distance) / math.sqrt(q.shape[-1])
+    if silent:
+        scores[:, :-silent, -silent:], scores[:, -silent:] = -np.inf, 0
     return linear((softmax(scores) @ v).transpose(1, 0, 2).reshape(len(x), -1), w, f"{p}.attn_out")
 
 
-def fast_layers(t: SoundTower, w: Weights, x: np.ndarray) -> np.ndarray:
+def fast_layers(t: SoundTower, w: Weights, x: np.ndarray, silent: int = 0) -> np.ndarray:
     """States behind the layers of a FastConformer."""
     for il in range(t.layers):
         p = f"a.blk.{il}"
         x = half(x, w, p, "")
-        x = x + far(t, w, p, norm(x, w, f"{p}.ln1", 1e-5))
-        x = norm(half(channels(x, w, p), w, p, "_1"), w, f"{p}.ln2", 1e-5)
+        x = x + far(t, w, p, norm(x, w, f"{p}.ln1", 1e-5), silent)
+        x = norm(half(channels(x, w, p, silent), w, p, "_1"), w, f"{p}.ln2", 1e-5)
     return x
 
 
@@ -196,7 +201,16 @@ def lfm2(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
     return [linear(gelu(x), w, "mm.a.mlp.3")]
 
 
-CONFORMERS = {"granite_speech": granite, "lfm2a": lfm2}
+def parakeet(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
+    """Rows of Nemotron 3 Nano Omni."""
+    n = max(len(samples) // HOP, 1)
+    x, silent = fast_front(t, w, fast_levels(t, samples)[:n]), int(n % 8 == 0)
+    x = fast_layers(t, w, np.concatenate([x, w["a.pre_encode.out.bias"][None].repeat(silent, 0)]), silent)
+    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w["mm.a.norm_pre.weight"]
+    return [linear(np.maximum(linear(x, w, "mm.a.mlp.1"), 0) ** 2, w, "mm.a.mlp.2")]
+
+
+CONFORMERS = {"granite_speech": granite, "lfm2a": lfm2, "parakeet": parakeet}
 
 
 def pieces(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:

@@ -85,10 +85,8 @@ GEMMA_LAYER = {
 
 def golden_sound(name: str) -> np.ndarray:
     """One that fills a piece, or one of several that ends within."""
-    short = {"qwen3a": 10.33, "qwen2.5o": 5.37, "gemma4a": 3.21, "gemma4ua": 2.345} | dict.fromkeys(
-        CONFORMER_TOWERS, 4.21
-    )
-    return tone(short.get(name, 29.9))
+    seconds = {"qwen3a": 10.33, "qwen2.5o": 5.37, "gemma4a": 3.21, "gemma4ua": 2.345, "parakeet_full": 3.2}
+    return tone(seconds.get(name, 4.21 if name in CONFORMER_TOWERS else 29.9))
 
 
 def peer_sounds(name: str) -> list[np.ndarray]:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import transformers
+from transformers.models.gemma3n import modeling_gemma3n as gemma3n
+from transformers.models.gemma3n.feature_extraction_gemma3n import Gemma3nAudioFeatureExtractor
 from transformers.models.granite_speech import modeling_granite_speech as granite
 from transformers.models.granite_speech.feature_extraction_granite_speech import GraniteSpeechFeatureExtractor
 from transformers.models.granite_speech_plus import configuration_granite_speech_plus as plus_configuration
@@ -20,7 +22,7 @@ from transformers.models.parakeet import modeling_parakeet as parakeet
 from transformers.models.parakeet.feature_extraction_parakeet import ParakeetFeatureExtractor
 
 from scripts.tower_goldens import State, load
-from tests.cpu.media.conformer_kinds import FAST_NAMES, GRANITE_NAMES, GRANITE_WINDOW_NAMES
+from tests.cpu.media.conformer_kinds import FAST_NAMES, GEMMA3N, GEMMA3N_LAYER, GRANITE_NAMES, GRANITE_WINDOW_NAMES
 from tests.cpu.media.conformer_weights import CHANNELS, CHARACTERS, WINDOW_LAYERS
 from tests.cpu.media.sound_kinds import GOLDEN_ROWS, GOLDENS, TOWERS, golden_sound
 from tests.cpu.media.sound_towers import SoundTower
@@ -159,12 +161,49 @@ def of_parakeet(tower: SoundTower, sound: np.ndarray) -> torch.Tensor:
     return load(projector, state)(x)
 
 
+def of_gemma3n(tower: SoundTower, sound: np.ndarray) -> torch.Tensor:
+    """Gemma 3n, whose rows behind the sound are those of the last token of a table."""
+    weights, state, embedder = tower.weights(), {}, {}
+    for name, value in weights.items():
+        head, _, tail = name.rpartition(".")
+        parts = name.split(".")
+        if name.startswith("mm.a"):
+            module = {"hard_emb_norm": "hard_embedding_norm", "soft_emb_norm": "soft_embedding_norm"}.get(parts[2])
+            module = module or {"input_projection": "embedding_projection"}.get(parts[2], parts[2])
+            embedder[f"{module}.weight"] = value
+        elif head in GEMMA3N:
+            state[f"{GEMMA3N[head]}.{tail}"] = value
+        elif parts[3] == "per_dim_scale":
+            state[f"conformer.{parts[2]}.attention.attn.per_dim_scale"] = value
+        else:
+            state[f"conformer.{parts[2]}.{GEMMA3N_LAYER[parts[3]]}.{tail}"] = value
+    count = len(weights["mm.a.embedding.weight"])
+    size = transformers.Gemma3nAudioConfig(
+        vocab_size=count,
+        input_feat_size=tower.mel,
+        hidden_size=tower.d,
+        conf_num_attention_heads=tower.heads,
+        conf_num_hidden_layers=tower.layers,
+        sscp_conv_channel_size=(CHANNELS, 4),
+    )
+    encoder = load(gemma3n.Gemma3nAudioEncoder(size), state, "inv_timescales")
+    text = transformers.Gemma3nTextConfig(hidden_size=tower.text)
+    table = load(gemma3n.Gemma3nMultimodalEmbedder(size, text), embedder)
+    heard = Gemma3nAudioFeatureExtractor(feature_size=tower.mel)([sound], return_tensors="pt")
+    found = encoder(heard["input_features"], ~heard["input_features_mask"])
+    rows = table(inputs_embeds=found.last_hidden_state)[0]
+    last = table(input_ids=torch.tensor([[size.vocab_offset + count - 1]]))[0]
+    rows = torch.where(found.audio_mel_mask[0][:, None], last, rows)
+    return torch.cat([rows, last.expand(188 - len(rows), -1)])
+
+
 MODELS: dict[str, Callable[[SoundTower, np.ndarray], torch.Tensor]] = {
     "granite_speech": of_granite,
     "granite_speech_plus": of_granite,
     "lfm2a": of_lfm2,
     "parakeet": of_parakeet,
     "parakeet_full": of_parakeet,
+    "gemma3na": of_gemma3n,
 }
 
 

@@ -74,7 +74,7 @@ class ConformerLayer:
         """Factors and addends [n_inner]; of files that hold them, the mean and the variance are in these."""
         weights, name, n = self.weights, f"{self.prefix}.conv_norm", self.n_inner
         factors, addends = (weights.array(f"{name}.{part}", (n,)) for part in ("weight", "bias"))
-        if weights.has(f"{name}_var"):
+        if weights.has(f"{name}_mean") or weights.has(f"{name}_var"):
             mean, variance = (weights.array(f"{name}_{part}", (n,)) for part in ("mean", "var"))
             factors = (factors / np.sqrt(np.maximum(variance, 0) + EPS)).astype(np.float32)
             addends = addends - mean * factors

@@ -6,6 +6,8 @@ middle layer what it says of characters is added to the states. Windows of 15 st
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,6 +33,7 @@ PIECE = 6000
 WINDOW_EPS = 1e-12
 MAX_WINDOW = 256
 MAX_DISTANCES = 1 << 13
+WINDOW_LAYER = re.compile(r"a\.proj_blk\.(\d{1,9})\.")
 WIDTHS = ((64, 64), (128, 128), (192, 128), (256, 256))
 """Elements of keys and of values that kernels of devices know."""
 
@@ -111,9 +114,10 @@ class GraniteSpeechProjector(SoundProjector):
             raise FileFormatError(f"{self.path}: clip.audio.projector.head_count {self.n_heads} of {n} elements")
         self.query = weights.table("a.proj_query", (n, self.n_queries))
         self.query_norm = weights.norm("a.proj_norm", n)
-        count = next((i for i in range(MAX_LAYERS) if not weights.has(f"a.proj_blk.{i}.ffn_up.weight")), MAX_LAYERS)
+        numbers = [int(found[1]) for found in map(WINDOW_LAYER.match, weights.gguf.tensors) if found]
+        count = min(max(numbers, default=0) + 1, MAX_LAYERS)
         n_state = self.params.n_embd * (1 + len(self.kept))
-        self.window_layers = [WindowLayer(weights, f"a.proj_blk.{i}", n, n_state) for i in range(max(1, count))]
+        self.window_layers = [WindowLayer(weights, f"a.proj_blk.{i}", n, n_state) for i in range(count)]
         self.projection = weights.linear("a.proj_linear", n)
 
     @property

@@ -20,6 +20,7 @@ CONFORMER_TOWERS = {
     "lfm2a": SoundTower("lfm2a", d=512, heads=8, ff=64, mel=80),
     "parakeet": SoundTower("parakeet", mel=80, further=PARAKEET),
     "parakeet_full": SoundTower("parakeet", mel=80, further=PARAKEET),  # hears a sound whose last state is full
+    "gemma3na": SoundTower("gemma3na", mel=32, eps=1e-6),
 }
 CONFORMER_TEXT = {
     "granite_speech": ("", ""),
@@ -27,8 +28,9 @@ CONFORMER_TEXT = {
     "lfm2a": ("", ""),
     "parakeet": ("<so_start>", "<so_end>"),
     "parakeet_full": ("<so_start>", "<so_end>"),
+    "gemma3na": ("\n\n<start_of_audio>", "<end_of_audio>\n\n"),
 }
-LIKE_TRANSFORMERS = ("granite_speech", "granite_speech_plus", "lfm2a", "parakeet", "parakeet_full")
+LIKE_TRANSFORMERS = ("granite_speech", "granite_speech_plus", "lfm2a", "parakeet", "parakeet_full", "gemma3na")
 PEERS = ("granite_speech", "granite_speech_plus", "lfm2a")
 
 # Names of files -> those of transformers, of Granite Speech, its layers and its Q-Former.
@@ -93,4 +95,36 @@ FAST_NAMES = {
     "conv_norm": "conv.norm",
     "conv_pw2": "conv.pointwise_conv2",
     "ln2": "norm_out",
+}
+
+# Names of files -> those of transformers, of Gemma 3n and of its layers.
+GEMMA3N = {
+    "a.conv1d.0": "subsample_conv_projection.conv_0.conv",
+    "a.conv1d.1": "subsample_conv_projection.conv_1.conv",
+    "a.conv1d.0.norm": "subsample_conv_projection.conv_0.norm",
+    "a.conv1d.1.norm": "subsample_conv_projection.conv_1.norm",
+    "a.pre_encode.out": "subsample_conv_projection.input_proj_linear",
+}
+GEMMA3N_LAYER = {
+    "ffn_norm": "ffw_layer_start.pre_layer_norm",
+    "ffn_up": "ffw_layer_start.ffw_layer_1",
+    "ffn_down": "ffw_layer_start.ffw_layer_2",
+    "ffn_post_norm": "ffw_layer_start.post_layer_norm",
+    "ffn_norm_1": "ffw_layer_end.pre_layer_norm",
+    "ffn_up_1": "ffw_layer_end.ffw_layer_1",
+    "ffn_down_1": "ffw_layer_end.ffw_layer_2",
+    "ffn_post_norm_1": "ffw_layer_end.post_layer_norm",
+    "ln1": "attention.pre_attn_norm",
+    "attn_q": "attention.attn.q_proj",
+    "attn_k": "attention.attn.k_proj",
+    "attn_v": "attention.attn.v_proj",
+    "attn_out": "attention.post",
+    "linear_pos": "attention.attn.relative_position_embedding.pos_proj",
+    "ln2": "attention.post_norm",
+    "conv_norm": "lconv1d.pre_layer_norm",
+    "conv_pw1": "lconv1d.linear_start",
+    "conv_dw": "lconv1d.depthwise_conv1d",
+    "norm_conv": "lconv1d.conv_norm",
+    "conv_pw2": "lconv1d.linear_end",
+    "layer_pre_norm": "norm",
 }

@@ -108,6 +108,34 @@ def parakeet(m: Maker) -> None:
         m.weights[f"mm.model.mlp.{i}.weight"] = np.zeros(1, np.float32)  # of pictures, which llama.cpp wants to see
 
 
+def gemma3n(m: Maker) -> None:
+    """Gemma 3n."""
+    t, n_in, taps = m.tower, 1, 5
+    for i, n_out in enumerate((CHANNELS, 4)):
+        m.linear(f"a.conv1d.{i}", n_out, n_in, 3, 3, bias=False)
+        m.norm(f"a.conv1d.{i}.norm", n_out, bias=False)
+        n_in = n_out
+    m.linear("a.pre_encode.out", t.d, n_in * ((t.mel + 3) // 4), bias=False)
+    for il in range(t.layers):
+        p = f"a.blk.{il}"
+        for end in ("", "_1"):
+            m.norm(f"{p}.ffn_norm{end}", t.d, bias=False)
+            m.linear(f"{p}.ffn_up{end}", 4 * t.d, t.d, bias=False)
+            m.linear(f"{p}.ffn_down{end}", t.d, 4 * t.d, bias=False)
+            m.norm(f"{p}.ffn_post_norm{end}", t.d, bias=False)
+        for name in ("ln1", "ln2", "conv_norm", "norm_conv", "layer_pre_norm"):
+            m.norm(f"{p}.{name}", t.d, bias=False)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out", "linear_pos", "conv_pw2"):
+            m.linear(f"{p}.{name}", t.d, t.d, bias=False)
+        m.linear(f"{p}.conv_pw1", 2 * t.d, t.d, bias=False)
+        vector(m, f"{p}.conv_dw.weight", t.d, 1, taps, spread=0.5)
+        vector(m, f"{p}.per_dim_scale", t.d // t.heads, spread=1)
+    vector(m, "mm.a.embedding.weight", 3, t.d, spread=1)
+    for name in ("hard", "soft"):
+        m.norm(f"mm.a.{name}_emb_norm", t.d, bias=False)
+    m.linear("mm.a.input_projection", t.text, t.d, bias=False)
+
+
 def fast_front(m: Maker) -> None:
     """Convolutions of FastConformers."""
     t = m.tower
@@ -128,4 +156,9 @@ def distances(m: Maker, p: str) -> None:
     m.linear(f"{p}.linear_pos", t.d, t.d, bias=False)
 
 
-CONFORMERS: dict[str, Callable[[Maker], None]] = {"granite_speech": granite, "lfm2a": lfm2, "parakeet": parakeet}
+CONFORMERS: dict[str, Callable[[Maker], None]] = {
+    "granite_speech": granite,
+    "lfm2a": lfm2,
+    "parakeet": parakeet,
+    "gemma3na": gemma3n,
+}

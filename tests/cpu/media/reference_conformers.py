@@ -210,7 +210,91 @@ def parakeet(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]
     return [linear(np.maximum(linear(x, w, "mm.a.mlp.1"), 0) ** 2, w, "mm.a.mlp.2")]
 
 
-CONFORMERS = {"granite_speech": granite, "lfm2a": lfm2, "parakeet": parakeet}
+def gemma3n_levels(t: SoundTower, samples: np.ndarray) -> np.ndarray:
+    """Frames [n, mel] of whole windows, silence behind the sound up to a multiple of 128 samples."""
+    count = max(-(-len(samples) // 128) * 128, 640)
+    line = np.zeros(count)
+    line[: len(samples)] = samples
+    n = (count - 513) // HOP + 1
+    parts = np.stack([line[i * HOP : i * HOP + 512] for i in range(n)])
+    sharp = parts - 0.97 * np.concatenate([parts[:, :1], parts[:, :-1]], axis=1)
+    sharp *= np.sin(np.pi * np.arange(512) / 512) ** 2
+    strength = np.abs(sharp @ np.exp(-2j * np.pi * np.outer(np.arange(512), np.arange(513)) / 1024))
+    return np.log(np.maximum(strength @ htk_bank(t.mel, 1024, 125, 7600).T, 1e-5))
+
+
+def gemma3n_front(t: SoundTower, w: Weights, x: np.ndarray) -> np.ndarray:
+    """What states are made of."""
+    x = x[None]
+    for i in (0, 1):
+        taps = w[f"a.conv1d.{i}.weight"].astype(np.float64)
+        around = np.pad(x, ((0, 0), (0, 2), (1, 1)))
+        found = np.zeros((len(taps), *x.shape[1:]))
+        for dy in range(3):
+            for dx in range(3):
+                part = around[:, dy : dy + x.shape[1], dx : dx + x.shape[2]]
+                found += np.einsum("oc,cyx->oyx", taps[:, :, dy, dx], part)
+        found = found[:, ::2, ::2]
+        x = np.zeros_like(found)
+        squares = 0.0
+        for row in range(found.shape[1]):
+            around_mean = found[:, row] - found[:, : row + 1].mean()
+            squares += (around_mean**2).sum()
+            scale = np.sqrt(squares / found[:, : row + 1].size + 1e-3)
+            x[:, row] = np.maximum(around_mean / scale * w[f"a.conv1d.{i}.norm.weight"][:, None], 0)
+    return linear(x.transpose(1, 2, 0).reshape(x.shape[1], -1), w, "a.pre_encode.out")
+
+
+def near(t: SoundTower, w: Weights, p: str, x: np.ndarray) -> np.ndarray:
+    """A state sees itself and twelve before it; sines, then cosines of distances are added to keys."""
+    q, k, v = (heads_of(x, w, f"{p}.attn_{part}", t.heads) for part in "qkv")
+    q = q * np.log1p(np.exp(w[f"{p}.per_dim_scale"].astype(np.float64))) / math.log(2) / math.sqrt(q.shape[-1])
+    angles = np.arange(13)[:, None] / 10000 ** (np.arange(t.d // 2) / (t.d // 2 - 1))
+    waves = heads_of(np.concatenate([np.sin(angles), np.cos(angles)], axis=1), w, f"{p}.linear_pos", t.heads)
+    found = np.zeros_like(q)
+    for i in range(len(x)):
+        seen = np.arange(max(0, i - 12), i + 1)
+        scores = np.einsum("hd,hjd->hj", q[:, i], k[:, seen] + waves[:, i - seen])
+        found[:, i] = np.einsum("hj,hjd->hd", softmax(50 * np.tanh(scores / 50)), v[:, seen])
+    return linear(found.transpose(1, 0, 2).reshape(len(x), -1), w, f"{p}.attn_out")
+
+
+def gemma3n_layer(t: SoundTower, w: Weights, p: str, x: np.ndarray) -> np.ndarray:
+    """States behind a layer."""
+
+    def scaled(x: np.ndarray, name: str) -> np.ndarray:
+        return reference_sound.rms(x, w[f"{p}.{name}.weight"])
+
+    def network(x: np.ndarray, end: str) -> np.ndarray:
+        inner = linear(silu(linear(scaled(x, f"ffn_norm{end}"), w, f"{p}.ffn_up{end}")), w, f"{p}.ffn_down{end}")
+        return x + scaled(inner, f"ffn_post_norm{end}") / 2
+
+    x = network(x, "")
+    x = x + scaled(near(t, w, p, scaled(x, "ln1")), "ln2")
+    y, gate = np.split(linear(scaled(x, "conv_norm"), w, f"{p}.conv_pw1"), 2, axis=1)
+    taps = w[f"{p}.conv_dw.weight"][:, 0].astype(np.float64)
+    around = np.pad(y / (1 + np.exp(-gate)), ((taps.shape[1] - 1, 0), (0, 0)))
+    y = sum(around[i : i + len(x)] * taps[:, i] for i in range(taps.shape[1]))
+    x = x + linear(silu(scaled(y, "norm_conv")), w, f"{p}.conv_pw2")
+    return scaled(network(x, "_1"), "layer_pre_norm")
+
+
+def gemma3n(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
+    """Rows of every 30 seconds of Gemma 3n."""
+    found = []
+    for start in range(0, len(samples), 30 * RATE):
+        part = samples[start : start + 30 * RATE]
+        x = gemma3n_front(t, w, gemma3n_levels(t, part))[: -(-len(part) // 640)]
+        for il in range(t.layers):
+            x = gemma3n_layer(t, w, f"a.blk.{il}", x)
+        x = reference_sound.rms(x[::4], w["mm.a.soft_emb_norm.weight"])
+        last = reference_sound.rms(w["mm.a.embedding.weight"][-1:].astype(float), w["mm.a.hard_emb_norm.weight"])
+        rows = linear(np.concatenate([x, last.repeat(188 - len(x), 0)]), w, "mm.a.input_projection")
+        found.append(reference_sound.rms(rows, np.float64(1)))
+    return found
+
+
+CONFORMERS = {"granite_speech": granite, "lfm2a": lfm2, "parakeet": parakeet, "gemma3na": gemma3n}
 
 
 def pieces(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:

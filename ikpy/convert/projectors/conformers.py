@@ -12,8 +12,8 @@ from ikpy.convert.config import Config
 from ikpy.convert.families.base import Keys
 from ikpy.convert.projectors.base import FileProjector
 from ikpy.convert.projectors.tensors import Wanted, constant, linear, norm
-from ikpy.convert.values import to_float32
 from ikpy.convert.weights import Weights
+from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError
 
 EPS = 1e-5

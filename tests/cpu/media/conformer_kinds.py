@@ -17,10 +17,10 @@ PARAKEET = {"conv_kernel_size": 9, "subsampling_factor": 8}
 CONFORMER_TOWERS = {
     "granite_speech": SoundTower("granite_speech", ff=128, mel=64, layers=3, further=GRANITE),
     "granite_speech_plus": SoundTower("granite_speech", ff=128, mel=64, layers=3, further=PLUS),
-    "lfm2a": SoundTower("lfm2a", d=512, heads=8, ff=64, mel=80),
+    "lfm2a": SoundTower("lfm2a", d=512, heads=8, ff=512, mel=80),
     "parakeet": SoundTower("parakeet", mel=80, further=PARAKEET),
     "parakeet_full": SoundTower("parakeet", mel=80, further=PARAKEET),  # hears a sound whose last state is full
-    "gemma3na": SoundTower("gemma3na", mel=32, eps=1e-6),
+    "gemma3na": SoundTower("gemma3na", ff=256, mel=32, eps=1e-6),
 }
 CONFORMER_TEXT = {
     "granite_speech": ("", ""),

@@ -134,11 +134,14 @@ def lfm2(name: str) -> tuple[dict[str, Any], State]:
     return config, state
 
 
+CHECKPOINTS = {"granite_speech": granite, "granite_speech_plus": granite, "lfm2a": lfm2}
+
+
 def write(folder: Path, name: str) -> Path:
     """A checkpoint of a tower of the tests."""
     if name == "gemma3na":
         return gemma3n(folder)
-    config, state = (lfm2 if name == "lfm2a" else granite)(name)
+    config, state = CHECKPOINTS[name](name)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     tensors = {

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ikpy.convert import ConvertOptions, ProjectorConversion
+from ikpy.convert import Conversion, ConvertOptions, ProjectorConversion
 from ikpy.errors import FileFormatError, IkpyError, UnsupportedError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.sound.projector import known_encoders, open_sound_projector
 from ikpy.vision.projector import open_projector
 from tests.cpu.convert import gemma3n_tower_checkpoint as pictures
-from tests.cpu.convert.checkpoints import Tensors, amend, change_tensors, read_json
-from tests.cpu.convert.conformer_checkpoints import GEMMA, write
+from tests.cpu.convert import seeded_checkpoints
+from tests.cpu.convert.checkpoints import Tensors, amend, change_tensors, copy, read_json
+from tests.cpu.convert.conformer_checkpoints import CHECKPOINTS, GEMMA, write
+from tests.cpu.convert.seeded_kinds import KINDS as SEEDED
 from tests.cpu.convert.test_convert import types
 from tests.cpu.media import mobilenet_tower
 from tests.cpu.media.sound_kinds import GOLDEN_ROWS, GOLDENS, TOWERS, golden_sound
@@ -24,6 +26,7 @@ from tests.cpu.media.test_vision_deepseek_ocr import picture, worst
 
 NAMES = ("granite_speech", "granite_speech_plus", "lfm2a", "gemma3na")
 KINDS = {**TOWERS, "gemma3na": GEMMA}
+LFM2 = next(kind for kind in SEEDED if kind.name == "lfm2")
 every_kind = pytest.mark.parametrize("name", NAMES)
 
 
@@ -211,3 +214,48 @@ def test_config_that_names_no_type(tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint", "lfm2a")
     assert "model_type" not in json.loads((folder / "config.json").read_text())
     assert ProjectorConversion(folder).projector.kind == "lfm2a"
+
+
+# text models
+
+
+def beside(folder: Path, name: str, part: str, prefix: str) -> None:
+    """Makes a text model that of a checkpoint with an encoder of sound: its values and tensors become a part."""
+    config, (sound, state) = read_json(folder / "config.json"), CHECKPOINTS[name](name)
+    (folder / "config.json").write_text(json.dumps({**sound, part: config}))
+
+    def change(tensors: Tensors) -> None:
+        for key in list(tensors):
+            tensors[f"{prefix}{key}" if prefix == "language_model." else key.replace("model.", prefix, 1)] = (
+                tensors.pop(key)
+            )
+        tensors.update(
+            {key: ("F32", value.shape, np.asarray(value, np.float32).tobytes()) for key, value in state.items()}
+        )
+
+    change_tensors(folder, change)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "prefix"),
+    [("granite_speech", "text_config", "language_model."), ("lfm2a", "lfm", "lfm.")],
+)
+def test_text_models(name: str, part: str, prefix: str, tmp_path: Path) -> None:
+    """Are what they are without an encoder of sound; a note says that there is one."""
+    files = []
+    for whole in (False, True):
+        folder = tmp_path / str(whole)
+        folder.mkdir()
+        if name == "lfm2a":
+            checkpoint = seeded_checkpoints.write(LFM2, folder / "checkpoint")
+        else:
+            checkpoint = copy("granite", folder)
+        if whole:
+            beside(checkpoint, name, part, prefix)
+        conversion = Conversion(checkpoint, ConvertOptions(outtype="f32", outfile=str(folder / "text.gguf")))
+        assert any("--mmproj" in note for note in conversion.notes) == whole
+        conversion.write()
+        files.append(GGUFFile.open(str(folder / "text.gguf")))
+    assert set(files[0].tensors) == set(files[1].tensors)
+    for target, info in files[0].tensors.items():
+        np.testing.assert_array_equal(files[0].data(info), files[1].data(files[1].tensors[target]), err_msg=target)

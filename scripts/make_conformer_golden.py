@@ -11,6 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import transformers
+from transformers.models.dots3_note import modeling_dots3_note as dots3note
+from transformers.models.dots3_note.feature_extraction_dots3_note import Dots3NoteFeatureExtractor
 from transformers.models.gemma3n import modeling_gemma3n as gemma3n
 from transformers.models.gemma3n.feature_extraction_gemma3n import Gemma3nAudioFeatureExtractor
 from transformers.models.granite_speech import modeling_granite_speech as granite
@@ -22,7 +24,15 @@ from transformers.models.parakeet import modeling_parakeet as parakeet
 from transformers.models.parakeet.feature_extraction_parakeet import ParakeetFeatureExtractor
 
 from scripts.tower_goldens import State, load
-from tests.cpu.media.conformer_kinds import FAST_NAMES, GEMMA3N, GEMMA3N_LAYER, GRANITE_NAMES, GRANITE_WINDOW_NAMES
+from tests.cpu.media.conformer_kinds import (
+    DOTS3NOTE,
+    DOTS3NOTE_LAYER,
+    FAST_NAMES,
+    GEMMA3N,
+    GEMMA3N_LAYER,
+    GRANITE_NAMES,
+    GRANITE_WINDOW_NAMES,
+)
 from tests.cpu.media.conformer_weights import CHANNELS, CHARACTERS, WINDOW_LAYERS
 from tests.cpu.media.sound_kinds import GOLDEN_ROWS, GOLDENS, TOWERS, golden_sound
 from tests.cpu.media.sound_towers import SoundTower
@@ -197,6 +207,33 @@ def of_gemma3n(tower: SoundTower, sound: np.ndarray) -> torch.Tensor:
     return torch.cat([rows, last.expand(188 - len(rows), -1)])
 
 
+def of_dots3note(tower: SoundTower, sound: np.ndarray) -> torch.Tensor:
+    """dots3 note."""
+    weights, state = tower.weights(), {}
+    for il in range(tower.layers):
+        for tail in ("weight", "bias"):
+            parts = [weights.pop(f"a.blk.{il}.ffn_{part}.{tail}") for part in ("gate", "up")]
+            state[f"layers.{il}.mlp.gate_up_proj.{tail}"] = np.concatenate(parts)
+    for name, value in weights.items():
+        head, _, tail = name.rpartition(".")
+        parts = name.split(".")
+        module = DOTS3NOTE.get(head) or f"layers.{parts[2]}.{DOTS3NOTE_LAYER[parts[3]]}"
+        state[f"{module}.{tail}"] = value
+    size = transformers.Dots3NoteAudioConfig(
+        hidden_size=tower.d,
+        intermediate_size=tower.ff,
+        num_hidden_layers=tower.layers,
+        num_attention_heads=tower.heads,
+        feature_size=tower.mel,
+        downsample_hidden_size=CHANNELS,
+        adapter_input_size=tower.d,
+        adapter_out_dim=tower.text,
+    )
+    heard = Dots3NoteFeatureExtractor(feature_size=tower.mel)([sound], sampling_rate=16000)
+    model = load(dots3note.Dots3NoteAudioModel(size), state)
+    return model(heard["input_features"], heard["chunk_sample_lengths"]).pooler_output
+
+
 MODELS: dict[str, Callable[[SoundTower, np.ndarray], torch.Tensor]] = {
     "granite_speech": of_granite,
     "granite_speech_plus": of_granite,
@@ -204,6 +241,7 @@ MODELS: dict[str, Callable[[SoundTower, np.ndarray], torch.Tensor]] = {
     "parakeet": of_parakeet,
     "parakeet_full": of_parakeet,
     "gemma3na": of_gemma3n,
+    "dots3note_a": of_dots3note,
 }
 
 

@@ -19,7 +19,7 @@ from ikpy.sound.projector import SoundProjector, SoundSource
 from ikpy.sound.samples import Samples
 from ikpy.sound.spectrogram import HOP, WINDOW, centred_powers, hann, mel_filters
 from ikpy.vision.convolution import convolution as filters_of
-from ikpy.vision.convolution import filtered, halved
+from ikpy.vision.convolution import filtered, halved, places_before, rows_before
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import turned
 from ikpy.vision.weights import Linear, ProjectorWeights, value_of
@@ -126,21 +126,6 @@ class Front:
             assert total is not None
             x = g.unary(b.linear(mixing, g.add(total, bias)), "relu")
         return b.linear(self.joining, x.reshape(x.shape[0] * halved(columns), len(states)))
-
-
-def rows_before(rows: range, count: int) -> range:
-    """Rows, of so many, that every second of which makes some others with its neighbours."""
-    return range(max(2 * rows.start - 1, 0), min(2 * rows.stop, count))
-
-
-def places_before(rows: range, known: range, columns: int) -> NDArray[np.int32]:
-    """Places of the 3 x 3 around what rows are made of, every second column of them, within known rows, -1 where there
-    is none: i32 [n, 9]."""
-    around = np.arange(-1, 2)
-    y, x, dy, dx = np.ix_(np.arange(rows.start, rows.stop), np.arange(0, columns, 2), around, around)
-    row, column = 2 * y + dy - known.start, x + dx
-    inside = (row >= 0) & (row < len(known)) & (column >= 0) & (column < columns)
-    return np.where(inside, row * columns + column, -1).astype(np.int32).reshape(-1, 9)
 
 
 def bias_of(weights: ProjectorWeights, name: str, n: int) -> Value:

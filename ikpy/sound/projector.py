@@ -27,6 +27,7 @@ from ikpy.vision.rows import MediaRows
 from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
+    "dots3note_a": "dots3note.Dots3NoteAudioProjector",
     "gemma3na": "gemma3n.Gemma3nAudioProjector",
     "gemma4a": "gemma4.Gemma4AudioProjector",
     "gemma4ua": "gemma4.Gemma4UnifiedAudioProjector",

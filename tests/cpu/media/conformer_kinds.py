@@ -20,6 +20,7 @@ CONFORMER_TOWERS = {
     "lfm2a": SoundTower("lfm2a", d=512, heads=8, ff=512, mel=80),
     "parakeet": SoundTower("parakeet", mel=80, further=PARAKEET),
     "parakeet_full": SoundTower("parakeet", mel=80, further=PARAKEET),  # hears a sound whose last state is full
+    "dots3note_a": SoundTower("dots3note_a", mel=40, eps=1e-6, further={}),
     "gemma3na": SoundTower("gemma3na", ff=256, mel=32, eps=1e-6),
 }
 CONFORMER_TEXT = {
@@ -28,10 +29,11 @@ CONFORMER_TEXT = {
     "lfm2a": ("", ""),
     "parakeet": ("<so_start>", "<so_end>"),
     "parakeet_full": ("<so_start>", "<so_end>"),
+    "dots3note_a": ("<|audio_comp_start|>", "<|audio_comp_end|>"),
     "gemma3na": ("\n\n<start_of_audio>", "<end_of_audio>\n\n"),
 }
-LIKE_TRANSFORMERS = ("granite_speech", "granite_speech_plus", "lfm2a", "parakeet", "parakeet_full", "gemma3na")
-PEERS = ("granite_speech", "granite_speech_plus", "lfm2a")
+LIKE_TRANSFORMERS = tuple(CONFORMER_TOWERS)
+PEERS = ("granite_speech", "granite_speech_plus", "lfm2a", "dots3note_a")
 
 # Names of files -> those of transformers, of Granite Speech, its layers and its Q-Former.
 GRANITE_NAMES = {
@@ -127,4 +129,23 @@ GEMMA3N_LAYER = {
     "norm_conv": "lconv1d.conv_norm",
     "conv_pw2": "lconv1d.linear_end",
     "layer_pre_norm": "norm",
+}
+
+# Names of files -> those of transformers, of dots3 note and of its layers.
+DOTS3NOTE = {
+    **{f"a.conv2d.{i + 1}": f"conv_stem.convs.{i}" for i in range(3)},
+    "a.conv_out": "conv_stem.conv_out",
+    "a.post_ln": "layer_norm",
+    "mm.a.norm_pre": "adapter.norm",
+    "mm.a.mlp.1": "adapter.fc1",
+    "mm.a.mlp.3": "adapter.fc2",
+}
+DOTS3NOTE_LAYER = {
+    "ln1": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.o_proj",
+    "ln2": "post_attention_layernorm",
+    "ffn_down": "mlp.down_proj",
 }

@@ -136,6 +136,28 @@ def gemma3n(m: Maker) -> None:
     m.linear("mm.a.input_projection", t.text, t.d, bias=False)
 
 
+def dots3note(m: Maker) -> None:
+    """dots3 note, which is no conformer."""
+    t, n_in, pitches = m.tower, 1, m.tower.mel
+    for i in (1, 2, 3):
+        m.linear(f"a.conv2d.{i}", CHANNELS, n_in, 3, 3)
+        n_in, pitches = CHANNELS, (pitches + 1) // 2
+    m.linear("a.conv_out", t.d, CHANNELS * pitches, bias=False)
+    for il in range(t.layers):
+        p = f"a.blk.{il}"
+        for name in ("ln1", "ln2"):
+            m.norm(f"{p}.{name}", t.d, bias=False)
+        for part in ("q", "k", "v", "out"):
+            m.linear(f"{p}.attn_{part}", t.d, t.d, bias=part != "k")
+        for part in ("gate", "up"):
+            m.linear(f"{p}.ffn_{part}", t.ff, t.d)
+        m.linear(f"{p}.ffn_down", t.d, t.ff)
+    m.norm("a.post_ln", t.d, bias=False)
+    m.norm("mm.a.norm_pre", t.d)
+    m.linear("mm.a.mlp.1", t.text, t.d)
+    m.linear("mm.a.mlp.3", t.text, t.text)
+
+
 def fast_front(m: Maker) -> None:
     """Convolutions of FastConformers."""
     t = m.tower
@@ -161,4 +183,5 @@ CONFORMERS: dict[str, Callable[[Maker], None]] = {
     "lfm2a": lfm2,
     "parakeet": parakeet,
     "gemma3na": gemma3n,
+    "dots3note_a": dots3note,
 }

@@ -294,7 +294,48 @@ def gemma3n(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
     return found
 
 
-CONFORMERS = {"granite_speech": granite, "lfm2a": lfm2, "parakeet": parakeet, "gemma3na": gemma3n}
+def dots3note(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:
+    """Rows of every minute of dots3 note."""
+    found = []
+    for start in range(0, len(samples), 60 * RATE):
+        part = samples[start : start + 60 * RATE]
+        n = max(len(part) // HOP, 1)
+        levels = reference_sound.spectrogram(np.pad(part, (0, RATE)), t.mel, n + 3)[:n]
+        found.append(dots3note_rows(t, w, levels))
+    return found
+
+
+def dots3note_rows(t: SoundTower, w: Weights, levels: np.ndarray) -> np.ndarray:
+    """Rows of the frames of a piece."""
+    x = levels.T[None]
+    for i in (1, 2, 3):
+        x = gelu(reference_sound.maps(x, w[f"a.conv2d.{i}.weight"], w[f"a.conv2d.{i}.bias"]))
+    x = linear(x.transpose(2, 0, 1).reshape(x.shape[2], -1), w, "a.conv_out")
+    angles = np.arange(len(x))[:, None] / 10000 ** (np.arange(0, t.d // t.heads // 2, 2) / (t.d // t.heads // 2))
+    for il in range(t.layers):
+        p = f"a.blk.{il}"
+        states = reference_sound.rms(x, w[f"{p}.ln1.weight"])
+        q, k, v = (heads_of(states, w, f"{p}.attn_{part}", t.heads) for part in "qkv")
+        for heads in (q, k):
+            a, z = np.split(heads[..., : 2 * angles.shape[1]].copy(), 2, axis=-1)
+            heads[..., : angles.shape[1]] = a * np.cos(angles) - z * np.sin(angles)
+            heads[..., angles.shape[1] : 2 * angles.shape[1]] = z * np.cos(angles) + a * np.sin(angles)
+        seen = softmax(q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[-1])) @ v
+        x = x + linear(seen.transpose(1, 0, 2).reshape(len(x), -1), w, f"{p}.attn_out")
+        states = reference_sound.rms(x, w[f"{p}.ln2.weight"])
+        inner = silu(linear(states, w, f"{p}.ffn_gate")) * linear(states, w, f"{p}.ffn_up")
+        x = x + linear(inner, w, f"{p}.ffn_down")
+    x = norm(reference_sound.rms(x, w["a.post_ln.weight"]), w, "mm.a.norm_pre", 1e-5)
+    return linear(gelu(linear(x, w, "mm.a.mlp.1")), w, "mm.a.mlp.3")
+
+
+CONFORMERS = {
+    "granite_speech": granite,
+    "lfm2a": lfm2,
+    "parakeet": parakeet,
+    "gemma3na": gemma3n,
+    "dots3note_a": dots3note,
+}
 
 
 def pieces(t: SoundTower, w: Weights, samples: np.ndarray) -> list[np.ndarray]:

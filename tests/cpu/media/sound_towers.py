@@ -59,6 +59,7 @@ class SoundTower:
             "general.architecture": "clip",
             "clip.has_audio_encoder": True,
             "clip.projector_type": self.kind,
+            **({"clip.use_silu": True} if self.kind == "dots3note_a" else {}),
             **{f"clip.audio.{name}": value for name, value in {**own, **self.further}.items()},
         }
 

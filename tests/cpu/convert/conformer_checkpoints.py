@@ -11,7 +11,10 @@ import numpy as np
 
 from tests.cpu.convert import checkpoints as made
 from tests.cpu.convert import gemma3n_tower_checkpoint as pictures
+from tests.cpu.convert import later_tower_checkpoints
 from tests.cpu.convert.checkpoints import amend, change_tensors
+from tests.cpu.convert.later_tower_checkpoints import TEXT
+from tests.cpu.convert.tower_checkpoints import write as write_tower
 from tests.cpu.media.conformer_kinds import GEMMA3N, GEMMA3N_LAYER, GRANITE_NAMES, GRANITE_WINDOW_NAMES
 from tests.cpu.media.conformer_weights import CHARACTERS, OUTPUT_CODES, WINDOW_LAYERS
 from tests.cpu.media.sound_kinds import TOWERS
@@ -19,6 +22,7 @@ from tests.cpu.media.sound_kinds import TOWERS
 State = dict[str, np.ndarray]
 NEUTRAL = {"running_mean": 0.0, "running_var": 1 - 1e-5}
 """Statistics of norms over batches that change nothing."""
+DOTS3NOTE = dataclasses.replace(TOWERS["dots3note_a"], text=TEXT)
 GEMMA = dataclasses.replace(TOWERS["gemma3na"], text=pictures.TOWER.text)
 LFM2_LAYER = {
     "ffn_norm": "norm_feed_forward1",
@@ -139,8 +143,8 @@ CHECKPOINTS = {"granite_speech": granite, "granite_speech_plus": granite, "lfm2a
 
 def write(folder: Path, name: str) -> Path:
     """A checkpoint of a tower of the tests."""
-    if name == "gemma3na":
-        return gemma3n(folder)
+    if name in BOTH:
+        return BOTH[name](folder)
     config, state = CHECKPOINTS[name](name)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -180,3 +184,36 @@ def gemma3n(folder: Path) -> Path:
 
     change_tensors(folder, add)
     return folder
+
+
+def dots3note(folder: Path) -> Path:
+    """A checkpoint of dots3 note with both encoders."""
+    write_tower(later_tower_checkpoints.DOTS3, folder)
+    tower, state = DOTS3NOTE, {}
+    weights, whole = tower.weights(), "audio_encoder.dots_encoder.speech_encoder"
+    for il in range(tower.layers):
+        for tail in ("weight", "bias"):
+            parts = [weights.pop(f"a.blk.{il}.ffn_{part}.{tail}") for part in ("gate", "up")]
+            state[f"{whole}.layers.{il}.fc1.{tail}"] = np.concatenate(parts)
+    outer = {f"a.conv2d.{i}": f"{whole}.conv2d{i}" for i in (1, 2, 3)}
+    outer |= {"a.conv_out": f"{whole}.conv_out", "a.post_ln": f"{whole}.layer_norm"}
+    adapter = {"mm.a.norm_pre": 0, "mm.a.mlp.1": 1, "mm.a.mlp.3": 3}
+    outer |= {target: f"audio_encoder.audio_adapter.proj.{i}" for target, i in adapter.items()}
+    layer = {"ln1": "self_attn_layer_norm", "ln2": "final_layer_norm", "ffn_down": "fc2"}
+    layer |= {"attn_out": "self_attn.out_proj"} | {f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"}
+    for full, value in weights.items():
+        head, _, tail = full.rpartition(".")
+        parts = full.split(".")
+        module = outer.get(head) or f"{whole}.layers.{parts[2]}.{layer[parts[3]]}"
+        state[f"{module}.{tail}"] = value
+    tensors = {key: ("F32", value.shape, np.ascontiguousarray(value).tobytes()) for key, value in state.items()}
+    sizes = {"d_model": tower.d, "encoder_ffn_dim": tower.ff, "encoder_layers": tower.layers}
+    sizes |= {"encoder_attention_heads": tower.heads, "num_mel_bins": tower.mel}
+    audio = {"whisper_config": sizes, "downsample_hidden_size": 6, "whisper_adapter_in_dim": tower.d}
+    amend(folder, audio_config=audio | {"whisper_adapter_out_dim": tower.text})
+    change_tensors(folder, lambda found: found.update(tensors))
+    return folder
+
+
+BOTH = {"gemma3na": gemma3n, "dots3note_a": dots3note}
+"""Checkpoints with encoders of pictures and of sound."""

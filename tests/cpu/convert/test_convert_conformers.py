@@ -17,15 +17,15 @@ from ikpy.vision.projector import open_projector
 from tests.cpu.convert import gemma3n_tower_checkpoint as pictures
 from tests.cpu.convert import seeded_checkpoints
 from tests.cpu.convert.checkpoints import Tensors, amend, change_tensors, copy, read_json
-from tests.cpu.convert.conformer_checkpoints import CHECKPOINTS, GEMMA, write
+from tests.cpu.convert.conformer_checkpoints import BOTH, CHECKPOINTS, DOTS3NOTE, GEMMA, write
 from tests.cpu.convert.seeded_kinds import KINDS as SEEDED
 from tests.cpu.convert.test_convert import types
 from tests.cpu.media import mobilenet_tower
 from tests.cpu.media.sound_kinds import GOLDEN_ROWS, GOLDENS, TOWERS, golden_sound
 from tests.cpu.media.test_vision_deepseek_ocr import picture, worst
 
-NAMES = ("granite_speech", "granite_speech_plus", "lfm2a", "gemma3na")
-KINDS = {**TOWERS, "gemma3na": GEMMA}
+NAMES = ("granite_speech", "granite_speech_plus", "lfm2a", "gemma3na", "dots3note_a")
+KINDS = {**TOWERS, "gemma3na": GEMMA, "dots3note_a": DOTS3NOTE}
 LFM2 = next(kind for kind in SEEDED if kind.name == "lfm2")
 every_kind = pytest.mark.parametrize("name", NAMES)
 
@@ -58,7 +58,7 @@ def test_files_are_those_of_the_tests(name: str, tmp_path: Path) -> None:
         stored = file.data(info).view(np.float32).reshape(values.shape)
         np.testing.assert_allclose(stored, values, rtol=3e-7 if "conv_norm" in target else 0, err_msg=target)
     for key, value in tower.keys.items():
-        full = "clip.audio.projector_type" if name == "gemma3na" and key == "clip.projector_type" else key
+        full = "clip.audio.projector_type" if name in BOTH and key == "clip.projector_type" else key
         assert np.all(
             file.metadata[full] == pytest.approx(value) if isinstance(value, float) else file.metadata[full] == value
         )
@@ -66,8 +66,8 @@ def test_files_are_those_of_the_tests(name: str, tmp_path: Path) -> None:
 
 @every_kind
 def test_rows_of_transformers(name: str, tmp_path: Path) -> None:
-    if name == "gemma3na":
-        pytest.skip("its text model is that of the pictures; rows are those of the definition")
+    if KINDS[name].text != TOWERS[name].text:
+        pytest.skip("its text model is that of the pictures; tensors are compared")
     rows, wanted = rows_of(name, converted(write(tmp_path / "checkpoint", name))), np.load(GOLDENS / f"{name}.npz")
     assert len(rows) == wanted["n"]
     assert np.abs(rows[list(GOLDEN_ROWS)] - wanted["rows"]).max() < 1e-5 * np.abs(wanted["rows"]).max()
@@ -84,6 +84,19 @@ def test_gemma_has_both_encoders(tmp_path: Path) -> None:
     assert rows_of("gemma3na", file).shape == (188, GEMMA.text)
 
 
+def test_dots3_has_both_encoders(tmp_path: Path) -> None:
+    """Without sizes of the encoder of sound there is a note instead."""
+    folder = write(tmp_path / "checkpoint", "dots3note_a")
+    file = converted(folder)
+    assert known_encoders(file) == {"vision", "audio"}
+    keys = file.metadata
+    assert (keys["clip.vision.projector_type"], keys["clip.audio.projector_type"]) == ("dots3note_v", "dots3note_a")
+    assert keys["clip.use_silu"] and rows_of("dots3note_a", file).shape == (53, DOTS3NOTE.text)
+    assert not ProjectorConversion(folder).notes
+    amend(folder, audio_config={"adapter_out_dim": DOTS3NOTE.text})
+    assert any("sound is left out" in note for note in ProjectorConversion(folder).notes)
+
+
 @pytest.mark.parametrize("outtype", ["f16", "bf16", "q8_0"])
 @every_kind
 def test_types(name: str, outtype: str, tmp_path: Path) -> None:
@@ -91,7 +104,7 @@ def test_types(name: str, outtype: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint", name)
     file = converted(folder, outtype)
     found = types(file)
-    assert found["a.blk.0.conv_dw.weight"] == "f32" and found["a.blk.0.ffn_up.weight"] == outtype
+    assert found.get("a.blk.0.conv_dw.weight", "f32") == "f32" and found["a.blk.0.ffn_up.weight"] == outtype
     rows = [rows_of(name, each) for each in (file, converted(folder))]
     assert np.abs(rows[0] - rows[1]).max() < 0.06 * np.abs(rows[1]).max()
 
@@ -199,6 +212,7 @@ def test_other_ears_of_gemma(tmp_path: Path) -> None:
         ("lfm2a", "audio_embedding.embedding.weight"),
         ("gemma3na", "model.audio_tower.conformer.0.attention.attn.per_dim_scale"),
         ("gemma3na", "model.embed_audio.embedding.weight"),
+        ("dots3note_a", "audio_encoder.audio_adapter.proj.3.weight"),
     ],
 )
 def test_odd_tensors(name: str, missing: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.blocks import split_heads
 from ikpy.sound.conformer import EPS, ConformerLayer, convolution, half_network
+from ikpy.sound.params import PART
 from ikpy.sound.projector import SoundProjector, SoundSource
 from ikpy.sound.samples import Samples
 from ikpy.sound.spectrogram import HOP, WINDOW, centred_powers, hann, mel_filters
@@ -22,6 +23,7 @@ from ikpy.vision.convolution import convolution as filters_of
 from ikpy.vision.convolution import filtered, halved, places_before, rows_before
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import turned
+from ikpy.vision.params import size
 from ikpy.vision.weights import Linear, ProjectorWeights, value_of
 
 N_FFT = 512
@@ -32,6 +34,8 @@ PIECE = 11999
 """Frames that are heard together, about two minutes; the last state of one that goes on is not full."""
 SECTION = 64
 """States that are made of frames at a time."""
+SUBSAMPLING = 8
+"""Frames of a state."""
 LONGEST_WAVE = 10000.0
 LAST_EPS = 1e-5
 
@@ -223,6 +227,10 @@ class ParakeetProjector(FastConformerProjector):
 
     begin = "<so_start>"
     end = "<so_end>"
+
+    def load(self, source: SoundSource) -> None:
+        size(source.keys, "subsampling_factor", default=SUBSAMPLING, least=SUBSAMPLING, most=SUBSAMPLING, part=PART)
+        super().load(source)
 
     def load_projection(self, weights: ProjectorWeights) -> None:
         self.norm = weights.table("mm.a.norm_pre.weight", (self.params.n_embd,))

@@ -1,13 +1,14 @@
 """Records what llama.cpp makes of sounds with the encoders of tests/cpu/media/sound_kinds.py: marks and rows.
 
 pip install xllamacpp        # its library keeps the C functions of llama.cpp's mtmd.h
-python -m scripts.make_peer_sounds
+python -m scripts.make_peer_sounds [NAME ...]
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -62,7 +63,7 @@ def main() -> None:
     lib = library()
     call(lib, "llama_backend_init", None)
     GOLDENS.mkdir(exist_ok=True)
-    for name in LIKE_LLAMA_CPP:
+    for name in sys.argv[1:] or LIKE_LLAMA_CPP:
         print(f"{name}: {record(lib, name).stat().st_size} bytes")
 
 

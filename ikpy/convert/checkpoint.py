@@ -38,6 +38,7 @@ _MAX_DIMS = 32
 _MAX_EXTENT = (1 << 31) - 1
 _INDEX = "model.safetensors.index.json"
 _THINKER = "thinker_config"
+_LFM_AUDIO = "Lfm2AudioForConditionalGeneration"
 _POINTER = b"version https://git-lfs"
 
 
@@ -64,7 +65,7 @@ class Checkpoint:
             problem = "is a file" if folder.exists() else "no such folder"
             raise FileFormatError(f"{folder}: {problem}; give the folder with config.json and *.safetensors")
         self.folder = folder
-        self.config = with_thinker(self.json("config.json", required=True))
+        self.config = with_lfm(with_thinker(self.json("config.json", required=True)))
         self.tensors: dict[str, StoredTensor] = {}
         self._maps: dict[Path, mmap.mmap] = {}
         for path in self._files() if has_tensors else []:
@@ -166,6 +167,14 @@ def with_thinker(config: dict[str, Any]) -> dict[str, Any]:
         return config
     named = {name: config[name] for name in ("model_type", "architectures") if name in config}
     return {name: value for name, value in config.items() if name != _THINKER} | thinker | named
+
+
+def with_lfm(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json of LFM2-Audio, which names no type, with those of the model and of its text part."""
+    inner = config.get("lfm")
+    if config.get("architectures") != [_LFM_AUDIO] or not isinstance(inner, dict):
+        return config
+    return {"model_type": "lfm2_audio", **config, "text_config": {"model_type": "lfm2", **inner}}
 
 
 def check_fetched(path: Path) -> None:

@@ -27,11 +27,16 @@ from ikpy.vision.rows import MediaRows
 from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
+    "dots3note_a": "dots3note.Dots3NoteAudioProjector",
+    "gemma3na": "gemma3n.Gemma3nAudioProjector",
     "gemma4a": "gemma4.Gemma4AudioProjector",
     "gemma4ua": "gemma4.Gemma4UnifiedAudioProjector",
     "glma": "whisper.GlmaProjector",
+    "granite_speech": "granite.GraniteSpeechProjector",
+    "lfm2a": "fastconformer.Lfm2AudioProjector",
     "meralion": "whisper.MeralionProjector",
     "musicflamingo": "whisper.MusicFlamingoProjector",
+    "parakeet": "fastconformer.ParakeetProjector",
     "qwen2.5o": "whisper.Qwen25OmniProjector",
     "qwen2a": "whisper.Qwen2AudioProjector",
     "qwen3a": "qwen3.Qwen3AudioProjector",

@@ -53,16 +53,16 @@ def mel_filters(n_mel: int, n_fft: int = WINDOW) -> NDArray[np.float32]:
 
 
 @cache
-def htk_filters(n_mel: int, n_fft: int) -> NDArray[np.float32]:
-    """Triangles of height 1 over the frequencies of a transform, by the scale of HTK."""
-    top = math.log1p(SAMPLE_RATE / 2 / HTK_BREAK)
-    return _triangles(HTK_BREAK * np.expm1(np.linspace(0, top, n_mel + 2)), n_fft).astype(np.float32)
+def htk_filters(n_mel: int, n_fft: int, low: float = 0, high: float = SAMPLE_RATE / 2) -> NDArray[np.float32]:
+    """Triangles of height 1 over the frequencies of a transform, by the scale of HTK, between two frequencies."""
+    ends = math.log1p(low / HTK_BREAK), math.log1p(high / HTK_BREAK)
+    return _triangles(HTK_BREAK * np.expm1(np.linspace(*ends, n_mel + 2)), n_fft).astype(np.float32)
 
 
 @cache
-def hann(n: int) -> NDArray[np.float64]:
-    """The periodic window of von Hann."""
-    return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(n) / n)
+def hann(n: int, *, periodic: bool = True) -> NDArray[np.float64]:
+    """The window of von Hann; one that is not periodic ends as it begins."""
+    return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(n) / (n if periodic else n - 1))
 
 
 def mel_powers(samples: Samples, n_mel: int, n_frames: int, *, mirrored: bool = False) -> NDArray[np.float32]:
@@ -83,11 +83,33 @@ def mel_powers(samples: Samples, n_mel: int, n_frames: int, *, mirrored: bool = 
     return found
 
 
-def whisper_spectrogram(samples: Samples, n_mel: int, n_frames: int, *, mirrored: bool = False) -> NDArray[np.float32]:
-    """What the encoder of Whisper hears of the first n_frames windows, [n_frames, n_mel], about -1 to 1."""
-    powers = mel_powers(samples, n_mel, n_frames, mirrored=mirrored)
+def centred_powers(
+    samples: Samples, n_frames: int, window: NDArray[np.float64], filters: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Powers [n_frames, n_mel] of transforms as long as the filters say, the window in the middle of each. The middle
+    of the first is sample n_fft / 2; silence lies behind the last."""
+    n_fft = 2 * (filters.shape[1] - 1)
+    n_needed = (n_frames - 1) * HOP + n_fft
+    line = np.pad(samples[:n_needed], (0, max(0, n_needed - len(samples))))
+    windows = np.lib.stride_tricks.sliding_window_view(line, n_fft)[::HOP]
+    before = (n_fft - len(window)) // 2
+    wide = np.pad(window, (before, n_fft - len(window) - before))
+    found = np.empty((n_frames, len(filters)), np.float32)
+    for start in range(0, n_frames, BLOCK):
+        powers = np.abs(np.fft.rfft(windows[start : start + BLOCK] * wide)) ** 2
+        found[start : start + BLOCK] = powers.astype(np.float32) @ filters.T
+    return found
+
+
+def loudness(powers: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Levels of powers as Whisper hears them, about -1 to 1."""
     levels = np.log10(np.maximum(powers, np.float32(LEAST_POWER)))
     return (np.maximum(levels, levels.max() - np.float32(LOUDNESS_RANGE)) + 4) / 4
+
+
+def whisper_spectrogram(samples: Samples, n_mel: int, n_frames: int, *, mirrored: bool = False) -> NDArray[np.float32]:
+    """What the encoder of Whisper hears of the first n_frames windows, [n_frames, n_mel], about -1 to 1."""
+    return loudness(mel_powers(samples, n_mel, n_frames, mirrored=mirrored))
 
 
 def htk_levels(samples: Samples, n_mel: int, n_frames: int, window: int, floor: float) -> NDArray[np.float32]:

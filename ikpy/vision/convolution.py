@@ -48,3 +48,18 @@ def neighbour_places(rows: int, columns: int) -> NDArray[np.int32]:
 def halved(n: int) -> int:
     """Every second one of n, the first among them."""
     return (n + 1) // 2
+
+
+def rows_before(rows: range, count: int) -> range:
+    """Rows, of so many, that every second of which makes some others with its neighbours."""
+    return range(max(2 * rows.start - 1, 0), min(2 * rows.stop, count))
+
+
+def places_before(rows: range, known: range, columns: int) -> NDArray[np.int32]:
+    """Places of the 3 x 3 around what rows are made of, every second column of them, within known rows, -1 where there
+    is none: i32 [n, 9]."""
+    around = np.arange(-1, 2)
+    y, x, dy, dx = np.ix_(np.arange(rows.start, rows.stop), np.arange(0, columns, 2), around, around)
+    row, column = 2 * y + dy - known.start, x + dx
+    inside = (row >= 0) & (row < len(known)) & (column >= 0) & (column < columns)
+    return np.where(inside, row * columns + column, -1).astype(np.int32).reshape(-1, 9)

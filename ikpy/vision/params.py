@@ -115,9 +115,9 @@ def size(
     return int(value)
 
 
-def integers(keys: Keys, name: str) -> list[int]:
-    """The integers of an array clip.vision.`name`, none if it is absent."""
-    key = f"clip.vision.{name}"
+def integers(keys: Keys, name: str, *, part: str = "vision") -> list[int]:
+    """The integers of an array clip.`part`.`name`, none if it is absent."""
+    key = f"clip.{part}.{name}"
     values = np.asarray(keys.gguf.metadata.get(key, np.empty(0, np.int32)))
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise FileFormatError(f"{keys.gguf.path}: key {key} must hold integers")

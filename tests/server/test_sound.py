@@ -21,6 +21,7 @@ from ikpy.server.form import read_form
 from ikpy.tools.media_marks import MARKER
 from ikpy.tools.media_tokens import NO_MEDIA
 from ikpy.tools.sounds import Sound
+from tests.cpu.media.sound_kinds import TOWERS
 from tests.picture_models import data_uri, png, write_projector, write_text
 from tests.server.harness import read_events
 from tests.server.live import wait_for
@@ -374,8 +375,17 @@ def test_write_sound_projector_is_heard(tmp_path: Path) -> None:
         start(tmp_path)
 
 
-def test_a_saved_sound_serves_another_process(files: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "n_rows"),
+    [("", ROWS), ("granite_speech", 15), ("lfm2a", 19), ("parakeet", 19), ("gemma3na", 188)],
+)
+def test_a_saved_sound_serves_another_process(kind: str, n_rows: int, files: Path, tmp_path: Path) -> None:
     """As an unbroken run goes on; another sound was heard there before."""
+    if kind:
+        files = tmp_path / "hearing"
+        files.mkdir()
+        write_text(files / "text.gguf")
+        TOWERS[kind].write(files / "mmproj.gguf", TOWERS[kind].weights())
 
     def native(client: TestClient, words: str, heard: bytes) -> Json:
         prompt = {"prompt_string": words, "multimodal_data": [base64_of(heard)]}
@@ -402,4 +412,4 @@ def test_a_saved_sound_serves_another_process(files: Path, tmp_path: Path) -> No
         finally:
             server.engine.stop(10)
     assert first(answers[1]) == pytest.approx(first(answers[0]), abs=5e-5)
-    assert answers[0]["timings"]["cache_n"] == answers[1]["timings"]["cache_n"] > ROWS
+    assert answers[0]["timings"]["cache_n"] == answers[1]["timings"]["cache_n"] > n_rows

@@ -23,12 +23,15 @@ PROJECTORS = {
     "glm4v_moe": "glm_v:Glm4v",
     "glm5_next": "glm_v:Glm5v",
     "glmasr": "glm_asr:GlmAsr",
+    "granite_speech": "granite_speech:GraniteSpeech",
+    "granite_speech_plus": "granite_speech:GraniteSpeech",
     "idefics3": "siglip:Idefics3",
     "internvl": "internvl:InternVL",
     "internvl_chat": "internvl:InternVLChat",
     "kimi_k25": "kimi:KimiK25",
     "kimi_vl": "kimi:KimiVL",
     "lfm2-vl": "siglip:Lfm2",
+    "lfm2_audio": "lfm2_audio:Lfm2Audio",
     "lfm2_vl": "siglip:Lfm2",
     "lighton_ocr": "pixtral:LightOnOcr",
     "llama4": "llama4:Llama4",
@@ -66,7 +69,8 @@ def has_projector(checkpoint: Checkpoint) -> bool:
     """Whether a model of this type may have a projector that is known."""
     model_type = checkpoint.config.get("model_type")
     parts = "vision", "audio", "whisper", "speech"
-    has_encoder = any(isinstance(checkpoint.config.get(f"{part}_config"), dict) for part in parts)
+    names = *(f"{part}_config" for part in parts), "encoder_config", "encoder"
+    has_encoder = any(isinstance(checkpoint.config.get(name), dict) for name in names)
     return has_encoder and isinstance(model_type, str) and model_type in PROJECTORS
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.families.base import Keys
 from ikpy.convert.projectors.base import Projector, pixel_keys
+from ikpy.convert.projectors.dots3note_audio import Dots3NoteAudio
 from ikpy.convert.projectors.tensors import Wanted, linear, norm, patches
 
 _MERGE = 2
@@ -14,10 +16,12 @@ _NETWORK = {"ffn_gate": "fc1", "ffn_down": "fc2", "ffn_up": "fc3"}
 
 
 class Dots3Note(Projector):
-    """Names of its repository. Sigmoid scores and a bias choose the experts of a patch."""
+    """Names of its repository. Sigmoid scores and a bias choose the experts of a patch. Sound is there where the
+    configuration has an encoder of it."""
 
     kind = "dots3note_v"
-    parts = ("vision_encoder.",)
+    parts = ("vision_encoder.", *Dots3NoteAudio.parts)
+    renames: ClassVar[Mapping[str, str]] = Dots3NoteAudio.renames
     layer = "vision_encoder.blocks"
     modules: ClassVar[Mapping[str, str]] = {
         "ln1": "norm_1",
@@ -37,6 +41,12 @@ class Dots3Note(Projector):
         "num_hidden_layers": 42,
         "patch_size": 14,
     }
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        values: Any = checkpoint.config.get("audio_config")
+        sizes: Any = values.get("whisper_config") if isinstance(values, dict) else None
+        self.sound = Dots3NoteAudio(checkpoint, values, sizes, self.n_text) if isinstance(sizes, dict) else None
 
     def find_width(self) -> int:
         return self.vision.count("embed_dim", "hidden_size", default=1536)
@@ -72,13 +82,26 @@ class Dots3Note(Projector):
         for name in ("use_bias", "attention_bias", "mlp_bias"):
             self.check_value(vision, name, False)
         self.check_rope(10000)
+        if self.sound:
+            self.sound.check()
 
     def keys(self) -> Keys:
-        return super().keys() | {
+        keys = super().keys() | {
             "vision.spatial_merge_size": _MERGE,
             "vision.expert_used_count": self.n_used,
             **pixel_keys(*self.processor.pixels()),
         }
+        if self.sound is None:
+            return keys
+        return keys | {"vision.projector_type": keys.pop("projector_type")} | self.sound.keys()
+
+    def notes(self) -> list[str]:
+        if self.sound:
+            return []
+        return ["sound is left out: 'audio_config' of config.json has no 'whisper_config', the sizes of its encoder"]
+
+    def left_out(self) -> tuple[str, ...]:
+        return self.unused if self.sound else (*self.unused, *Dots3NoteAudio.parts)
 
     def has_bias(self, target: str) -> bool:
         return False
@@ -109,3 +132,5 @@ class Dots3Note(Projector):
         merged = n * _MERGE**2
         names = (f"{p}.adapter.mlp.0", f"{p}.adapter.mlp.2")
         yield from self.two_layers(("mm.0", "mm.2"), names, (merged, merged, self.n_text))
+        if self.sound:
+            yield from self.sound.tensors()

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.families.base import Keys
 from ikpy.convert.projectors.base import Projector
+from ikpy.convert.projectors.gemma3n_audio import Gemma3nAudio
 from ikpy.convert.projectors.tensors import Wanted, linear, norm, table
 from ikpy.vision.gemma3n import SIDE, STAGES
 
@@ -17,16 +19,23 @@ _ROWS = SIDE * SIDE
 
 
 class Gemma3n(Projector):
-    """Pictures alone. Names of tensors tell which blocks there are. llama.cpp reads filters in 16 bits, some in these
-    alone. Heads, networks and layers are numbers that other engines want to see."""
+    """Pictures, and sound where the configuration has an encoder of it. Names of tensors tell which blocks there are.
+    llama.cpp reads filters in 16 bits, some in these alone. Heads, networks and layers are numbers that other engines
+    want to see."""
 
     kind = "gemma3nv"
-    parts = ("vision_tower.", "embed_vision.")
+    parts = ("vision_tower.", "embed_vision.", *Gemma3nAudio.parts)
     unused = (
+        *Gemma3nAudio.unused,
         "embed_vision.embedding.",
         "embed_vision.hard_embedding_norm.",
         "embed_vision.embedding_post_projection_norm.",
     )
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        values = checkpoint.config.get("audio_config")
+        self.sound = Gemma3nAudio(checkpoint, values, self.n_text) if isinstance(values, dict) else None
 
     # sizes
 
@@ -58,12 +67,18 @@ class Gemma3n(Projector):
         fits = width == self.image_size and width % _ROWS == 0
         self.processor.require(f"size {self.image_size} x {width}", fits)
         self.check_value(self.config, "vision_soft_tokens_per_image", _ROWS)
+        if self.sound:
+            self.sound.check()
 
     # what a file has
 
     def keys(self) -> Keys:
         keys = super().keys()
-        return {"vision.projector_type": keys.pop("projector_type"), **keys}
+        keys = {"vision.projector_type": keys.pop("projector_type"), **keys}
+        return keys | (self.sound.keys() if self.sound else {})
+
+    def left_out(self) -> tuple[str, ...]:
+        return self.unused if self.sound else (*self.unused, *Gemma3nAudio.parts)
 
     def tensors(self) -> Iterator[Wanted]:
         name = "conv_stem"
@@ -84,6 +99,8 @@ class Gemma3n(Projector):
         yield from norm("v.msfa.norm", f"{_TOWER}.msfa.norm", self.n, bias=False)
         yield from norm("mm.soft_emb_norm", "embed_vision.soft_embedding_norm", self.n, bias=False)
         yield from linear("mm.input_projection", "embed_vision.embedding_projection", self.n_text, self.n, bias=False)
+        if self.sound:
+            yield from self.sound.tensors()
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a tensor."""

@@ -6,30 +6,12 @@ import math
 
 import numpy as np
 
+from tests.cpu.media.sound_filters import RATE, filters
 from tests.cpu.media.sound_towers import SoundTower
 from tests.cpu.media.vision_towers import Weights
 
-RATE, WINDOW, HOP, FRAMES = 16000, 400, 160, 3000
+WINDOW, HOP, FRAMES = 400, 160, 3000
 _ERF = np.vectorize(math.erf)
-
-
-def slaney_hertz(mel: np.ndarray) -> np.ndarray:
-    """Frequencies of places of Slaney's scale."""
-    return np.where(mel < 15, 200 / 3 * mel, 1000 * 6.4 ** ((mel - 15) / 27))
-
-
-def filters(n_mel: int) -> np.ndarray:
-    """Triangles of area 1 [n_mel, 201], made point by point."""
-    top = 15 + 27 * math.log(8) / math.log(6.4)
-    corners = slaney_hertz(np.linspace(0, top, n_mel + 2))
-    found = np.zeros((n_mel, WINDOW // 2 + 1))
-    for i, (low, middle, high) in enumerate(zip(corners, corners[1:], corners[2:], strict=False)):
-        for j in range(found.shape[1]):
-            f = j * RATE / WINDOW
-            if low < f < high:
-                share = (f - low) / (middle - low) if f <= middle else (high - f) / (high - middle)
-                found[i, j] = share * 2 / (high - low)
-    return found
 
 
 def powers(samples: np.ndarray, places: range, n_mel: int) -> np.ndarray:
@@ -40,7 +22,7 @@ def powers(samples: np.ndarray, places: range, n_mel: int) -> np.ndarray:
     at = np.abs(np.array(places)[:, None] * HOP + t - WINDOW // 2)  # what lies before the beginning is reflected
     inside = at < len(samples)
     windows = np.where(inside, samples.astype(np.float64)[np.where(inside, at, 0)], 0)
-    return np.abs(windows * hann @ transform) ** 2 @ filters(n_mel).T
+    return np.abs(windows * hann @ transform) ** 2 @ filters(n_mel, WINDOW).T
 
 
 def spectrogram(samples: np.ndarray, n_mel: int, n_frames: int) -> np.ndarray:

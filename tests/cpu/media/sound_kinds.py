@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.cpu.media.conformer_kinds import CONFORMER_TEXT, CONFORMER_TOWERS, LIKE_TRANSFORMERS, PEERS
 from tests.cpu.media.sound_towers import SoundTower
 from tests.shared import DATA
 from tests.sound_models import tone
@@ -24,6 +25,7 @@ TEXT_AROUND = {
     "qwen2.5o": ("<|audio_bos|>", "<|audio_eos|>"),
     "gemma4a": ("<|audio>", "<audio|>"),
     "gemma4ua": ("<|audio>", "<audio|>"),
+    **CONFORMER_TEXT,
 }
 TOWERS = {
     "ultravox": SoundTower("ultravox", d=80, heads=2, stack=8),
@@ -37,9 +39,12 @@ TOWERS = {
     "qwen2.5o": SoundTower("qwen2.5o", mel=128),
     "gemma4a": SoundTower("gemma4a", mel=32, eps=1e-6),
     "gemma4ua": SoundTower("gemma4ua", d=640, layers=0, eps=1e-6),
+    **CONFORMER_TOWERS,
 }
 IN_TRANSFORMERS = ("qwen2a", "voxtral", "musicflamingo", "qwen3a", "qwen2.5o", "gemma4a", "gemma4ua")
-LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo", "meralion_single", "gemma4a", "gemma4ua", "qwen3a")
+IN_TRANSFORMERS_TOO = LIKE_TRANSFORMERS
+"""Recorded by scripts/make_conformer_golden.py."""
+LIKE_LLAMA_CPP = ("ultravox", "qwen2a", "musicflamingo", "meralion_single", "gemma4a", "gemma4ua", "qwen3a", *PEERS)
 """Of Voxtral, Qwen2.5-Omni and GLM-ASR it makes other rows than the models do, of MERaLiON with more than
 one state in a row."""
 
@@ -80,7 +85,8 @@ GEMMA_LAYER = {
 
 def golden_sound(name: str) -> np.ndarray:
     """One that fills a piece, or one of several that ends within."""
-    return tone({"qwen3a": 10.33, "qwen2.5o": 5.37, "gemma4a": 3.21, "gemma4ua": 2.345}.get(name, 29.9))
+    seconds = {"qwen3a": 10.33, "qwen2.5o": 5.37, "gemma4a": 3.21, "gemma4ua": 2.345, "parakeet_full": 3.2}
+    return tone(seconds.get(name, 4.21 if name in CONFORMER_TOWERS else 29.9))
 
 
 def peer_sounds(name: str) -> list[np.ndarray]:

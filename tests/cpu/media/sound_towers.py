@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.cpu.media.conformer_weights import CONFORMERS
 from tests.cpu.media.projector_files import Weights, sizes, write_in_type
 
 CHANNELS = 6
@@ -58,12 +59,13 @@ class SoundTower:
             "general.architecture": "clip",
             "clip.has_audio_encoder": True,
             "clip.projector_type": self.kind,
+            **({"clip.use_silu": True} if self.kind == "dots3note_a" else {}),
             **{f"clip.audio.{name}": value for name, value in {**own, **self.further}.items()},
         }
 
     def weights(self, seed: int = 5) -> Weights:
         """Random float32 weights."""
-        return _Maker(self, seed).weights
+        return Maker(self, seed).weights
 
     def write(self, path: Path, weights: Weights, type_name: str = "f32") -> Path:
         """The projector file, matrices in a type; the weights become what that type holds."""
@@ -86,12 +88,15 @@ def merged_projector(path: Path, pictures: Path, tower: SoundTower) -> Path:
     return write_in_type(path, keys | own, weights | tower.weights())
 
 
-class _Maker:
+class Maker:
     """Draws the weights of an encoder one after the other."""
 
     def __init__(self, tower: SoundTower, seed: int) -> None:
         self.tower, self.weights = tower, Weights()
         self.random = np.random.default_rng(seed)
+        if tower.kind in CONFORMERS:
+            CONFORMERS[tower.kind](self)
+            return
         if not tower.kind.startswith("gemma4"):
             self.front()
             self.layers()

@@ -12,11 +12,13 @@ import pytest
 from ikpy.sound.projector import SoundProjector, open_sound_projector
 from ikpy.sound.spectrogram import whisper_spectrogram
 from ikpy.vision.rows import MediaRows
+from tests.cpu.media import reference_conformers as conformers
 from tests.cpu.media import reference_sound as reference
 from tests.cpu.media.sound_kinds import (
     GOLDEN_ROWS,
     GOLDENS,
     IN_TRANSFORMERS,
+    IN_TRANSFORMERS_TOO,
     LIKE_LLAMA_CPP,
     PEER_COLUMNS,
     PEER_ROWS,
@@ -75,7 +77,7 @@ def test_rows_are_their_definition(name: str, tmp_path: Path) -> None:
         begin, end = TEXT_AROUND[name]
         assert [piece for piece in found if isinstance(piece, str)] == [text for text in (begin, end) if text]
         assert isinstance(found[0], str) == bool(begin) and isinstance(found[-1], str) == bool(end)
-        for mine, wanted in zip(rows_of(found), reference.pieces(tower, tower.weights(), samples), strict=True):
+        for mine, wanted in zip(rows_of(found), conformers.pieces(tower, tower.weights(), samples), strict=True):
             assert error_of(name, mine, wanted) < 1e-5
 
 
@@ -89,9 +91,9 @@ def test_types_of_matrices(type_name: str, bound: float, tmp_path: Path) -> None
     assert error_of(type_name, mine, wanted) < bound
 
 
-@pytest.mark.parametrize("name", IN_TRANSFORMERS)
+@pytest.mark.parametrize("name", [*IN_TRANSFORMERS, *IN_TRANSFORMERS_TOO])
 def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Recorded from samples on by scripts/make_sound_golden.py."""
+    """Recorded from samples on by scripts/make_sound_golden.py and make_conformer_golden.py."""
     with np.load(GOLDENS / f"{name}.npz") as golden:
         found = np.concatenate(rows_of(opened(tmp_path, TOWERS[name]).encode(golden_sound(name))))
         assert len(found) == golden["n"]

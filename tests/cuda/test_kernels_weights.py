@@ -218,15 +218,18 @@ def test_lanes_that_have_no_columns(type_name: str, n_blocks: int) -> None:
 
 def test_sets_of_rows_are_those_of_the_kernels() -> None:
     work = (emulator.KERNELS / "matvec_work.cuh").read_text()
-    sizes = re.findall(r"constexpr int kPartRows = (\d+), kTableRows = (\d+);", work)[0]
-    part_rows, table_rows = map(int, sizes)
+    sizes = re.findall(r"constexpr int kPartRows = (\d+), kLaneRows = (\d+);", work)[0]
+    part_rows, lane_rows = map(int, sizes)
     found = {}
     for path in (emulator.KERNELS / "unpack").glob("*.cuh"):
         text = path.read_text()
         for body in re.split(r"\nstruct Unpack", text)[1:]:
+            name = re.split(r"\W", body)[0].lower()
             if "using Part = Part" in body:
-                found[re.split(r"\W", body)[0].lower()] = part_rows
-        found |= {name.lower(): table_rows for name in re.findall(r"using Unpack(\w+) = UnpackGrid<", text)}
+                found[name] = part_rows
+            elif "using Own = Own" in body and by_name(name).interleave == 1:
+                found[name] = lane_rows
+        found |= {name.lower(): lane_rows for name in re.findall(r"using Unpack(\w+) = UnpackGrid<", text)}
     assert found == products.SET_ROWS
 
 
@@ -242,8 +245,10 @@ def test_rows_together_are_those_of_the_kernels() -> None:
             base, rows = bases[base]
         found[unpacker.lower()] = int(rows)
     expected = {name.lower(): products.lane_rows(name.lower()) for name in INTERLEAVED}
-    assert found == {name: rows for name, rows in expected.items() if rows > 1}
-    assert len(expected) - len(found) == 3
+    interleaved = {name: rows for name, rows in found.items() if by_name(name).interleave > 1}
+    assert interleaved == {name: rows for name, rows in expected.items() if rows > 1}
+    assert len(expected) - len(interleaved) == 3
+    assert {rows for name, rows in found.items() if name not in interleaved} == {1}
 
 
 @pytest.mark.parametrize("n_tokens", [1, 3, 30])

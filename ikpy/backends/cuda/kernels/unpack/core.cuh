@@ -212,6 +212,20 @@ __device__ __forceinline__ void table_levels(bool first, bool second, unsigned* 
     }
 }
 
+// Levels of sub-block s, of codes as OwnNibbles has them (own_plain.cuh).
+template <class Codes>
+__device__ __forceinline__ void nibble_levels(const uint8_t* p, int s, Group& g) {
+    unsigned w[4];
+    g.d[0] = Codes::load(p, s, w);
+    nibbles_of(w, g.q);
+    table_levels<16, typename Codes::Levels, false>(false, false, g.q);
+}
+
+// 2^(e - 128); subnormal for e = 0 and 1. The table of levels is doubled, hence the halved scale.
+__device__ __forceinline__ float half_power(int e) {
+    return __int_as_float(e > 1 ? (e - 1) << 23 : 0x00200000 << e);
+}
+
 __device__ __forceinline__ int nibble_of(const uint8_t* p, int i) { return p[i >> 1] >> 4 * (i & 1) & 15; }
 // Eight nibbles in four bytes, the upper four in the high halves.
 __device__ __forceinline__ int split_nibble(const uint8_t* p, int i) { return p[i & 3] >> 4 * (i >> 2) & 15; }

@@ -4,28 +4,7 @@
 
 namespace ikpy::cuda {
 
-// Where a row's sum begins whose levels of half h are shifted if bit 0 of byte j says so.
-__device__ __forceinline__ int start_of_row(const OwnActs& x, unsigned bits, int j, int h) {
-    return add_times_byte(x.shift[h], bits, j, x.start[h]);
-}
-
 // 16 levels
-
-// Sum of the products of N words of nibbles, of which word i has pair `pairs[i]` of activations.
-template <class Table, int N>
-__device__ __forceinline__ int sum_levels(const unsigned (&w)[N], const int (&pairs)[N], const OwnActs& x,
-                                          int start) {
-    int sum[2];
-    SignedLevels<Table>::begin(start, sum);
-#pragma unroll
-    for (int i = 0; i < N; ++i) SignedLevels<Table>::add(w[i], x, pairs[i], sum);
-    return SignedLevels<Table>::total(sum);
-}
-// Of pieces of a group of four rows, or of words whose pairs are in their order.
-template <class Table, bool Pieces>
-__device__ __forceinline__ int sum_row(const unsigned (&w)[4], const OwnActs& x, int start) {
-    return sum_levels<Table>(w, {0, Pieces ? 2 : 1, Pieces ? 1 : 2, 3}, x, start);
-}
 
 struct OwnIQ4_NL_R4 : OwnTraits<2> {
     static constexpr int kPair = 2;
@@ -85,16 +64,6 @@ struct OwnIQ4_XS_R8 : OwnTraits<4> {
         scale_sums(d, sum, x, v);
     }
 };
-
-// Types with a factor per row: bytes of four rows, the lowest bit of which shifts levels; the rest is an odd
-// scale.
-template <int Rows>
-__device__ __forceinline__ void scale_odd(unsigned codes, const int (&sum)[Rows], const OwnActs& x,
-                                          float (&v)[Rows]) {
-#pragma unroll
-    for (int j = 0; j < Rows; ++j)
-        v[j] = x.byte_value<127>(codes & ~kOnes, j) * (sum_value(sum[j]) * x.scale);
-}
 
 struct OwnIQ4_KS_R4 : OwnTraits<4> {
     static constexpr int kPair = 2, kShift = 4;

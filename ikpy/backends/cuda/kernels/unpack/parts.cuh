@@ -65,6 +65,12 @@ __device__ __forceinline__ float bit_value(unsigned word, int i) {
     return __uint_as_float(select_bits(1u << i, word, 0x4B000000u)) - 8388608.0f;
 }
 
+// What the mask selects of a word, where it is, minus a constant.
+template <unsigned Mask, int Bias = 0>
+__device__ __forceinline__ float field_value(unsigned word) {
+    return __uint_as_float(select_bits(Mask, word, 0x4B000000u)) - static_cast<float>(8388608 + Bias);
+}
+
 // sum + products of four unsigned with four signed bytes.
 __device__ __forceinline__ int dot_unsigned(unsigned w, unsigned x, int sum) {
 #if defined(__CUDACC__)

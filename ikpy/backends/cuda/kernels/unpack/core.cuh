@@ -79,6 +79,19 @@ __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b, unsign
 #endif
 }
 
+// The lower or the upper half of a word as selectors of a permutation, to which what is above means nothing.
+// By the pipe of products: shifts, logic and permutations share another, which is busier.
+__device__ __forceinline__ unsigned half_selectors(unsigned v, int half) {
+#if defined(__CUDACC__)
+    if (half == 0) return v;
+    unsigned out;
+    asm("dp2a.lo.s32.u32 %0, %1, 0x100, 0;" : "=r"(out) : "r"(v));
+    return out;
+#else
+    return v >> 16 * half;
+#endif
+}
+
 // A block of a 16-bit factor and N words behind it, at any even address. Returns the factor.
 template <int N>
 __device__ __forceinline__ float load_block(const uint8_t* block, unsigned* q) {

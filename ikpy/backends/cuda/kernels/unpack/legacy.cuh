@@ -102,10 +102,25 @@ struct UnpackMXFP4 : UnpackerTraits<32, 17> {
     }
 };
 
-struct UnpackNVFP4 : UnpackerTraits<64, 36, 1, 0, true> {
-    __device__ static float half_ue4m3(unsigned code) {
-        return code == 127 ? 0.0f : f16_to_f32(static_cast<uint16_t>((code & 127) << 7)) * 128.0f;
+__device__ __forceinline__ float half_ue4m3(unsigned code) {
+    return code == 127 ? 0.0f : f16_to_f32(static_cast<uint16_t>((code & 127) << 7)) * 128.0f;
+}
+struct OwnNVFP4 : OwnTraits<1> {
+    static constexpr int kPair = 2;
+    static constexpr bool kHalves = true;
+    __device__ __forceinline__ static void products(const uint8_t* p, unsigned, unsigned s, const OwnActs& x,
+                                                    float (&v)[1]) {
+        unsigned w[4];
+        load_words<4, 4>(p + 4 + 16 * s, w);
+        const unsigned codes = load2<2>(p + 2 * s);
+        const int first = sum_levels<TableMxfp4, 2>({w[0], w[1]}, {0, 1}, x, kSumStart);
+        const int second = sum_levels<TableMxfp4, 2>({w[2], w[3]}, {2, 3}, x, kSumStart);
+        v[0] = x.scale *
+               (half_ue4m3(codes & 255) * sum_value(first) + half_ue4m3(codes >> 8) * sum_value(second));
     }
+};
+struct UnpackNVFP4 : UnpackerTraits<64, 36, 1, 0, true> {
+    using Own = OwnNVFP4;
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         unsigned v[4];
         load_words<4, 4>(p + 4 + 16 * s, v);

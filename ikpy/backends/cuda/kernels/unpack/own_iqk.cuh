@@ -143,7 +143,8 @@ struct FiveBitLevels {
         const unsigned other = v ^ 0x88888888u, low = upper << (7 - bit), high = upper << (6 - bit);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const unsigned here = v >> 16 * h, past = other >> 16 * h, q = x.q[2 * pair_of_piece(i) + h];
+            const unsigned here = half_selectors(v, h), past = half_selectors(other, h);
+            const unsigned q = x.q[2 * pair_of_piece(i) + h];
             const unsigned positive = permute_bytes(low, high, h ? 0xfbea : 0xd9c8);  // by the bits 7
             sum[0] = dot_signed(magnitudes(x, 0, here, past) & ~positive, q, sum[0]);
             sum[1] = dot_signed(magnitudes(x, 4, here, past) & positive, q, sum[1]);
@@ -207,8 +208,8 @@ __device__ __forceinline__ int sum_few_levels(unsigned first, unsigned second, c
     for (int i = 0; i < 2; ++i)
 #pragma unroll
         for (int n = 0; n < 2; ++n)
-            sum = dot_signed(permute_bytes(x.kept(first), second, at[i] >> 16 * n), x.q[4 * h + 2 * i + n],
-                             sum);
+            sum = dot_signed(permute_bytes(x.kept(first), second, half_selectors(at[i], n)),
+                             x.q[4 * h + 2 * i + n], sum);
     return sum;
 }
 

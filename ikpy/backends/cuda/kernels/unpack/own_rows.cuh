@@ -91,18 +91,6 @@ __device__ constexpr int bit_of_word(int word) {
 
 // levels
 
-// The upper half of a word as selectors of a permutation, which takes the lower half only; what is above is
-// of no meaning. By the pipe of products: shifts, logic and permutations share another, which is busier.
-__device__ __forceinline__ unsigned upper_selectors(unsigned v) {
-#if defined(__CUDACC__)
-    unsigned out;
-    asm("dp2a.lo.s32.u32 %0, %1, 0x100, 0;" : "=r"(out) : "r"(v));
-    return out;
-#else
-    return v >> 16;
-#endif
-}
-
 // sum + number times byte j, of 0 or 1 as a rule; a number of 16 bits.
 __device__ __forceinline__ int add_times_byte(int number, unsigned bytes, int j, int sum) {
 #if defined(__CUDACC__)
@@ -142,7 +130,7 @@ struct SignedLevels {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const unsigned q = x.q[2 * i + h];
-            const unsigned here = h ? upper_selectors(v) : v, past = h ? upper_selectors(other) : other;
+            const unsigned here = half_selectors(v, h), past = half_selectors(other, h);
             sum[0] = dot_signed(permute_bytes(x.kept(word(0, 0)), word(0, 1), here), q, sum[0]);
             sum[1] = dot_signed(permute_bytes(x.kept(word(1, 0)), word(1, 1), past), q, sum[1]);
         }

@@ -171,7 +171,8 @@ struct Iq3Runs : PartTraits {
                 const unsigned index = pairs | ((i < 2 ? upper << (2 - i) : upper >> (i - 2)) & 0x44444444u);
 #pragma unroll
                 for (int k = 0; k < 2; ++k) {
-                    const unsigned levels = permute_bytes(c.first, TableIq3nl::word(1), index >> 16 * k);
+                    const unsigned levels =
+                        permute_bytes(c.first, TableIq3nl::word(1), half_selectors(index, k));
                     sum[i] = dot_signed(levels, x.q[4 * i + n + k], sum[i]);
                 }
             }

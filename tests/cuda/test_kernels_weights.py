@@ -12,6 +12,7 @@ from ikpy.backends.cuda import emulator, launch
 from ikpy.backends.cuda.launch import products
 from ikpy.graph.ir import F16, F32
 from ikpy.quants import by_name, dequantize, registry
+from ikpy.quants.tables import table
 from tests.cuda.programs import Program
 from tests.expected_products import assert_close, effective
 
@@ -250,6 +251,25 @@ def test_rows_together_are_those_of_the_kernels() -> None:
     assert interleaved == {name: rows for name, rows in expected.items() if rows > 1}
     assert len(expected) - len(interleaved) == 3
     assert {rows for name, rows in found.items() if name not in interleaved} == {1}
+
+
+@pytest.mark.parametrize(("name", "shape"), [("iq5nl", "k m b a"), ("iq6nl", "one centre d c b a")])
+def test_cubics_are_the_levels(name: str, shape: str) -> None:
+    """Of every code, each step rounded to f16, as `CubicIq5nl` and `CubicIq6nl` do."""
+    text = (emulator.KERNELS / "unpack" / "parts_iq56.cuh").read_text()
+    body = text.partition(f"struct Cubic{name.capitalize()}")[2].partition("\n};")[0]
+    numbers = np.array([int(n, 16) for n in re.findall(r"both\((\w+)\)", body)], np.uint16).view(np.float16)
+    assert len(numbers) == len(shape.split())
+    expected = table(f"{name}_values")
+    x = 64.0 + np.arange(len(expected) // 2)
+
+    def step(a: np.ndarray, b: np.ndarray | float, c: np.float16) -> np.ndarray:
+        return (a * b + np.float64(c)).astype(np.float16).astype(np.float64)
+
+    x = step(x, float(numbers[0]), numbers[1])
+    square = step(x, x, numbers[2]) if len(numbers) == 4 else step(x, float(numbers[2]), numbers[3])
+    slope = square if len(numbers) == 4 else step(square, x, numbers[4])
+    np.testing.assert_array_equal(step(slope, x, numbers[-1]) - 1536, expected[: len(x)])
 
 
 @pytest.mark.parametrize("n_tokens", [1, 3, 30])

@@ -7,7 +7,7 @@
 //   kBias: what is to be subtracted from the bytes yet (0 .. 127, where it is not 0)
 //   static void group(const uint8_t* block, int k, int s, Group& g)   elements 32 s .. 32 s + 31 of row k
 //   Part: how a warp of matvec1_ multiplies blocks (parts.cuh, states.cuh); void: by groups
-//   Own: how a lane of matvec1_ multiplies several interleaved rows (own_rows.cuh); void: one row
+//   Own: how a lane of matvec1_ multiplies rows that share its activations (own_rows.cuh); void: by groups
 //   kTable: words of a table in shared memory that matvec1_ takes levels from, of which word i is
 //   table_word(i), 0: none; with it group(const Table& table, const uint8_t* block, int s, Group& g), whose
 //   words are elements 0 4 1 5, 2 6 3 7 of two with kPaired

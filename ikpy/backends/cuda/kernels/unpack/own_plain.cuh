@@ -6,7 +6,7 @@
 namespace ikpy::cuda {
 
 // Codes: load(p, s, w) gives sub-block s, whose low nibbles are elements 0 to 15 of 32, and its scale;
-// kLevels.
+// Levels: the table.
 template <class Codes>
 struct OwnNibbles : OwnTraits<1> {
     static constexpr int kPair = 4;

@@ -12,6 +12,7 @@ from ikpy.backends.cuda import emulator, launch
 from ikpy.backends.cuda.launch import products
 from ikpy.graph.ir import F16, F32
 from ikpy.quants import by_name, dequantize, registry
+from ikpy.quants.tables import table
 from tests.cuda.programs import Program
 from tests.expected_products import assert_close, effective
 
@@ -218,15 +219,18 @@ def test_lanes_that_have_no_columns(type_name: str, n_blocks: int) -> None:
 
 def test_sets_of_rows_are_those_of_the_kernels() -> None:
     work = (emulator.KERNELS / "matvec_work.cuh").read_text()
-    sizes = re.findall(r"constexpr int kPartRows = (\d+), kTableRows = (\d+);", work)[0]
-    part_rows, table_rows = map(int, sizes)
+    sizes = re.findall(r"constexpr int kPartRows = (\d+), kLaneRows = (\d+);", work)[0]
+    part_rows, lane_rows = map(int, sizes)
     found = {}
     for path in (emulator.KERNELS / "unpack").glob("*.cuh"):
         text = path.read_text()
         for body in re.split(r"\nstruct Unpack", text)[1:]:
+            name = re.split(r"\W", body)[0].lower()
             if "using Part = Part" in body:
-                found[re.split(r"\W", body)[0].lower()] = part_rows
-        found |= {name.lower(): table_rows for name in re.findall(r"using Unpack(\w+) = UnpackGrid<", text)}
+                found[name] = part_rows
+            elif "using Own = Own" in body and by_name(name).interleave == 1:
+                found[name] = lane_rows
+        found |= {name.lower(): lane_rows for name in re.findall(r"using Unpack(\w+) = UnpackGrid<", text)}
     assert found == products.SET_ROWS
 
 
@@ -239,11 +243,33 @@ def test_rows_together_are_those_of_the_kernels() -> None:
     ):
         base, rows = bases[own]
         while base != "OwnTraits":
-            base, rows = bases[base]
+            base, of_base = bases[base]
+            rows = of_base or rows
         found[unpacker.lower()] = int(rows)
     expected = {name.lower(): products.lane_rows(name.lower()) for name in INTERLEAVED}
-    assert found == {name: rows for name, rows in expected.items() if rows > 1}
-    assert len(expected) - len(found) == 3
+    interleaved = {name: rows for name, rows in found.items() if by_name(name).interleave > 1}
+    assert interleaved == {name: rows for name, rows in expected.items() if rows > 1}
+    assert len(expected) - len(interleaved) == 3
+    assert {rows for name, rows in found.items() if name not in interleaved} == {1}
+
+
+@pytest.mark.parametrize(("name", "shape"), [("iq5nl", "k m b a"), ("iq6nl", "one centre d c b a")])
+def test_cubics_are_the_levels(name: str, shape: str) -> None:
+    """Of every code, each step rounded to f16, as `CubicIq5nl` and `CubicIq6nl` do."""
+    text = (emulator.KERNELS / "unpack" / "parts_iq56.cuh").read_text()
+    body = text.partition(f"struct Cubic{name.capitalize()}")[2].partition("\n};")[0]
+    numbers = np.array([int(n, 16) for n in re.findall(r"both\((\w+)\)", body)], np.uint16).view(np.float16)
+    assert len(numbers) == len(shape.split())
+    expected = table(f"{name}_values")
+    x = 64.0 + np.arange(len(expected) // 2)
+
+    def step(a: np.ndarray, b: np.ndarray | float, c: np.float16) -> np.ndarray:
+        return (a * b + np.float64(c)).astype(np.float16).astype(np.float64)
+
+    x = step(x, float(numbers[0]), numbers[1])
+    square = step(x, x, numbers[2]) if len(numbers) == 4 else step(x, float(numbers[2]), numbers[3])
+    slope = square if len(numbers) == 4 else step(square, x, numbers[4])
+    np.testing.assert_array_equal(step(slope, x, numbers[-1]) - 1536, expected[: len(x)])
 
 
 @pytest.mark.parametrize("n_tokens", [1, 3, 30])

@@ -114,8 +114,9 @@ def test_cells_meet_few_lines(type_name: str, least: float, machine: Library) ->
     ("type_name", "least"),
     [
         *(("q8_0", 24), ("q4_0", 22), ("q5_0", 20), ("q4_K", 20), ("q6_K", 15), ("q2_K", 21), ("q3_K", 17)),
-        *(("iq2_k", 20), ("iq3_k", 17), ("iq2_ks", 14.5), ("iq3_ks", 15), ("iq2_kl", 13.5), ("iq4_ks", 17)),
-        *(("iq4_kss", 20), ("iq5_k", 17), ("iq5_ks", 19.5), ("iq6_k", 17)),
+        *(("iq2_k", 20), ("iq3_k", 17), ("iq2_ks", 14.5), ("iq3_ks", 15), ("iq2_kl", 13.5)),
+        *(("iq4_nl", 26), ("iq4_xs", 24), ("iq4_k", 31.5), ("iq4_ks", 21.5), ("iq4_kss", 24.5), ("mxfp4", 20)),
+        *(("nvfp4", 18), ("iq5_k", 17), ("iq5_ks", 19.5), ("iq6_k", 17)),
         *(("iq1_kt", 13), ("iq2_kt", 18), ("iq3_kt", 21), ("iq4_kt", 13.5)),
         # Interleaved rows: a lane takes two or four of them.
         *(("q4_0_r8", 23), ("q5_0_r4", 18), ("q6_0_r4", 16), ("q8_0_r8", 25), ("q8_kv_r8", 29), ("q8_k_r8", 26)),
@@ -126,7 +127,7 @@ def test_cells_meet_few_lines(type_name: str, least: float, machine: Library) ->
         *(("iq2_xxs_r4", 11.5), ("iq2_xs_r4", 10.3), ("iq2_s_r4", 10.5), ("iq3_xxs_r4", 9.6), ("iq3_s_r4", 8.6)),
         *(("iq1_s_r4", 6.2), ("iq1_m_r4", 6.8)),
         *(("iq2_xxs", 8.2), ("iq2_xs", 7.5), ("iq2_s", 6.3), ("iq3_xxs", 7.3), ("iq3_s", 6.6)),
-        *(("iq1_s", 4.7), ("iq1_m", 4.5)),
+        *(("iq1_s", 4.7), ("iq1_m", 5.4)),
     ],
 )
 def test_rows_of_one_token_take_few_turns(type_name: str, least: float, machine: Library) -> None:

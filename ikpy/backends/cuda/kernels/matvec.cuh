@@ -31,7 +31,7 @@ __device__ __forceinline__ void matvec_body(const Products& ps) {
                 add_parts<U>(p, work, stages[warp_id()], sum);
             }
         }
-    } else if constexpr (L::kTogether > 1) {
+    } else if constexpr (L::kHasOwn) {
         using Own = typename U::Own;
         __shared__ unsigned table[Own::kTable > 0 ? Own::kTable : 1];
         if constexpr (Own::kTable > 0) make_table<Own>(table);

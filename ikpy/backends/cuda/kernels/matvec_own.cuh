@@ -1,5 +1,5 @@
-// Matrix-vector product of one token with interleaved rows: a lane takes several rows of a group, which share
-// its activations.
+// Matrix-vector product of one token with rows that share the activations of a lane: several of an
+// interleaved group, or plain ones.
 #pragma once
 #include "matvec_work.cuh"
 #include "quantize_q8.cuh"
@@ -57,10 +57,12 @@ __device__ __forceinline__ void add_own(const Product& p, const VectorWork<U, 1>
     const ActQ8Layout layout(p.n_in);
     const unsigned at = lane_id() % L::kLanes, step = p.split * kStep;
     const unsigned first = work.part * kStep + lane_id() / L::kLanes;
-    const uint8_t *block[2], *x = work.x[0] + 32 * first, *scale = work.x[0] + layout.scale + 4 * first;
+    const uint8_t *block[2][L::kStarts], *x = work.x[0] + 32 * first,
+                                         *scale = work.x[0] + layout.scale + 4 * first;
     const uint8_t* sums = work.x[0] + (Own::kHalves ? layout.sum16 : layout.sum32) + kSumBytes * first;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) block[i] = block_of<U>(work.weight[i][0], first);
+    for (int i = 0; i < 2 * L::kStarts; ++i)
+        block[i % 2][i / 2] = block_of<U>(work.weight[i % 2][i / 2], first);
     OwnActs acts;
     acts.zero = p.n_in & 0x80000000u;
     acts.table = reinterpret_cast<const uint8_t*>(table);
@@ -68,12 +70,13 @@ __device__ __forceinline__ void add_own(const Product& p, const VectorWork<U, 1>
     for (int left = p.n_in / 32 - static_cast<int>(first); left > 0; left -= step) {
         load_own_acts<Own>(x, scale, sums, acts);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < 2 * L::kStarts; ++i) {
+            const uint8_t*& weights = block[i % 2][i / 2];
             float v[Own::kRows];
-            Own::products(block[i], at, first % kPerBlock, acts, v);
+            Own::products(weights, at, first % kPerBlock, acts, v);
 #pragma unroll
-            for (int k = 0; k < Own::kRows; ++k) sum.of[k][i][0] += v[k];
-            block[i] += step / kPerBlock * U::kBytes;
+            for (int k = 0; k < Own::kRows; ++k) sum.of[i / 2 * Own::kRows + k][i % 2][0] += v[k];
+            weights += step / kPerBlock * U::kBytes;
         }
         x += 32 * step, scale += 4 * step, sums += kSumBytes * step;
     }

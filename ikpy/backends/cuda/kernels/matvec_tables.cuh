@@ -55,7 +55,7 @@ __device__ __forceinline__ void add_looked_up(const Product& p, const VectorWork
             x.q[i] = first;
         }
 #pragma unroll
-        for (int i = 0; i < 2 * kTableRows; ++i) {
+        for (int i = 0; i < 2 * kLaneRows; ++i) {
             Group w;
             U::group(table, block_of<U>(work.weight[i % 2][i / 2], g), g % (U::kBlock / 32), w);
             sum.of[i / 2][i % 2][0] += group_product<U>(w, x);

@@ -11,9 +11,9 @@ constexpr int kVectorWarps = 4;
 
 // How the lanes of a warp divide rows. Of types with parts (matvec_stages.cuh) a set has kPartRows rows, of
 // which a lane multiplies half, or one. Of interleaved rows with one token a lane takes several neighbours,
-// if the type says how (matvec_own.cuh). Of types with tables (matvec_tables.cuh) a set has kTableRows rows,
-// of all lanes.
-constexpr int kPartRows = 4, kTableRows = 2;
+// if the type says how (matvec_own.cuh). Of plain ones with it, and of types with tables (matvec_tables.cuh),
+// a set has kLaneRows rows, of all lanes.
+constexpr int kPartRows = 4, kLaneRows = 2;
 template <class Part>
 struct PartSizes {
     static constexpr int kBlocks = Part::kBlocks, kResident = Part::kResident;
@@ -36,8 +36,11 @@ struct Lanes {
     static constexpr bool kParts = kBlocks > 0;
     static constexpr int kTogether = N == 1 ? RowsTogether<typename U::Own>::kRows : 1;
     static constexpr bool kTables = N == 1 && U::kTable > 0;
+    static constexpr bool kHasOwn = N == 1 && !std::is_void_v<typename U::Own>;
     // Rows of a set that a lane has, by address, and all of them.
-    static constexpr int kStarts = kParts ? kBlocks / 2 : kTables ? kTableRows : 1;
+    static constexpr int kStarts = kParts                                  ? kBlocks / 2
+                                   : kTables || (kHasOwn && U::kRows == 1) ? kLaneRows
+                                                                           : 1;
     static constexpr int kOwn = kStarts * kTogether;
     static constexpr int kInTurn = kParts ? kPartRows / kStarts : 1;  // plain rows over the lanes
     static constexpr int kLanes = U::kRows / kTogether * kInTurn;     // with different rows

@@ -39,8 +39,9 @@ SET_ROWS = dict.fromkeys(
     ),
     4,
 )
-# And of types with tables of points, all of which every lane multiplies.
+# And of types with tables of points, or with 16 levels, all of which every lane multiplies.
 SET_ROWS |= dict.fromkeys(("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m"), 2)
+SET_ROWS |= dict.fromkeys(("iq4_nl", "iq4_xs", "iq4_k", "iq4_ks", "iq4_kss", "mxfp4", "nvfp4"), 2)
 # Interleaved rows that a lane of matvec1_ multiplies together (kernels/unpack/own_*.cuh), where they are not four if
 # blocks lie at multiples of 16 bytes, else two. Five bits with non-linear levels take many registers; bytes of iq1_s_r4
 # and iq1_m_r4 belong to four rows.

@@ -7,7 +7,7 @@
 //   kBias: what is to be subtracted from the bytes yet (0 .. 127, where it is not 0)
 //   static void group(const uint8_t* block, int k, int s, Group& g)   elements 32 s .. 32 s + 31 of row k
 //   Part: how a warp of matvec1_ multiplies blocks (parts.cuh, states.cuh); void: by groups
-//   Own: how a lane of matvec1_ multiplies several interleaved rows (own_rows.cuh); void: one row
+//   Own: how a lane of matvec1_ multiplies rows that share its activations (own_rows.cuh); void: by groups
 //   kTable: words of a table in shared memory that matvec1_ takes levels from, of which word i is
 //   table_word(i), 0: none; with it group(const Table& table, const uint8_t* block, int s, Group& g), whose
 //   words are elements 0 4 1 5, 2 6 3 7 of two with kPaired
@@ -76,6 +76,19 @@ __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b, unsign
     return out;
 #else
     return __byte_perm(a, b, selector);
+#endif
+}
+
+// The lower or the upper half of a word as selectors of a permutation, to which what is above means nothing.
+// By the pipe of products: shifts, logic and permutations share another, which is busier.
+__device__ __forceinline__ unsigned half_selectors(unsigned v, int half) {
+#if defined(__CUDACC__)
+    if (half == 0) return v;
+    unsigned out;
+    asm("dp2a.lo.s32.u32 %0, %1, 0x100, 0;" : "=r"(out) : "r"(v));
+    return out;
+#else
+    return v >> 16 * half;
 #endif
 }
 
@@ -210,6 +223,20 @@ __device__ __forceinline__ void table_levels(bool first, bool second, unsigned* 
 #pragma unroll
         for (int i = 0; i < 4; ++i) look_up<N>(table, q[i], q[4 + i]);
     }
+}
+
+// Levels of sub-block s, of codes as OwnNibbles has them (own_plain.cuh).
+template <class Codes>
+__device__ __forceinline__ void nibble_levels(const uint8_t* p, int s, Group& g) {
+    unsigned w[4];
+    g.d[0] = Codes::load(p, s, w);
+    nibbles_of(w, g.q);
+    table_levels<16, typename Codes::Levels, false>(false, false, g.q);
+}
+
+// 2^(e - 128); subnormal for e = 0 and 1. The table of levels is doubled, hence the halved scale.
+__device__ __forceinline__ float half_power(int e) {
+    return __int_as_float(e > 1 ? (e - 1) << 23 : 0x00200000 << e);
 }
 
 __device__ __forceinline__ int nibble_of(const uint8_t* p, int i) { return p[i >> 1] >> 4 * (i & 1) & 15; }

@@ -91,7 +91,7 @@ struct Eights : OwnEights<N, Grid> {
         const unsigned at = table.word(first) ^ (signs.in_nibbles() & 0x44444444u);
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            g.q[2 * t + h] = permute_bytes(table.kept(0x002b1908u), 0x00d5e7f8u, at >> 16 * h);
+            g.q[2 * t + h] = permute_bytes(table.kept(0x002b1908u), 0x00d5e7f8u, half_selectors(at, h));
     }
 };
 // Two points of four elements.
@@ -119,21 +119,11 @@ struct Fours : OwnFours<N, Grid> {
 };
 // Ternary points shifted by an eighth: q = 8 * point + 1 or - 1, so that the shift needs no offset. The table
 // holds point + 1 in nibbles. down: not 0 for - 1.
-struct Ternary : OwnTernary {
-    __device__ __forceinline__ static void set(Group& g, int t, unsigned point, unsigned down) {
-        const unsigned base = down ? 9 : 7;
-        g.q[2 * t] = sub_bytes((point & kNibbles) << 3, base);
-        g.q[2 * t + 1] = sub_bytes((point & ~kNibbles) >> 1, base);
-    }
-    __device__ __forceinline__ static void from_lines(Group& g, int t, unsigned first, unsigned,
-                                                      unsigned down) {
-        set(g, t, __ldg(&iq1s_codes[first]), down);
-    }
-    __device__ __forceinline__ static void from_banks(const Table& table, Group& g, int t, unsigned first,
-                                                      unsigned, unsigned down) {
-        set(g, t, table.word(first), down);
-    }
-};
+__device__ __forceinline__ void set_ternary(Group& g, int t, unsigned number, unsigned down) {
+    const unsigned point = __ldg(&iq1s_codes[number]), base = down ? 9 : 7;
+    g.q[2 * t] = sub_bytes((point & kNibbles) << 3, base);
+    g.q[2 * t + 1] = sub_bytes((point & ~kNibbles) >> 1, base);
+}
 
 // An unpacker of a format, which says where points are and not where they are looked up.
 template <class Format>
@@ -242,27 +232,20 @@ struct FormatIQ3_S {
 };
 using UnpackIQ3_S = UnpackGrid<FormatIQ3_S>;
 
-struct FormatIQ1_S {
-    using Points = Ternary;
-    static constexpr int kBytes = 50;
-    static constexpr bool kHalves = false;
-    template <class Put>
-    __device__ __forceinline__ static void group(const uint8_t* p, int s, Group& g, const Put& put) {
+struct UnpackIQ1_S : UnpackerTraits<256, 50> {
+    using Own = OwnIQ1_S;
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ1_S>(p);
         const unsigned h = load2<2>(b.qh[s].bytes), low = load4<2>(b.qs + 4 * s);
         g.d[0] = half_of(b.d) * 0.125f * odd(h >> 12 & 7);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) put(g, t, (low >> 8 * t & 255) | (h >> 3 * t & 7) << 8, 0, h & 0x8000);
+        for (int t = 0; t < 4; ++t)
+            set_ternary(g, t, (low >> 8 * t & 255) | (h >> 3 * t & 7) << 8, h & 0x8000);
     }
 };
-using UnpackIQ1_S = UnpackGrid<FormatIQ1_S>;
-
-struct FormatIQ1_M {
-    using Points = Ternary;
-    static constexpr int kBytes = 56;
-    static constexpr bool kHalves = true;
-    template <class Put>
-    __device__ __forceinline__ static void group(const uint8_t* p, int s, Group& g, const Put& put) {
+struct UnpackIQ1_M : UnpackerTraits<256, 56, 1, 0, true> {
+    using Own = OwnIQ1_M;
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ1_M>(p);
         unsigned bits = 0;
 #pragma unroll
@@ -275,12 +258,10 @@ struct FormatIQ1_M {
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             const unsigned h = high >> 4 * t;
-            put(g, t, (low >> 8 * t & 255) | (h & 7) << 8, 0, h & 8);
+            set_ternary(g, t, (low >> 8 * t & 255) | (h & 7) << 8, h & 8);
         }
     }
 };
-using UnpackIQ1_M = UnpackGrid<FormatIQ1_M>;
-
 // interleaved
 
 // Four bytes with a sign code above one bit of the scale: masks of the four 8-groups, and the scale.
@@ -368,8 +349,7 @@ struct UnpackIQ1_S_R4 : UnpackerTraits<32, 24, 4, 2> {
         const unsigned h = load2<2>(b.qh[k].bytes);
         g.d[0] = 0.125f * odd(h >> 12 & 7);
 #pragma unroll
-        for (int t = 0; t < 4; ++t)
-            Ternary::from_lines(g, t, b.qs[4 * t + k] | (h >> 3 * t & 7) << 8, 0, h & 0x8000);
+        for (int t = 0; t < 4; ++t) set_ternary(g, t, b.qs[4 * t + k] | (h >> 3 * t & 7) << 8, h & 0x8000);
     }
 };
 
@@ -383,7 +363,7 @@ struct UnpackIQ1_M_R4 : UnpackerTraits<32, 28, 4, 2, true> {
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             const unsigned h = b.qh[4 * (t >> 1) + k] >> 4 * (t & 1);
-            Ternary::from_lines(g, t, b.qs[4 * t + k] | (h & 7) << 8, 0, h & 8);
+            set_ternary(g, t, b.qs[4 * t + k] | (h & 7) << 8, h & 8);
         }
     }
 };

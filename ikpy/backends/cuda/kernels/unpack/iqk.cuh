@@ -2,20 +2,26 @@
 // (quant-formats.md#non-linear-levels, quant-formats.md#scales-per-row).
 #pragma once
 #include "heads.cuh"
+#include "own_plain.cuh"
 #include "parts_iq56.cuh"
 #include "parts_iqk.cuh"
 
 namespace ikpy::cuda {
 
-struct UnpackIQ4_XS : UnpackerTraits<256, 136> {
-    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+struct CodesIQ4_XS {
+    using Levels = TableIq4k;
+    __device__ __forceinline__ static float load(const uint8_t* p, unsigned s, unsigned (&w)[4]) {
         unsigned head[2];  // d, the upper two bits of eight scales, and the lower four
         load_words<8, 2>(p, head);
-        const unsigned scale = (head[1] >> 4 * s & 15) | (head[0] >> (16 + 2 * s) & 3) << 4;
-        g.d[0] =
-            f16_to_f32(static_cast<uint16_t>(head[0])) * static_cast<float>(static_cast<int>(scale) - 32);
-        nibbles16<8>(as<BlockIQ4_XS>(p).qs + 16 * s, g.q);
-        table_levels<16, TableIq4k, false>(false, false, g.q);
+        load_words<8, 4>(as<BlockIQ4_XS>(p).qs + 16 * s, w);
+        const unsigned scale = select_bits(15, head[1] >> 4 * s, head[0] >> (12 + 2 * s));
+        return f16_to_f32(static_cast<uint16_t>(head[0])) * field_value<63, 32>(scale);
+    }
+};
+struct UnpackIQ4_XS : UnpackerTraits<256, 136> {
+    using Own = OwnNibbles<CodesIQ4_XS>;
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        nibble_levels<CodesIQ4_XS>(p, s, g);
     }
 };
 
@@ -77,6 +83,7 @@ struct HeadIQ45 {
 };
 
 struct UnpackIQ4_K : UnpackerTraits<256, 144, 1, 0, true> {
+    using Own = OwnIQ4_K;
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const HeadIQ45 head(p);
         head.scales(s, g);
@@ -143,15 +150,27 @@ struct UnpackIQ3_KS : UnpackerTraits<256, 102, 1, 2> {
 // Scale bytes of the KS types: bit 0 selects the table, the rest is an odd scale.
 __device__ __forceinline__ float odd_scale(int code) { return static_cast<float>((code & 254) - 127); }
 
+// Levels of sub-block s, of codes as OwnShifted has them (own_plain.cuh).
+template <class Codes>
+__device__ __forceinline__ void shifted_levels(const uint8_t* p, int s, Group& g) {
+    unsigned w[4];
+    const unsigned code = Codes::load(p, s, w);
+    g.d[0] = odd_scale(static_cast<int>(code));
+    nibbles_of(w, g.q);
+    table_levels<16, TableIq4k, false>(code & 1, false, g.q);
+}
+
+struct CodesIQ4_KS {
+    __device__ __forceinline__ static unsigned load(const uint8_t* p, unsigned s, unsigned (&w)[4]) {
+        load_head<4, 16>(as<BlockIQ4_KS>(p).qs + 16 * s, w);
+        return as<BlockIQ4_KS>(p).scales[s];
+    }
+};
 struct UnpackIQ4_KS : UnpackerTraits<256, 136, 1, 4> {
+    using Own = OwnShifted<CodesIQ4_KS>;
     __device__ static float row_scale(const uint8_t* row, int) { return float_at(row); }
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
-        const auto& b = as<BlockIQ4_KS>(p);
-        g.d[0] = odd_scale(b.scales[s]);
-        unsigned words[4];
-        load_head<4, 16>(b.qs + 16 * s, words);
-        nibbles_of(words, g.q);
-        table_levels<16, TableIq4k, false>(b.scales[s] & 1, false, g.q);
+        shifted_levels<CodesIQ4_KS>(p, s, g);
     }
 };
 
@@ -167,23 +186,26 @@ struct UnpackIQ5_KS : UnpackerTraits<256, 168, 1, 4> {
     }
 };
 
-// Words of even parity; the freed low bits of eight words are the scale byte.
+// Words of 16 bits with even parity, of which bits are differences; the freed low bits of eight are the
+// scale.
+struct CodesIQ4_KSS {
+    __device__ __forceinline__ static unsigned load(const uint8_t* p, unsigned s, unsigned (&w)[4]) {
+        unsigned bits = 0;
+        load_head<4, 16>(p + 16 * s, w);
+#pragma unroll
+        for (int i = 3; i >= 0; --i) {
+            const unsigned even = w[i] & 0xfffefffeu;
+            bits = bits * 4 + (w[i] & 0x00010001u);
+            w[i] = even ^ (even >> 1 & 0x7fff7fffu);
+        }
+        return (bits | bits >> 15) & 255;
+    }
+};
 struct UnpackIQ4_KSS : UnpackerTraits<256, 128, 1, 4> {
+    using Own = OwnShifted<CodesIQ4_KSS>;
     __device__ static float row_scale(const uint8_t* row, int) { return float_at(row); }
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
-        int code = 0;
-        unsigned pieces[4];
-        load_head<4, 16>(p + 16 * s, pieces);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const unsigned words = pieces[i], even = words & 0xfffefffeu;
-            const unsigned v = even ^ (even >> 1 & 0x7fff7fffu);
-            code |= static_cast<int>((words & 1) | (words >> 15 & 2)) << 2 * i;
-            g.q[i] = v & kNibbles;
-            g.q[4 + i] = v >> 4 & kNibbles;
-        }
-        g.d[0] = odd_scale(code);
-        table_levels<16, TableIq4k, false>(code & 1, false, g.q);
+        shifted_levels<CodesIQ4_KSS>(p, s, g);
     }
 };
 

@@ -1,7 +1,7 @@
 // Types with one scale per 32 elements, and the small-block types
 // (quant-formats.md#blocks-with-one-scale, quant-formats.md#ternary-types).
 #pragma once
-#include "core.cuh"
+#include "own_plain.cuh"
 
 namespace ikpy::cuda {
 
@@ -75,33 +75,52 @@ struct UnpackQ8_KV : UnpackerTraits<32, 32, 1, 8> {
     }
 };
 
+struct CodesIQ4_NL {
+    using Levels = TableIq4k;
+    __device__ __forceinline__ static float load(const uint8_t* p, unsigned, unsigned (&w)[4]) {
+        return load_block<4>(p, w);
+    }
+};
 struct UnpackIQ4_NL : UnpackerTraits<32, 18> {
-    __device__ static void group(const uint8_t* p, int, int, Group& g) {
-        unsigned v[4];
-        g.d[0] = load_block<4>(p, v);
-        nibbles_of(v, g.q);
-        table_levels<16, TableIq4k, false>(false, false, g.q);
+    using Own = OwnNibbles<CodesIQ4_NL>;
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        nibble_levels<CodesIQ4_NL>(p, s, g);
     }
 };
 
-// 2^(e - 128); subnormal for e = 0 and 1. The table of levels is doubled, hence the halved scale.
-__device__ __forceinline__ float half_power(int e) {
-    return __int_as_float(e > 1 ? (e - 1) << 23 : 0x00200000 << e);
-}
-
+struct CodesMXFP4 {
+    using Levels = TableMxfp4;
+    __device__ __forceinline__ static float load(const uint8_t* p, unsigned, unsigned (&w)[4]) {
+        load_words<1, 4>(as<BlockMXFP4>(p).qs, w);
+        return half_power(as<BlockMXFP4>(p).e);
+    }
+};
 struct UnpackMXFP4 : UnpackerTraits<32, 17> {
-    __device__ static void group(const uint8_t* p, int, int, Group& g) {
-        const auto& b = as<BlockMXFP4>(p);
-        g.d[0] = half_power(b.e);
-        nibbles16<1>(b.qs, g.q);
-        table_levels<16, TableMxfp4, false>(false, false, g.q);
+    using Own = OwnNibbles<CodesMXFP4>;
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        nibble_levels<CodesMXFP4>(p, s, g);
     }
 };
 
-struct UnpackNVFP4 : UnpackerTraits<64, 36, 1, 0, true> {
-    __device__ static float half_ue4m3(unsigned code) {
-        return code == 127 ? 0.0f : f16_to_f32(static_cast<uint16_t>((code & 127) << 7)) * 128.0f;
+__device__ __forceinline__ float half_ue4m3(unsigned code) {
+    return code == 127 ? 0.0f : f16_to_f32(static_cast<uint16_t>((code & 127) << 7)) * 128.0f;
+}
+struct OwnNVFP4 : OwnTraits<1> {
+    static constexpr int kPair = 2;
+    static constexpr bool kHalves = true;
+    __device__ __forceinline__ static void products(const uint8_t* p, unsigned, unsigned s, const OwnActs& x,
+                                                    float (&v)[1]) {
+        unsigned w[4];
+        load_words<4, 4>(p + 4 + 16 * s, w);
+        const unsigned codes = load2<2>(p + 2 * s);
+        const int first = sum_levels<TableMxfp4, 2>({w[0], w[1]}, {0, 1}, x, kSumStart);
+        const int second = sum_levels<TableMxfp4, 2>({w[2], w[3]}, {2, 3}, x, kSumStart);
+        v[0] = x.scale *
+               (half_ue4m3(codes & 255) * sum_value(first) + half_ue4m3(codes >> 8) * sum_value(second));
     }
+};
+struct UnpackNVFP4 : UnpackerTraits<64, 36, 1, 0, true> {
+    using Own = OwnNVFP4;
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         unsigned v[4];
         load_words<4, 4>(p + 4 + 16 * s, v);

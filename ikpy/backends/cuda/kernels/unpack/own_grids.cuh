@@ -41,8 +41,8 @@ struct OwnEights : OwnTraits<2> {
         const unsigned at = with_signs(point, masks, t);
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            sum = dot_signed(permute_bytes(x.kept(0x002b1908u), 0x00d5e7f8u, at >> 16 * h), x.q[2 * t + h],
-                             sum);
+            sum = dot_signed(permute_bytes(x.kept(0x002b1908u), 0x00d5e7f8u, half_selectors(at, h)),
+                             x.q[2 * t + h], sum);
         return sum;
     }
 };
@@ -213,7 +213,8 @@ struct OwnIQ3_S_R4 : OwnFours<512, iq3s_grid> {
 // Ternary points of eight elements, plus one, as nibbles that are multiplied where they are: the sums of the
 // high ones are 16 times as large, as all are in the end. Elements are an eighth larger, or smaller where a
 // bit says so.
-struct OwnTernary : OwnTraits<4> {
+template <int Rows>
+struct OwnTernary : OwnTraits<Rows> {
     static constexpr int kTable = 2048, kFactor = 16, kStart = 2 - kFactor, kShift = -4;
     __device__ static unsigned table_word(int i) { return __ldg(&iq1s_codes[i]); }
     // Point t of four, of row j: byte j of the word, and three bits of `upper` from `from` on.
@@ -225,7 +226,47 @@ struct OwnTernary : OwnTraits<4> {
     }
 };
 
-struct OwnIQ1_S_R4 : OwnTernary {
+struct OwnIQ1_S : OwnTernary<1> {
+    __device__ __forceinline__ static void products(const uint8_t* p, unsigned, unsigned s, const OwnActs& x,
+                                                    float (&v)[1]) {
+        const auto& b = as<BlockIQ1_S>(p);
+        // Of four points the upper three bits, a scale, and a bit.
+        const unsigned head = load2<2>(b.qh[s].bytes), index = load4<2>(b.qs + 4 * s);
+        int low = 0, sum = x.start[0] + static_cast<int>(head >> 15) * x.shift[0];
+#pragma unroll
+        for (int t = 0; t < 4; ++t) add(index, t, head, 3 * t, t, x, low, sum);
+        v[0] = half_of(b.d) * field_value<14, -1>(head >> 11) * (sum_value(sum + 16 * low) * x.scale);
+    }
+};
+
+struct OwnIQ1_M : OwnTernary<1> {
+    static constexpr bool kHalves = true;
+    __device__ __forceinline__ static void products(const uint8_t* p, unsigned, unsigned s, const OwnActs& x,
+                                                    float (&v)[1]) {
+        const auto& b = as<BlockIQ1_M>(p);
+        const unsigned head = load2<2>(b.qh + 2 * s), index = load4<4>(b.qs + 4 * s);
+        unsigned words[2];  // of halves of 64 columns four scales each, and four bits of the block's
+        load_words<8, 2>(b.scales[0].bytes, words);
+        const unsigned scales = (s < 4 ? words[0] : words[1]) >> (16 * (s >> 1 & 1) + 6 * (s & 1));
+        const unsigned first = select_bits(15, words[0] >> 12, words[0] >> 24);
+        const unsigned last = select_bits(0xf00, words[1] >> 4, words[1] >> 16);
+        const float d = f16_to_f32(static_cast<uint16_t>(select_bits(255, first, last)));
+        float both = 0.0f;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            int low = 0, sum = x.start[h];
+#pragma unroll
+            for (int t = 2 * h; t < 2 * h + 2; ++t) {
+                sum += static_cast<int>(head >> (4 * t + 3) & 1) * x.shift_of_quarter[t];
+                add(index, t, head, 4 * t, t, x, low, sum);
+            }
+            both += field_value<14, -1>(move_bits(scales, 3 * h, 1)) * sum_value(sum + 16 * low);
+        }
+        v[0] = d * (both * x.scale);
+    }
+};
+
+struct OwnIQ1_S_R4 : OwnTernary<4> {
     __device__ __forceinline__ static void products(const uint8_t* p, unsigned, unsigned, const OwnActs& x,
                                                     float (&v)[4]) {
         // Bytes of four points each; of two rows each: the upper three bits of four points, a scale, and a
@@ -245,7 +286,7 @@ struct OwnIQ1_S_R4 : OwnTernary {
     }
 };
 
-struct OwnIQ1_M_R4 : OwnTernary {
+struct OwnIQ1_M_R4 : OwnTernary<4> {
     static constexpr bool kHalves = true;
     __device__ __forceinline__ static void products(const uint8_t* p, unsigned, unsigned, const OwnActs& x,
                                                     float (&v)[4]) {

@@ -4,28 +4,7 @@
 
 namespace ikpy::cuda {
 
-// Where a row's sum begins whose levels of half h are shifted if bit 0 of byte j says so.
-__device__ __forceinline__ int start_of_row(const OwnActs& x, unsigned bits, int j, int h) {
-    return add_times_byte(x.shift[h], bits, j, x.start[h]);
-}
-
 // 16 levels
-
-// Sum of the products of N words of nibbles, of which word i has pair `pairs[i]` of activations.
-template <class Table, int N>
-__device__ __forceinline__ int sum_levels(const unsigned (&w)[N], const int (&pairs)[N], const OwnActs& x,
-                                          int start) {
-    int sum[2];
-    SignedLevels<Table>::begin(start, sum);
-#pragma unroll
-    for (int i = 0; i < N; ++i) SignedLevels<Table>::add(w[i], x, pairs[i], sum);
-    return SignedLevels<Table>::total(sum);
-}
-// Of pieces of a group of four rows, or of words whose pairs are in their order.
-template <class Table, bool Pieces>
-__device__ __forceinline__ int sum_row(const unsigned (&w)[4], const OwnActs& x, int start) {
-    return sum_levels<Table>(w, {0, Pieces ? 2 : 1, Pieces ? 1 : 2, 3}, x, start);
-}
 
 struct OwnIQ4_NL_R4 : OwnTraits<2> {
     static constexpr int kPair = 2;
@@ -85,16 +64,6 @@ struct OwnIQ4_XS_R8 : OwnTraits<4> {
         scale_sums(d, sum, x, v);
     }
 };
-
-// Types with a factor per row: bytes of four rows, the lowest bit of which shifts levels; the rest is an odd
-// scale.
-template <int Rows>
-__device__ __forceinline__ void scale_odd(unsigned codes, const int (&sum)[Rows], const OwnActs& x,
-                                          float (&v)[Rows]) {
-#pragma unroll
-    for (int j = 0; j < Rows; ++j)
-        v[j] = x.byte_value<127>(codes & ~kOnes, j) * (sum_value(sum[j]) * x.scale);
-}
 
 struct OwnIQ4_KS_R4 : OwnTraits<4> {
     static constexpr int kPair = 2, kShift = 4;
@@ -174,7 +143,8 @@ struct FiveBitLevels {
         const unsigned other = v ^ 0x88888888u, low = upper << (7 - bit), high = upper << (6 - bit);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const unsigned here = v >> 16 * h, past = other >> 16 * h, q = x.q[2 * pair_of_piece(i) + h];
+            const unsigned here = half_selectors(v, h), past = half_selectors(other, h);
+            const unsigned q = x.q[2 * pair_of_piece(i) + h];
             const unsigned positive = permute_bytes(low, high, h ? 0xfbea : 0xd9c8);  // by the bits 7
             sum[0] = dot_signed(magnitudes(x, 0, here, past) & ~positive, q, sum[0]);
             sum[1] = dot_signed(magnitudes(x, 4, here, past) & positive, q, sum[1]);
@@ -238,8 +208,8 @@ __device__ __forceinline__ int sum_few_levels(unsigned first, unsigned second, c
     for (int i = 0; i < 2; ++i)
 #pragma unroll
         for (int n = 0; n < 2; ++n)
-            sum = dot_signed(permute_bytes(x.kept(first), second, at[i] >> 16 * n), x.q[4 * h + 2 * i + n],
-                             sum);
+            sum = dot_signed(permute_bytes(x.kept(first), second, half_selectors(at[i], n)),
+                             x.q[4 * h + 2 * i + n], sum);
     return sum;
 }
 

@@ -4,25 +4,6 @@
 
 namespace ikpy::cuda {
 
-// The factor of 32 columns times their products.
-template <int Rows>
-__device__ __forceinline__ void scale_sums(const float (&d)[Rows], const int (&sum)[Rows], const OwnActs& x,
-                                           float (&v)[Rows]) {
-#pragma unroll
-    for (int j = 0; j < Rows; ++j) v[j] = d[j] * (sum_value(sum[j]) * x.scale);
-}
-
-// The products of halves times their scales, bytes minus Bias, and the factor.
-template <int Bias, int Rows>
-__device__ __forceinline__ void scale_halves(const float (&d)[Rows], const unsigned (&scales)[2],
-                                             const int (&sum)[Rows][2], const OwnActs& x, float (&v)[Rows]) {
-#pragma unroll
-    for (int j = 0; j < Rows; ++j) {
-        const float first = x.byte_value<Bias>(scales[0], j) * sum_value(sum[j][0]);
-        v[j] = d[j] * ((first + x.byte_value<Bias>(scales[1], j) * sum_value(sum[j][1])) * x.scale);
-    }
-}
-
 // Bytes in runs of four columns; levels exceed what is meant by Bias.
 template <int R, int Bias = 0>
 struct OwnBytes : OwnTraits<4> {

@@ -1,8 +1,8 @@
-// Interleaved rows as the lanes of matvec1_ multiply them (matvec_own.cuh): 32 columns of several
-// neighbouring rows of a group, whose words are next to each other.
+// Rows as the lanes of matvec1_ multiply them (matvec_own.cuh): 32 columns of several neighbouring rows of an
+// interleaved group, whose words are next to each other, or of plain rows, one after the other.
 //
 // `Own` of an unpacker is a struct with
-//   kRows: rows of a lane, 4 where blocks lie at multiples of 16 bytes, or 2
+//   kRows: rows of a group that a lane has, 4 where blocks lie at multiples of 16 bytes, or 2; 1: plain ones
 //   kHalves: sums of integers per 16 columns; kPair: activations are wanted as elements 0 4 1 5, 2 6 3 7 of
 //   two words this far apart (1, 2 or 4), 0: in their order
 //   kFactor: how many times as large as meant integer sums are; kStart: times which sum of activations they
@@ -130,8 +130,9 @@ struct SignedLevels {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const unsigned q = x.q[2 * i + h];
-            sum[0] = dot_signed(permute_bytes(x.kept(word(0, 0)), word(0, 1), v >> 16 * h), q, sum[0]);
-            sum[1] = dot_signed(permute_bytes(x.kept(word(1, 0)), word(1, 1), other >> 16 * h), q, sum[1]);
+            const unsigned here = half_selectors(v, h), past = half_selectors(other, h);
+            sum[0] = dot_signed(permute_bytes(x.kept(word(0, 0)), word(0, 1), here), q, sum[0]);
+            sum[1] = dot_signed(permute_bytes(x.kept(word(1, 0)), word(1, 1), past), q, sum[1]);
         }
     }
     // The sum of products, of which add() began with 0 and `start`.
@@ -143,5 +144,57 @@ struct SignedLevels {
         return kNegativeFirst ? sum[1] - sum[0] : sum[0] - sum[1];
     }
 };
+
+// Where a row's sum begins whose levels of half h are shifted if bit 0 of byte j says so.
+__device__ __forceinline__ int start_of_row(const OwnActs& x, unsigned bits, int j, int h) {
+    return add_times_byte(x.shift[h], bits, j, x.start[h]);
+}
+
+// Sum of the products of N words of nibbles, of which word i has pair `pairs[i]` of activations.
+template <class Table, int N>
+__device__ __forceinline__ int sum_levels(const unsigned (&w)[N], const int (&pairs)[N], const OwnActs& x,
+                                          int start) {
+    int sum[2];
+    SignedLevels<Table>::begin(start, sum);
+#pragma unroll
+    for (int i = 0; i < N; ++i) SignedLevels<Table>::add(w[i], x, pairs[i], sum);
+    return SignedLevels<Table>::total(sum);
+}
+// Of pieces of a group of four rows, or of words whose pairs are in their order.
+template <class Table, bool Pieces>
+__device__ __forceinline__ int sum_row(const unsigned (&w)[4], const OwnActs& x, int start) {
+    return sum_levels<Table>(w, {0, Pieces ? 2 : 1, Pieces ? 1 : 2, 3}, x, start);
+}
+
+// scales
+
+// The factor of 32 columns times their products.
+template <int Rows>
+__device__ __forceinline__ void scale_sums(const float (&d)[Rows], const int (&sum)[Rows], const OwnActs& x,
+                                           float (&v)[Rows]) {
+#pragma unroll
+    for (int j = 0; j < Rows; ++j) v[j] = d[j] * (sum_value(sum[j]) * x.scale);
+}
+
+// The products of halves times their scales, bytes minus Bias, and the factor.
+template <int Bias, int Rows>
+__device__ __forceinline__ void scale_halves(const float (&d)[Rows], const unsigned (&scales)[2],
+                                             const int (&sum)[Rows][2], const OwnActs& x, float (&v)[Rows]) {
+#pragma unroll
+    for (int j = 0; j < Rows; ++j) {
+        const float first = x.byte_value<Bias>(scales[0], j) * sum_value(sum[j][0]);
+        v[j] = d[j] * ((first + x.byte_value<Bias>(scales[1], j) * sum_value(sum[j][1])) * x.scale);
+    }
+}
+
+// Types with a factor per row: bytes of four rows, the lowest bit of which shifts levels; the rest is an odd
+// scale.
+template <int Rows>
+__device__ __forceinline__ void scale_odd(unsigned codes, const int (&sum)[Rows], const OwnActs& x,
+                                          float (&v)[Rows]) {
+#pragma unroll
+    for (int j = 0; j < Rows; ++j)
+        v[j] = x.byte_value<127>(codes & ~kOnes, j) * (sum_value(sum[j]) * x.scale);
+}
 
 }  // namespace ikpy::cuda

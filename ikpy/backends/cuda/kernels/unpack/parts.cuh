@@ -65,6 +65,12 @@ __device__ __forceinline__ float bit_value(unsigned word, int i) {
     return __uint_as_float(select_bits(1u << i, word, 0x4B000000u)) - 8388608.0f;
 }
 
+// What the mask selects of a word, where it is, minus a constant.
+template <unsigned Mask, int Bias = 0>
+__device__ __forceinline__ float field_value(unsigned word) {
+    return __uint_as_float(select_bits(Mask, word, 0x4B000000u)) - static_cast<float>(8388608 + Bias);
+}
+
 // sum + products of four unsigned with four signed bytes.
 __device__ __forceinline__ int dot_unsigned(unsigned w, unsigned x, int sum) {
 #if defined(__CUDACC__)
@@ -165,7 +171,8 @@ struct Iq3Runs : PartTraits {
                 const unsigned index = pairs | ((i < 2 ? upper << (2 - i) : upper >> (i - 2)) & 0x44444444u);
 #pragma unroll
                 for (int k = 0; k < 2; ++k) {
-                    const unsigned levels = permute_bytes(c.first, TableIq3nl::word(1), index >> 16 * k);
+                    const unsigned levels =
+                        permute_bytes(c.first, TableIq3nl::word(1), half_selectors(index, k));
                     sum[i] = dot_signed(levels, x.q[4 * i + n + k], sum[i]);
                 }
             }

@@ -121,10 +121,10 @@ struct PartIQ2_KL : PartTraits {
         unsigned mixed[2];
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-            const unsigned at = q >> 16 * k, past = other >> 16 * k;
+            const unsigned at = half_selectors(q, k), past = half_selectors(other, k);
             const unsigned low = permute_bytes(c.first[0], t[0], at) | permute_bytes(c.first[1], t[1], past);
             const unsigned high = permute_bytes(c.first[2], t[2], at) | permute_bytes(c.first[3], t[3], past);
-            mixed[k] = permute_bytes(low, high, top >> 16 * k);
+            mixed[k] = permute_bytes(low, high, half_selectors(top, k));
         }
         codes[0] = permute_bytes(mixed[0], mixed[1], 0x6420);
         codes[1] = permute_bytes(mixed[0], mixed[1], 0x7531);
@@ -145,7 +145,8 @@ struct PartIQ2_KL : PartTraits {
             for (int j = 0; j < 2; ++j)
 #pragma unroll
                 for (int k = 0; k < 2; ++k) {
-                    const unsigned levels = permute_bytes(c.level, TableIq3nl::word(1), codes[j] >> 16 * k);
+                    const unsigned levels =
+                        permute_bytes(c.level, TableIq3nl::word(1), half_selectors(codes[j], k));
                     sum[j] = dot_signed(levels, x.q[8 * j + 2 * n + k], sum[j]);
                 }
         }

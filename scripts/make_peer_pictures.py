@@ -64,20 +64,26 @@ def call(lib: ctypes.CDLL, name: str, result: Any, *args: Any) -> Any:
     return function(*args)
 
 
-def write_text_model(path: Path, n: int, special: Sequence[str]) -> list[str]:
-    """A random llama with rows of n elements; its tokens: the special ones and bytes."""
+def write_text_model(path: Path, n: int, special: Sequence[str], arch: str = "llama") -> list[str]:
+    """A random llama, or hunyuan_vl, with rows of n elements; its tokens: the special ones and bytes."""
     tokens = ["<unk>", "<s>", "</s>", *special, *(f"<0x{i:02X}>" for i in range(256))]
     random = np.random.default_rng(1)
     shapes = {"token_embd": (len(tokens), n), "output": (len(tokens), n), "output_norm": (n,)}
     shapes |= {f"blk.0.{name}_norm": (n,) for name in ("attn", "ffn")}
     shapes |= {f"blk.0.attn_{name}": (n, n) for name in ("q", "k", "v", "output")}
     shapes |= {"blk.0.ffn_gate": (N_FF, n), "blk.0.ffn_up": (N_FF, n), "blk.0.ffn_down": (n, N_FF)}
+    if arch == "hunyuan_vl":
+        shapes |= {f"blk.0.attn_{name}_norm": (n // N_HEAD,) for name in "qk"}
     sizes = {"block_count": 1, "embedding_length": n, "attention.head_count": N_HEAD, "feed_forward_length": N_FF}
     with GGUFWriter(path) as out:
-        out.add("general.architecture", GGUFValueType.STRING, "llama")
+        out.add("general.architecture", GGUFValueType.STRING, arch)
         for name, value in {**sizes, "context_length": 512, "vocab_size": len(tokens)}.items():
-            out.add(f"llama.{name}", GGUFValueType.UINT32, value)
-        out.add("llama.attention.layer_norm_rms_epsilon", GGUFValueType.FLOAT32, 1e-5)
+            out.add(f"{arch}.{name}", GGUFValueType.UINT32, value)
+        if arch == "hunyuan_vl":
+            quarter = n // N_HEAD // 8
+            out.add_array(f"{arch}.rope.dimension_sections", GGUFValueType.INT32, [quarter] * 4)
+            out.add(f"{arch}.rope.freq_base", GGUFValueType.FLOAT32, 20.0)  # all pairs turn
+        out.add(f"{arch}.attention.layer_norm_rms_epsilon", GGUFValueType.FLOAT32, 1e-5)
         out.add("tokenizer.ggml.model", GGUFValueType.STRING, "llama")
         out.add("tokenizer.ggml.add_space_prefix", GGUFValueType.BOOL, False)
         out.add_array("tokenizer.ggml.tokens", GGUFValueType.STRING, tokens)

@@ -28,23 +28,24 @@ class Rows(Protocol):
     @property
     def both_ways(self) -> bool: ...
     @property
-    def n_positions(self) -> int: ...
+    def turn(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class Picture:
-    """What is known of a picture for ever: its ids are start .. start + n - 1."""
+    """What is known of a picture for ever: its ids are start .. start + n - 1. turn: what it adds to that of the tokens
+    behind it."""
 
     start: int
     n: int
     grid: tuple[int, int] | None
     both_ways: bool
-    n_positions: int
+    turn: int
 
     @classmethod
     def of(cls, start: int, rows: Rows) -> Picture:
         """The picture of these rows."""
-        return cls(start, len(rows), rows.grid, rows.both_ways, rows.n_positions)
+        return cls(start, len(rows), rows.grid, rows.both_ways, rows.turn)
 
     @property
     def ids(self) -> list[int]:
@@ -185,21 +186,21 @@ class MediaStore:
         return [token for token in tokens if token < self.n_vocab]
 
     def table(self) -> NDArray[np.int64]:
-        """Of every picture its first id, rows, columns of its grid (0: none), whether its rows see each other, and the
-        rotation positions that it takes more than tokens; int64 [pictures, 5], rising.
+        """Of every picture its first id, rows, columns of its grid (0: none), whether its rows see each other, and its
+        turn; int64 [pictures, 5], rising.
         """
         with self._lock:
             known = len(self._table)
             if known < len(self._pictures):
                 added = [
-                    (p.start, p.n, p.grid[1] if p.grid else 0, p.both_ways, p.n_positions - p.n)
-                    for p in self._pictures[known:]
+                    (p.start, p.n, p.grid[1] if p.grid else 0, p.both_ways, p.turn) for p in self._pictures[known:]
                 ]
                 self._table = np.concatenate([self._table, np.array(added, np.int64)])
             return self._table
 
     def turn(self, tokens: Sequence[int]) -> int:
-        """Rotation position minus position of a token behind these: what the pictures that end in them add."""
+        """What the pictures that end in these tokens add: rotation position minus position of a token behind them, or
+        for architectures that count pictures their number."""
         if not self.has_media(tokens):
             return 0
         ids = np.asarray(tokens, np.int64)

@@ -38,6 +38,9 @@ class Architecture:
     has_long_rope: ClassVar[bool] = False
     # Rows of pictures are rotated by their places in a grid.
     reads_grids: ClassVar[bool] = False
+    # Positions go on through pictures; the other three are column and row, counted from 0, and the number of the
+    # picture in the text (XD-RoPE).
+    counts_pictures: ClassVar[bool] = False
     # Heads may have no part that other models rotate.
     may_lack_rope: ClassVar[bool] = False
     drafts_as: ClassVar[str] = "mtp"
@@ -50,7 +53,7 @@ class Architecture:
         self.derived: list[Buffer] = []
         """Memory of the tensors that `prepare` has computed."""
         self.rope_sections: RopeSections | None = None
-        """How the three positions of a picture's row turn the pairs of a head, where they do."""
+        """How the four positions of a picture's row turn the pairs of a head, where they do."""
         self.n_deep = 0
         """Layers behind which rows of pictures add features of their own."""
         self.hp: HParams = self.read_hparams(keys)

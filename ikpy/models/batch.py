@@ -80,8 +80,8 @@ class MediaInputs(NamedTuple):
     """Rows of pictures among the tokens of a micro-batch.
 
     rows: f32 [n_embd * (1 + n_deep), n] in host memory; slots: i32 [T], which of them stands for a token, -1: none;
-    keep: f32 [1, T], 0 for these tokens and 1 for others. places: i32 [3, T], rotation positions in time, height and
-    width; until: i32 [T], the last position that each token sees.
+    keep: f32 [1, T], 0 for these tokens and 1 for others. places: i32 [4, T], rotation positions in time, height,
+    width and the fourth of RopeSections; until: i32 [T], the last position that each token sees.
     """
 
     rows: Value

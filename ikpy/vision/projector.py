@@ -39,6 +39,8 @@ FAMILIES = {
     "gemma4v": "gemma4.Gemma4Projector",
     "glm4v": "glm4v.Glm4vProjector",
     "glm5v": "glm4v.Glm5vProjector",
+    "hunyuanocr": "hunyuan.HunyuanProjector",
+    "hunyuanvl": "hunyuan.HunyuanProjector",
     "idefics3": "idefics3.Idefics3Projector",
     "internvl": "internvl.InternVLProjector",
     "janus_pro": "siglip_mlp.JanusProjector",

@@ -79,7 +79,7 @@ def test_logits_are_those_of_the_definition(name: str, flash: bool, tmp_path: Pa
         hold(f"micro-batches of {n_ubatch}, cut at {cuts}", decoded(context, store, ids, cuts), expected, BOUND)
 
 
-@pytest.mark.parametrize("name", ["qwen3vl", "qwen35", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen3vl", "qwen35", "hunyuan_vl", "gemma3"])
 def test_sequences_in_one_batch(name: str, tmp_path: Path) -> None:
     """Two texts that share a beginning with a picture, and a third one, in batches of several micro-batches."""
     model = media.MODELS[name]()
@@ -101,7 +101,7 @@ def test_sequences_in_one_batch(name: str, tmp_path: Path) -> None:
         hold(f"sequence {seq}", parts[seq], media.evaluate(model, texts[seq])[start:], BOUND)
 
 
-@pytest.mark.parametrize("name", ["qwen2vl", "qwen35", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen2vl", "qwen35", "hunyuan_vl", "gemma3"])
 def test_states_are_taken_and_put_back(name: str, tmp_path: Path) -> None:
     """Copies of a sequence in host memory hold pictures as they hold text, and so do files."""
     model = media.MODELS[name]()
@@ -136,7 +136,7 @@ def test_quantized_caches(type_name: str, tmp_path: Path) -> None:
     hold(type_name, logits, media.evaluate(model, text), 0.05 if type_name == "q8_0" else 0.6)
 
 
-@pytest.mark.parametrize("name", ["qwen3vl", "qwen35", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen3vl", "qwen35", "hunyuan_vl", "gemma3"])
 def test_texts_without_pictures_are_as_in_other_contexts(name: str, tmp_path: Path) -> None:
     """To the last bit, and without a look at what else there may be; behind pictures too."""
     model = media.MODELS[name]()

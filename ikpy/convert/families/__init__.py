@@ -78,6 +78,8 @@ FAMILIES = {
     "grok-1": "older_moe:Grok",
     "hunyuan_v1_dense": "moe:HunyuanDense",
     "hunyuan_v1_moe": "moe:HunyuanMoe",
+    "hunyuan_vl": "hunyuan_vl:HunyuanVL",
+    "hunyuan_vl_text": "hunyuan_vl:HunyuanVL",
     "hy_v3": "hy_v3:HyV3",
     "hy_v4": "hy_v4:HyV4",
     "iquestcoder": "llama:IQuestCoder",

@@ -29,10 +29,11 @@ class ReadsPictures(Architecture):
                 )
             time, height, width, fourth = lengths
             self.rope_sections = RopeSections((time, height, width, fourth), self.interleaves_sections)
-        self.n_deep = keys.u32("n_deepstack_layers", 0)
-        if self.n_deep >= hp.n_layer:
+        n_deep = keys.u32("n_deepstack_layers", 0)
+        if n_deep >= hp.n_layer:
             raise FileFormatError(
-                f"{keys.gguf.path}: pictures add features behind {self.n_deep} layers, all but the last of "
+                f"{keys.gguf.path}: pictures add features behind {n_deep} layers, all but the last of "
                 f"{hp.n_layer} at most can be"
             )
+        self.deep_parts = {il: il + 1 for il in range(n_deep)}
         return hp

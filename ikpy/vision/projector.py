@@ -39,6 +39,7 @@ FAMILIES = {
     "gemma4v": "gemma4.Gemma4Projector",
     "glm4v": "glm4v.Glm4vProjector",
     "glm5v": "glm4v.Glm5vProjector",
+    "granite4_vision": "granite4.Granite4Projector",
     "hunyuanocr": "hunyuan.HunyuanProjector",
     "hunyuanvl": "hunyuan.HunyuanProjector",
     "idefics3": "idefics3.Idefics3Projector",

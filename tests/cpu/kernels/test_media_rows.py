@@ -101,7 +101,7 @@ def test_sequences_in_one_batch(name: str, tmp_path: Path) -> None:
         hold(f"sequence {seq}", parts[seq], media.evaluate(model, texts[seq])[start:], BOUND)
 
 
-@pytest.mark.parametrize("name", ["qwen2vl", "qwen35", "hunyuan_vl", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen2vl", "qwen35", "hunyuan_vl", "granite", "gemma3"])
 def test_states_are_taken_and_put_back(name: str, tmp_path: Path) -> None:
     """Copies of a sequence in host memory hold pictures as they hold text, and so do files."""
     model = media.MODELS[name]()
@@ -227,6 +227,12 @@ def test_models_that_read_no_pictures(tmp_path: Path) -> None:
     model.keys["rope.dimension_sections"] = [6, 4, 4, 2]
     with pytest.raises(UsageError, match=r"dimension_sections \[6, 4, 4, 2\]: a fourth section"):
         new_context(model.write(tmp_path / "four.gguf"), MediaStore(N_VOCAB, 1 << 20))
+    for mapping in ([1, -1, 2], [-1, 2, -1], [-1, 0, 1], [-1, -2, 1], [-1, 1]):
+        model = media.granite()
+        model.keys["deepstack_mapping"] = np.array([*mapping, -1, -1], np.int32)
+        with pytest.raises(FileFormatError, match="deepstack_mapping") as caught:
+            Model.load(model.write(tmp_path / "odd.gguf"))
+        assert "\n" not in str(caught.value)
     for key, value, message in (
         ("rope.dimension_sections", [9, 9, 9, 9], "are no parts of the 16 pairs"),
         ("rope.dimension_sections", [0, 0, 0, 0], "are no parts of the 16 pairs"),

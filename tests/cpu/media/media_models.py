@@ -131,7 +131,7 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, seen: np.n
 
 
 def transformer(arch: str, seed: int = 71, n_layer: int = N, **keys: object) -> RandomModel:
-    """qwen2vl, qwen3vl, qwen3vlmoe, paddleocr, glm4, hunyuan_vl, gemma3 or llama."""
+    """qwen2vl, qwen3vl, qwen3vlmoe, paddleocr, glm4, hunyuan_vl, granite, gemma3 or llama."""
     is_gemma, has_sections = arch == "gemma3", "vl" in arch or arch == "paddleocr"
     sections = {"rope.dimension_sections": SECTIONS} if has_sections else {}
     shape = checks.shape(n_layer, D, HEADS, KV, HEAD, F)
@@ -162,17 +162,25 @@ def transformer(arch: str, seed: int = 71, n_layer: int = N, **keys: object) -> 
 def evaluate(m: RandomModel, text: Text) -> np.ndarray:
     """Logits [T, V] in float64."""
     e, arch = Evaluation(m), m.arch
-    n_deep = m.keys.get("n_deepstack_layers", 0)
-    placed = Placed(text, D * (1 + n_deep))
+    deep = deep_parts(m)
+    placed = Placed(text, D * (1 + len(deep)))
     is_row, is_gemma = placed.is_row[:, None], arch == "gemma3"
-    x = e.w["token_embd"][placed.tokens] * (math.sqrt(D) if is_gemma else 1)
+    x = e.w["token_embd"][placed.tokens] * (math.sqrt(D) if is_gemma else m.keys.get("embedding_scale", 1))
     x = np.where(is_row, placed.rows[:, :D], x)
     for il in range(delta.N_LAYER if arch == "qwen35" else e.n_layer):
         x = _delta_layer(e, il, x, placed) if arch == "qwen35" else _layer(e, il, x, placed, arch)
-        if il < n_deep:
-            x = x + placed.rows[:, D * (il + 1) : D * (il + 2)]
+        if il in deep:
+            x = x + placed.rows[:, D * deep[il] : D * (deep[il] + 1)]
     output = e.w["token_embd"] if is_gemma else e.w["output"]
-    return ref.rms_norm(x, e.w["output_norm"], e.eps) @ output.T
+    return ref.rms_norm(x, e.w["output_norm"], e.eps) @ output.T / m.keys.get("logit_scale", 1)
+
+
+def deep_parts(m: RandomModel) -> dict[int, int]:
+    """Parts of rows by the layers behind which they are added."""
+    mapping = m.keys.get("deepstack_mapping")
+    if mapping is not None:
+        return {layer - 1: part for layer, part in enumerate(mapping) if part > 0}
+    return {il: il + 1 for il in range(int(m.keys.get("n_deepstack_layers", 0)))}
 
 
 def _layer(e: Evaluation, il: int, x: np.ndarray, placed: Placed, arch: str) -> np.ndarray:
@@ -180,17 +188,21 @@ def _layer(e: Evaluation, il: int, x: np.ndarray, placed: Placed, arch: str) -> 
     windowed = is_gemma and (il + 1) % 6 != 0
     h = ref.rms_norm(x, w["attn_norm"], e.eps)
     q, k, v = e.qkv(il, h)
-    norms_last = arch == "hunyuan_vl"
+    norms_last, scale = arch == "hunyuan_vl", float(e.keys.get("residual_scale", 1))
+    score_scale = float(e.keys.get("attention.scale", 1 / math.sqrt(HEAD)))
     if "attn_q_norm" in w and not norms_last:
         q, k = ref.rms_norm(q, w["attn_q_norm"], e.eps), ref.rms_norm(k, w["attn_k_norm"], e.eps)
     n = int(e.keys.get("rope.dimension_count", HEAD))
     angles = section_angles(n, float(e.keys["rope.freq_base"]), placed.places, arch)
-    q, k = (np.concatenate([ref.rotate(t[..., :n], angles, neox=arch != "llama"), t[..., n:]], -1) for t in (q, k))
+    q, k = (
+        np.concatenate([ref.rotate(t[..., :n], angles, neox=arch not in ("llama", "granite")), t[..., n:]], -1)
+        for t in (q, k)
+    )
     if norms_last:
         q, k = ref.rms_norm(q, w["attn_q_norm"], e.eps), ref.rms_norm(k, w["attn_k_norm"], e.eps)
-    a = e.output(il, attend(q, k, v, 1 / math.sqrt(HEAD), placed.visible(WINDOW if windowed else 0)))
+    a = e.output(il, attend(q, k, v, score_scale, placed.visible(WINDOW if windowed else 0)))
     behind = "post_ffw_norm" in w
-    x = x + (ref.rms_norm(a, w["post_attention_norm"], e.eps) if behind else a)
+    x = x + (ref.rms_norm(a, w["post_attention_norm"], e.eps) if behind else scale * a)
     h = ref.rms_norm(x, w["ffn_norm"], e.eps)
     if "ffn_gate_inp" in w:
         used = int(e.keys["expert_used_count"])
@@ -201,7 +213,7 @@ def _layer(e: Evaluation, il: int, x: np.ndarray, placed: Placed, arch: str) -> 
         y = (ref.silu(gate) * up) @ w["ffn_down"].T
     else:
         y = e.ffn(il, h, ref.gelu if is_gemma else ref.silu)
-    return x + (ref.rms_norm(y, w["post_ffw_norm"], e.eps) if behind else y)
+    return x + (ref.rms_norm(y, w["post_ffw_norm"], e.eps) if behind else scale * y)
 
 
 def _delta_layer(e: Evaluation, il: int, x: np.ndarray, placed: Placed) -> np.ndarray:
@@ -269,6 +281,12 @@ def hunyuan_vl() -> RandomModel:
     return transformer("hunyuan_vl", 75, **keys)
 
 
+def granite() -> RandomModel:
+    """Parts of rows are added before layers that the file names, in any order; an embedding scale that rows lack."""
+    scales = {"logit_scale": 2.0, "residual_scale": 0.5, "embedding_scale": 3.0, "attention.scale": 0.3}
+    return transformer("granite", 76, 5, **scales, deepstack_mapping=np.array([-1, 2, -1, 1, 3], np.int32))
+
+
 def gemma3() -> RandomModel:
     """Windows, rows that see each other, an embedding scale that rows do not have."""
     return transformer("gemma3", 72, 7, **{"attention.sliding_window": WINDOW})
@@ -280,13 +298,13 @@ def llama() -> RandomModel:
 
 
 MODELS: dict[str, Callable[[], RandomModel]] = {
-    f.__name__: f for f in (qwen2vl, qwen3vl, qwen3vlmoe, qwen35, paddleocr, glm4, hunyuan_vl, gemma3, llama)
+    f.__name__: f for f in (qwen2vl, qwen3vl, qwen3vlmoe, qwen35, paddleocr, glm4, hunyuan_vl, granite, gemma3, llama)
 }
 
 
 def text_for(m: RandomModel) -> list[int | MediaRows]:
     """Words with two pictures, one of which two words follow, of the kind that the model reads."""
-    n_deep = int(m.keys.get("n_deepstack_layers", 0))
+    n_deep = len(deep_parts(m))
     grids = [(3, 5), (4, 2)] if "qwen" in m.arch or m.arch in (*IN_ORDER, "hunyuan_vl") else [None, None]
     first, second = (
         picture(i, n, grid, n_deep=n_deep, both_ways=m.arch.startswith("gemma"), counted=m.arch == "hunyuan_vl")

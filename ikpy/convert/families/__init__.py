@@ -69,6 +69,7 @@ FAMILIES = {
     "gpt_oss": "gpt_oss:GptOss",
     "gpt_refact": "alibi:Refact",
     "granite": "granite:Granite",
+    "granite4_vision_text": "granite:Granite",
     "granite_swa": "granite_swa:GraniteSwa",
     "granitemoe": "granite:GraniteMoe",
     "granitemoe_swa": "granite_swa:GraniteMoeSwa",

@@ -23,6 +23,7 @@ PROJECTORS = {
     "glm4v_moe": "glm_v:Glm4v",
     "glm5_next": "glm_v:Glm5v",
     "glmasr": "glm_asr:GlmAsr",
+    "granite4_vision": "granite4:Granite4Vision",
     "hunyuan_vl": "hunyuan:HunyuanVL",
     "idefics3": "siglip:Idefics3",
     "internvl": "internvl:InternVL",

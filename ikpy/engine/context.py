@@ -164,6 +164,11 @@ class Context:
         """Splits of the graph of a single token between devices."""
         return self._plans.n_graph_splits
 
+    @property
+    def moves_media(self) -> bool:
+        """Whether positions in cached texts with pictures can be moved: those of rotations do not differ from them."""
+        return self.kv.can_shift and self.graph_params.rope_sections is None
+
     @cached_property
     def max_uniform_tokens(self) -> int:
         """Most tokens of a batch whose products round as those of one token do; larger ones may use other kernels."""

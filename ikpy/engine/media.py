@@ -62,7 +62,7 @@ class MediaStore:
 
     A text is a list of ids as any other: equal beginnings can be shared, and positions are indices. A part of one is
     `Batch.add(tokens[a:b], a, seq_id, turn=store.turn(tokens[:a]))`, where a and b are places at which `cut` allows to
-    cut it. Positions of cached tokens cannot be moved in a text with pictures.
+    cut it. Positions of cached tokens cannot be moved in a text with pictures that turn them (`Context.moves_media`).
 
     Several threads may use it, one to encode and others to evaluate.
     """
@@ -212,6 +212,21 @@ class MediaStore:
     def kept(self, ours: Sequence[int], theirs: Sequence[int], n: int) -> int:
         """How many of the n tokens that two texts begin with can serve the second one as they are."""
         return min(n, self.cut(theirs, n)) if n else 0
+
+    def whole(self, tokens: Sequence[int], start: int, end: int) -> tuple[int, int]:
+        """A part of a text with all of the pictures that it begins or ends in; its end may lie behind the tokens."""
+        return self._picture(tokens, start)[0], self._picture(tokens, end)[1]
+
+    def _picture(self, tokens: Sequence[int], n: int) -> tuple[int, int]:
+        """Where the picture begins and ends that lies on both sides of place n of a text; n and n if there is none."""
+        if not 0 < n <= len(tokens) or not self.is_media(tokens[n - 1]):
+            return n, n
+        table = self.table()
+        start, n_rows, *_ = table[np.searchsorted(table[:, 0], tokens[n - 1], "right") - 1].tolist()
+        row = tokens[n - 1] - start
+        if row == n_rows - 1 or (n < len(tokens) and tokens[n] != tokens[n - 1] + 1):
+            return n, n
+        return n - 1 - row, n - 1 - row + n_rows
 
     def cut(self, tokens: Sequence[int], n: int) -> int:
         """About n of these tokens, behind which the text may be cut: not between rows that see each other.

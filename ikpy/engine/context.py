@@ -90,6 +90,8 @@ class Context:
             n_tokens=self.n_ubatch,
             allocate=not self.plan_only,
         )
+        # Of cached texts with pictures, which turn no positions there.
+        self.moves_media = can_shift and self.graph_params.rope_sections is None
         self._no_logits = np.empty((0, model.hparams.n_vocab), np.float32)
         self.embeddings: np.ndarray | None = None
         self.token_states: np.ndarray | None = None
@@ -163,11 +165,6 @@ class Context:
     def n_graph_splits(self) -> int:
         """Splits of the graph of a single token between devices."""
         return self._plans.n_graph_splits
-
-    @property
-    def moves_media(self) -> bool:
-        """Whether positions in cached texts with pictures can be moved: those of rotations do not differ from them."""
-        return self.kv.can_shift and self.graph_params.rope_sections is None
 
     @cached_property
     def max_uniform_tokens(self) -> int:

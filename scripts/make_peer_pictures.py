@@ -64,20 +64,35 @@ def call(lib: ctypes.CDLL, name: str, result: Any, *args: Any) -> Any:
     return function(*args)
 
 
-def write_text_model(path: Path, n: int, special: Sequence[str]) -> list[str]:
-    """A random llama with rows of n elements; its tokens: the special ones and bytes."""
+def write_text_model(path: Path, n: int, special: Sequence[str], arch: str = "llama", n_deep: int = 0) -> list[str]:
+    """A random llama, hunyuan_vl, or granite with parts of rows for n_deep layers, with rows of n elements; its tokens:
+    the special ones and bytes."""
     tokens = ["<unk>", "<s>", "</s>", *special, *(f"<0x{i:02X}>" for i in range(256))]
-    random = np.random.default_rng(1)
+    random, n_layer = np.random.default_rng(1), 1 + n_deep
     shapes = {"token_embd": (len(tokens), n), "output": (len(tokens), n), "output_norm": (n,)}
-    shapes |= {f"blk.0.{name}_norm": (n,) for name in ("attn", "ffn")}
-    shapes |= {f"blk.0.attn_{name}": (n, n) for name in ("q", "k", "v", "output")}
-    shapes |= {"blk.0.ffn_gate": (N_FF, n), "blk.0.ffn_up": (N_FF, n), "blk.0.ffn_down": (n, N_FF)}
-    sizes = {"block_count": 1, "embedding_length": n, "attention.head_count": N_HEAD, "feed_forward_length": N_FF}
+    for p in (f"blk.{il}" for il in range(n_layer)):
+        shapes |= {f"{p}.{name}_norm": (n,) for name in ("attn", "ffn")}
+        shapes |= {f"{p}.attn_{name}": (n, n) for name in ("q", "k", "v", "output")}
+        shapes |= {f"{p}.ffn_gate": (N_FF, n), f"{p}.ffn_up": (N_FF, n), f"{p}.ffn_down": (n, N_FF)}
+        if arch == "hunyuan_vl":
+            shapes |= {f"{p}.attn_{name}_norm": (n // N_HEAD,) for name in "qk"}
+    sizes = {"block_count": n_layer, "embedding_length": n, "attention.head_count": N_HEAD, "feed_forward_length": N_FF}
+    floats = {"attention.layer_norm_rms_epsilon": 1e-5}
+    arrays = {}
+    if arch == "hunyuan_vl":
+        floats["rope.freq_base"] = 20.0  # all pairs turn
+        arrays["rope.dimension_sections"] = [n // N_HEAD // 8] * 4
+    if arch == "granite":
+        floats |= {"logit_scale": 2.0, "residual_scale": 0.5, "embedding_scale": 3.0, "attention.scale": 0.3}
+        arrays["deepstack_mapping"] = [-1, *range(1, n_layer)]
     with GGUFWriter(path) as out:
-        out.add("general.architecture", GGUFValueType.STRING, "llama")
+        out.add("general.architecture", GGUFValueType.STRING, arch)
         for name, value in {**sizes, "context_length": 512, "vocab_size": len(tokens)}.items():
-            out.add(f"llama.{name}", GGUFValueType.UINT32, value)
-        out.add("llama.attention.layer_norm_rms_epsilon", GGUFValueType.FLOAT32, 1e-5)
+            out.add(f"{arch}.{name}", GGUFValueType.UINT32, value)
+        for name, number in floats.items():
+            out.add(f"{arch}.{name}", GGUFValueType.FLOAT32, number)
+        for name, values in arrays.items():
+            out.add_array(f"{arch}.{name}", GGUFValueType.INT32, values)
         out.add("tokenizer.ggml.model", GGUFValueType.STRING, "llama")
         out.add("tokenizer.ggml.add_space_prefix", GGUFValueType.BOOL, False)
         out.add_array("tokenizer.ggml.tokens", GGUFValueType.STRING, tokens)

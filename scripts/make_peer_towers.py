@@ -1,5 +1,5 @@
 """Records what llama.cpp makes of random pictures with the files of tests/cpu/media/tower_kinds.py,
-deepseek_ocr2_tower.py and mobilenet_tower.py: marks, rows, proportions.
+deepseek_ocr2_tower.py, granite4_tower.py, hunyuan_tower.py and mobilenet_tower.py: marks, rows, proportions.
 
 pip install xllamacpp        # its library keeps the C functions of llama.cpp's mtmd.h
 python -m scripts.make_peer_towers
@@ -18,6 +18,8 @@ import numpy as np
 
 from scripts.make_peer_pictures import Peer, call, library, spelled, write_text_model
 from tests.cpu.media import deepseek_ocr2_tower as ocr2
+from tests.cpu.media import granite4_tower as granite
+from tests.cpu.media import hunyuan_tower as hunyuan
 from tests.cpu.media import mobilenet_tower as mobile
 from tests.cpu.media.tower_kinds import (
     STEP3VL,
@@ -38,12 +40,14 @@ def record(
     pictures: Sequence[np.ndarray],
     path: Path,
     type_name: str = "f32",
+    arch: str = "llama",
+    n_deep: int = 0,
 ) -> None:
-    """Writes what pictures become."""
-    width = tower.text * (1 + len(tower.deep))
+    """Writes what pictures become beside a text model."""
+    width = tower.text * (1 + len(tower.deep) + n_deep)
     with tempfile.TemporaryDirectory() as folder:
         model, projector = Path(folder) / "text.gguf", Path(folder) / "mmproj.gguf"
-        tokens = write_text_model(model, width, marks)
+        tokens = write_text_model(model, tower.text if n_deep else width, marks, arch, n_deep)
         peer = Peer(lib, model, tower.write(projector, tower.weights(), type_name), width)
         found = [peer.pieces(image) for image in pictures]
     texts = [[spelled(tokens, p) if isinstance(p, list) else len(p) for p in pieces] for pieces in found]
@@ -66,6 +70,9 @@ def main() -> None:
         print(f"{name}: {path.stat().st_size} bytes")
     record(lib, STEP3VL, STEP_MARKS, step_pictures(), GOLDENS / "peer_step3vl.npz")
     record(lib, ocr2.PUBLISHED, (), [ocr2.peer_picture()], ocr2.PEER)
+    record(lib, hunyuan.TOWER, hunyuan.MARKS, hunyuan.peer_pictures(), hunyuan.PEER, arch="hunyuan_vl")
+    n_deep = len(granite.TOWER.blocks) - 1
+    record(lib, granite.TOWER, (), granite.pictures(), granite.PEER, arch="granite", n_deep=n_deep)
     marks = ("<start_of_image>", "<end_of_image>")
     record(lib, mobile.PEER_TOWER, marks, mobile.peer_pictures(), mobile.PEER, "f16")
 

@@ -31,7 +31,7 @@ from ikpy.engine.params import ContextParams
 from ikpy.engine.paused_collection import paused_collection
 from ikpy.engine.plans import Plans, Shape, aligned_bytes, largest_shapes
 from ikpy.engine.results import Results, copied, first_rows, joined
-from ikpy.engine.settings import Sizes, graph_params, media_width, window_cells
+from ikpy.engine.settings import Sizes, graph_params, media_width, turns_positions, window_cells
 from ikpy.errors import UsageError
 from ikpy.graph.builder import Graph
 from ikpy.graph.ir import Node
@@ -90,6 +90,8 @@ class Context:
             n_tokens=self.n_ubatch,
             allocate=not self.plan_only,
         )
+        # Of cached texts with pictures, which turn no positions there.
+        self.moves_media = can_shift and self.graph_params.rope_sections is None
         self._no_logits = np.empty((0, model.hparams.n_vocab), np.float32)
         self.embeddings: np.ndarray | None = None
         self.token_states: np.ndarray | None = None
@@ -103,7 +105,7 @@ class Context:
             state_size=state_size,
             keep_slots=keep_slots,
             media_width=media_width(model, self.params.media),
-            turns=self.graph_params.rope_sections is not None or model.arch.decoder_start is not None,
+            turns=turns_positions(model, self.graph_params),
         )
         batches = MicroBatches(
             model, self.kv, self.params.media, n_ubatch=self.n_ubatch, sees_all=not self.graph_params.causal

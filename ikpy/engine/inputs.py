@@ -26,7 +26,7 @@ class MediaArrays:
         self.rows = np.zeros((n, width), np.float32)
         self.slots = np.full(n, -1, np.int32)
         self.keep = np.ones(n, np.float32)
-        self.places = np.zeros((n, 3), np.int32)
+        self.places = np.zeros((n, 4), np.int32)
         self.until = np.zeros(n, np.int32)
 
     @property
@@ -136,7 +136,7 @@ class BatchInputs(InputArrays):
             rows=external(rows.ctypes.data, rows, F32, rows.shape[::-1], "media_rows", "host"),
             slots=as_input(self.media.slots, n_tokens, "media_slots"),
             keep=external(keep.ctypes.data, keep, F32, (1, n_tokens), "media_keep", "input"),
-            places=external(places.ctypes.data, places, I32, (3, n_tokens), "places", "input"),
+            places=external(places.ctypes.data, places, I32, (4, n_tokens), "places", "input"),
             until=as_input(self.media.until, n_tokens, "until"),
         )
 

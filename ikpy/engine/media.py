@@ -28,23 +28,24 @@ class Rows(Protocol):
     @property
     def both_ways(self) -> bool: ...
     @property
-    def n_positions(self) -> int: ...
+    def turn(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class Picture:
-    """What is known of a picture for ever: its ids are start .. start + n - 1."""
+    """What is known of a picture for ever: its ids are start .. start + n - 1. turn: what it adds to that of the tokens
+    behind it."""
 
     start: int
     n: int
     grid: tuple[int, int] | None
     both_ways: bool
-    n_positions: int
+    turn: int
 
     @classmethod
     def of(cls, start: int, rows: Rows) -> Picture:
         """The picture of these rows."""
-        return cls(start, len(rows), rows.grid, rows.both_ways, rows.n_positions)
+        return cls(start, len(rows), rows.grid, rows.both_ways, rows.turn)
 
     @property
     def ids(self) -> list[int]:
@@ -61,7 +62,7 @@ class MediaStore:
 
     A text is a list of ids as any other: equal beginnings can be shared, and positions are indices. A part of one is
     `Batch.add(tokens[a:b], a, seq_id, turn=store.turn(tokens[:a]))`, where a and b are places at which `cut` allows to
-    cut it. Positions of cached tokens cannot be moved in a text with pictures.
+    cut it. Positions of cached tokens cannot be moved in a text with pictures that turn them (`Context.moves_media`).
 
     Several threads may use it, one to encode and others to evaluate.
     """
@@ -185,21 +186,21 @@ class MediaStore:
         return [token for token in tokens if token < self.n_vocab]
 
     def table(self) -> NDArray[np.int64]:
-        """Of every picture its first id, rows, columns of its grid (0: none), whether its rows see each other, and the
-        rotation positions that it takes more than tokens; int64 [pictures, 5], rising.
+        """Of every picture its first id, rows, columns of its grid (0: none), whether its rows see each other, and its
+        turn; int64 [pictures, 5], rising.
         """
         with self._lock:
             known = len(self._table)
             if known < len(self._pictures):
                 added = [
-                    (p.start, p.n, p.grid[1] if p.grid else 0, p.both_ways, p.n_positions - p.n)
-                    for p in self._pictures[known:]
+                    (p.start, p.n, p.grid[1] if p.grid else 0, p.both_ways, p.turn) for p in self._pictures[known:]
                 ]
                 self._table = np.concatenate([self._table, np.array(added, np.int64)])
             return self._table
 
     def turn(self, tokens: Sequence[int]) -> int:
-        """Rotation position minus position of a token behind these: what the pictures that end in them add."""
+        """What the pictures that end in these tokens add: rotation position minus position of a token behind them, or
+        for architectures that count pictures their number."""
         if not self.has_media(tokens):
             return 0
         ids = np.asarray(tokens, np.int64)
@@ -211,6 +212,21 @@ class MediaStore:
     def kept(self, ours: Sequence[int], theirs: Sequence[int], n: int) -> int:
         """How many of the n tokens that two texts begin with can serve the second one as they are."""
         return min(n, self.cut(theirs, n)) if n else 0
+
+    def whole(self, tokens: Sequence[int], start: int, end: int) -> tuple[int, int]:
+        """A part of a text with all of the pictures that it begins or ends in; its end may lie behind the tokens."""
+        return self._picture(tokens, start)[0], self._picture(tokens, end)[1]
+
+    def _picture(self, tokens: Sequence[int], n: int) -> tuple[int, int]:
+        """Where the picture begins and ends that lies on both sides of place n of a text; n and n if there is none."""
+        if not 0 < n <= len(tokens) or not self.is_media(tokens[n - 1]):
+            return n, n
+        table = self.table()
+        start, n_rows, *_ = table[np.searchsorted(table[:, 0], tokens[n - 1], "right") - 1].tolist()
+        row = tokens[n - 1] - start
+        if row == n_rows - 1 or (n < len(tokens) and tokens[n] != tokens[n - 1] + 1):
+            return n, n
+        return n - 1 - row, n - 1 - row + n_rows
 
     def cut(self, tokens: Sequence[int], n: int) -> int:
         """About n of these tokens, behind which the text may be cut: not between rows that see each other.

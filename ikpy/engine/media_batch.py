@@ -15,14 +15,14 @@ from ikpy.errors import UsageError
 class MediaBatch:
     """The tokens of a batch, some of which are rows of pictures.
 
-    is_row: bool [n]; first, row: int64 [n], the first id of a row's picture and its number in it. places: int32 [n, 3],
-    rotation positions in time, height and width. until: int32 [n], the last position that a token sees. joined: bool
-    [n], whether a token sees the one before it and is seen by it. values: of the pictures by their first ids float32
-    [rows, width]. sees_each_other: whether any rows do so in the model. Raises ResourceError if rows are not kept,
-    UsageError for another width.
+    is_row: bool [n]; first, row: int64 [n], the first id of a row's picture and its number in it. places: int32 [n, 4],
+    rotation positions in time, height, width and the fourth of RopeSections. until: int32 [n], the last position that a
+    token sees. joined: bool [n], whether a token sees the one before it and is seen by it. values: of the pictures by
+    their first ids float32 [rows, width]. sees_each_other: whether any rows do so in the model; counts: as
+    Architecture.counts_pictures. Raises ResourceError if rows are not kept, UsageError for another width.
     """
 
-    def __init__(self, batch: Batch, store: MediaStore, width: int, *, sees_each_other: bool) -> None:
+    def __init__(self, batch: Batch, store: MediaStore, width: int, *, sees_each_other: bool, counts: bool) -> None:
         tokens, pos, masks, turns = batch.tokens, batch.pos, batch.masks, batch.turns
         self._batch = batch
         self.is_row = is_row = tokens >= store.n_vocab
@@ -39,12 +39,12 @@ class MediaBatch:
         is_last = is_row & (row == self._n_rows - 1)
         follows = np.zeros(len(tokens), bool)
         follows[1:] = (masks[1:] == masks[:-1]) & (pos[1:] == pos[:-1] + 1) & (turns[1:] == turns[:-1])
-        place = pos + turns + _added_before(np.where(is_last, added, 0), follows)
-        in_grid = is_row & (columns > 0)
-        width = np.maximum(columns, 1)
-        start = np.where(in_grid, place - row, place)
-        inside = np.stack([np.zeros_like(row), row // width, row % width], axis=1)
-        self.places = (start[:, None] + np.where(in_grid[:, None], inside, 0)).astype(np.int32)
+        turned = turns + _added_before(np.where(is_last, added, 0), follows)
+        place = pos if counts else pos + turned
+        y, x = divmod(row, np.maximum(columns, 1))
+        start = place - row
+        inside = [pos, x, y, turned] if counts else [start, start + y, start + x, place]
+        self.places = np.where(is_row & (columns > 0), inside, place).T.astype(np.int32)
         self._both_ways = is_row & (both_ways > 0) & sees_each_other
         self.until = np.where(self._both_ways, pos - row + self._n_rows - 1, pos).astype(np.int32)
         self.joined = follows & self._both_ways & (row > 0)

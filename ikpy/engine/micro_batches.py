@@ -62,6 +62,7 @@ class MicroBatches:
         self._row_width = media_width(model, media)
         windows = {model.arch.window(il) for il in range(model.hparams.n_layer)}
         self._sees_rows = any(map(model.arch.rows_see_each_other, windows))
+        self._counts_pictures = model.arch.counts_pictures
         self._n_ubatch = n_ubatch
         self._sees_all = sees_all
 
@@ -122,4 +123,6 @@ class MicroBatches:
         """What is known of the rows of pictures in a batch, if it has some."""
         if self._media is None or batch.first_invalid(self.n_vocab, self.n_positions) < 0:
             return None
-        return MediaBatch(batch, self._media, self._row_width, sees_each_other=self._sees_rows)
+        return MediaBatch(
+            batch, self._media, self._row_width, sees_each_other=self._sees_rows, counts=self._counts_pictures
+        )

@@ -1,7 +1,7 @@
 """Pictures and sounds of texts in state files: keys of their contents, by which other processes know them.
 
 The header of such a file has ``media``: the projector, and of every picture key, rows, grid, whether its rows see each
-other, and rotation positions. Its tokens from n_vocab on count the rows of these pictures.
+other, and rows plus turn. Its tokens from n_vocab on count the rows of these pictures.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def media_header(context: Context, tokens: list[int]) -> dict[str, Any]:
     pictures = store.pictures_of(tokens)
     starts = [picture.start for _, picture in pictures]
     ids = _renumbered(tokens, store.n_vocab, starts, _numbers_of_files(store.n_vocab, pictures))
-    listed = [[key.hex(), p.n, p.grid, p.both_ways, p.n_positions] for key, p in pictures]
+    listed = [[key.hex(), p.n, p.grid, p.both_ways, p.n + p.turn] for key, p in pictures]
     return {"tokens": ids, "media": {"projector": store.projector, "pictures": listed}}
 
 
@@ -99,11 +99,13 @@ def _pictures(header: dict[str, Any]) -> list[tuple[bytes, Picture]]:
     if not isinstance(header["media"]["projector"], str):
         raise TypeError
     found = []
-    for key, n, grid, both_ways, n_positions in header["media"]["pictures"]:
-        numbers = [n, n_positions, *(grid or [])]
+    for key, n, grid, both_ways, turned in header["media"]["pictures"]:
+        numbers = [n, turned, *(grid or [])]
         if not all(type(value) is int and 0 <= value <= MAX_ID for value in numbers) or type(both_ways) is not bool:
             raise TypeError
-        if n < 1 or n_positions > n or (grid is not None and (len(grid) != 2 or not all(grid) or max(grid) > n)):
+        if n < 1 or turned > n + bool(grid):
             raise ValueError
-        found.append((bytes.fromhex(key), Picture(0, n, None if grid is None else tuple(grid), both_ways, n_positions)))
+        if grid is not None and (len(grid) != 2 or not all(grid) or max(grid) > n):
+            raise ValueError
+        found.append((bytes.fromhex(key), Picture(0, n, None if grid is None else tuple(grid), both_ways, turned - n)))
     return found

@@ -171,7 +171,7 @@ def media_width(model: Model, media: MediaStore | None) -> int:
         raise UsageError(f"{hp.arch} models read tokens only, no pictures and sounds")
     if arch.reads_grids and arch.rope_sections is None:
         raise UsageError(f"the file does not say how pictures are rotated ({hp.arch}.rope.dimension_sections)")
-    if arch.rope_sections is not None and arch.rope_sections.lengths[3]:
+    if arch.rope_sections is not None and arch.rope_sections.lengths[3] and not arch.counts_pictures:
         raise UsageError(
             f"{hp.arch}.rope.dimension_sections {list(arch.rope_sections.lengths)}: a fourth section, of pairs that "
             "only text would rotate, is not supported"
@@ -179,6 +179,12 @@ def media_width(model: Model, media: MediaStore | None) -> int:
     if media.n_vocab != hp.n_vocab:
         raise UsageError(f"ids of pictures begin at {media.n_vocab} and the model has {hp.n_vocab} tokens")
     return hp.n_embd * (1 + arch.n_deep)
+
+
+def turns_positions(model: Model, params: GraphParams) -> bool:
+    """Whether rotation positions may differ from positions, behind pictures or behind a text for the encoder."""
+    arch = model.arch
+    return (params.rope_sections is not None and not arch.counts_pictures) or arch.decoder_start is not None
 
 
 def _windows(model: Model) -> set[Window]:

@@ -51,7 +51,7 @@ class Removal(NamedTuple):
 
 
 class RopeSections(NamedTuple):
-    """How many of the pairs of a head are turned by a token's time, height and width, and by none of them (M-RoPE,
+    """How many of the pairs of a head are turned by a token's time, height, width and fourth position (M-RoPE,
     arXiv:2409.12191): one section behind the other, or interleaved, the rest being turned by time (arXiv:2511.21631).
     """
 
@@ -77,10 +77,10 @@ class Graph(ChoiceOps, HyperConnectionOps, ProductOps):
     ) -> Value:
         """(cos, sin) pairs f32 [n_rot, T]. params: base, freq_scale, ext_factor, attn_factor, low, high.
 
-        inverse: the sines are negative, so that a rotation by the table undoes one. sections: pos i32 [3, T] has three
-        positions of every token, one of which turns a pair, or none.
+        inverse: the sines are negative, so that a rotation by the table undoes one. sections: pos i32 [4, T] has four
+        positions of every token, one of which turns a pair.
         """
-        if sections is not None and pos.shape[0] != 3:
+        if sections is not None and pos.shape[0] != 4:
             raise ValueError(f"positions {pos.shape} for {sections}")
         n_tokens = pos.shape[0] if sections is None else pos.shape[1]
         ip = [int(inverse)] if sections is None else [int(inverse), 1 + sections.interleaved, *sections.lengths]

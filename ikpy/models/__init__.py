@@ -68,6 +68,7 @@ ARCHITECTURES = {
     "grovemoe": "ikpy.models.grovemoe:GroveMoe",
     "hunyuan-dense": "ikpy.models.hunyuan_dense:HunyuanDense",
     "hunyuan-moe": "ikpy.models.hunyuan_moe:HunyuanMoe",
+    "hunyuan_vl": "ikpy.models.hunyuan_dense:HunyuanVL",
     "hy_v3": "ikpy.models.hy_v3:HyV3",
     "hy_v4": "ikpy.models.hy_v4:HyV4",
     "internlm2": "ikpy.models.internlm2:InternLM2",

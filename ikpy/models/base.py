@@ -38,6 +38,9 @@ class Architecture:
     has_long_rope: ClassVar[bool] = False
     # Rows of pictures are rotated by their places in a grid.
     reads_grids: ClassVar[bool] = False
+    # Positions go on through pictures; the other three are column and row, counted from 0, and the number of the
+    # picture in the text (XD-RoPE).
+    counts_pictures: ClassVar[bool] = False
     # Heads may have no part that other models rotate.
     may_lack_rope: ClassVar[bool] = False
     drafts_as: ClassVar[str] = "mtp"
@@ -50,9 +53,9 @@ class Architecture:
         self.derived: list[Buffer] = []
         """Memory of the tensors that `prepare` has computed."""
         self.rope_sections: RopeSections | None = None
-        """How the three positions of a picture's row turn the pairs of a head, where they do."""
-        self.n_deep = 0
-        """Layers behind which rows of pictures add features of their own."""
+        """How the four positions of a picture's row turn the pairs of a head, where they do."""
+        self.deep_parts: dict[int, int] = {}
+        """Parts of rows of pictures that are added behind layers, by layer; part 0 is in place of the embedding."""
         self.hp: HParams = self.read_hparams(keys)
         self.log = log
         # Where a tensor goes, for the log: a model placed on devices sets it.
@@ -236,6 +239,11 @@ class Architecture:
         block = hadamard_block(cache.shape[0]) if params.k_hadamard else 0
         g.kv_shift(cache, table, deltas, neox=self.rope_neox, offset=offset, hadamard=block)
 
+    @property
+    def n_deep(self) -> int:
+        """Further parts of rows of pictures."""
+        return max(self.deep_parts.values(), default=0)
+
     def build(self, b: BatchGraph) -> Value | None:
         """Adds the nodes of a micro-batch; returns logits f32 [V, n_outputs], None if no output is asked for."""
         raise NotImplementedError
@@ -347,8 +355,8 @@ class Decoder(Architecture):
         for il in range(self.hp.n_layer):
             read[il] = x
             x = b.steer(il, self.layer(b, il, x))
-            if il < self.n_deep and not self.reads_states:
-                x = b.with_deep_rows(il, x)
+            if il in self.deep_parts and not self.reads_states:
+                x = b.with_deep_rows(self.deep_parts[il], x)
         keeps_states = b.keeps_states
         if keeps_states and self.layer_inputs is not None:
             b.token_states, keeps_states = self.joined_inputs(b, read, self.layer_inputs), False

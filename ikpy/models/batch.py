@@ -80,8 +80,8 @@ class MediaInputs(NamedTuple):
     """Rows of pictures among the tokens of a micro-batch.
 
     rows: f32 [n_embd * (1 + n_deep), n] in host memory; slots: i32 [T], which of them stands for a token, -1: none;
-    keep: f32 [1, T], 0 for these tokens and 1 for others. places: i32 [3, T], rotation positions in time, height and
-    width; until: i32 [T], the last position that each token sees.
+    keep: f32 [1, T], 0 for these tokens and 1 for others. places: i32 [4, T], rotation positions in time, height,
+    width and the fourth of RopeSections; until: i32 [T], the last position that each token sees.
     """
 
     rows: Value
@@ -218,11 +218,11 @@ class BatchGraph:
             return x
         return self.graph.add(self.graph.mul(x, self.media.keep), self._rows(0, x.shape[0]))
 
-    def with_deep_rows(self, layer: int, x: Value) -> Value:
-        """The residual stream x [D, T] behind a layer, with what pictures add to it there."""
+    def with_deep_rows(self, part: int, x: Value) -> Value:
+        """The residual stream x [D, T] behind a layer, with a part of pictures' rows added."""
         if self.media is None:
             return x
-        return self.graph.add(x, self._rows((1 + layer) * x.shape[0], x.shape[0]))
+        return self.graph.add(x, self._rows(part * x.shape[0], x.shape[0]))
 
     def _rows(self, start: int, n: int) -> Value:
         """Elements of the rows that stand for the tokens, f32 [n, T]; 0 for other tokens."""

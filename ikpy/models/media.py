@@ -10,8 +10,8 @@ from ikpy.models.keys import Keys
 
 
 class ReadsPictures(Architecture):
-    """Reads these keys beside those of the architecture that it is mixed into. For text all three positions are equal,
-    and the rotation is the plain one.
+    """Reads these keys beside those of the architecture that it is mixed into. For text all positions are
+    equal, and the rotation is the plain one.
     """
 
     reads_grids = True
@@ -27,12 +27,13 @@ class ReadsPictures(Architecture):
                     f"{keys.gguf.path}: {keys.arch}.rope.dimension_sections {lengths} are no parts of the "
                     f"{hp.n_rot // 2} pairs that are rotated"
                 )
-            time, height, width, none = lengths
-            self.rope_sections = RopeSections((time, height, width, none), self.interleaves_sections)
-        self.n_deep = keys.u32("n_deepstack_layers", 0)
-        if self.n_deep >= hp.n_layer:
+            time, height, width, fourth = lengths
+            self.rope_sections = RopeSections((time, height, width, fourth), self.interleaves_sections)
+        n_deep = keys.u32("n_deepstack_layers", 0)
+        if n_deep >= hp.n_layer:
             raise FileFormatError(
-                f"{keys.gguf.path}: pictures add features behind {self.n_deep} layers, all but the last of "
+                f"{keys.gguf.path}: pictures add features behind {n_deep} layers, all but the last of "
                 f"{hp.n_layer} at most can be"
             )
+        self.deep_parts = {il: il + 1 for il in range(n_deep)}
         return hp

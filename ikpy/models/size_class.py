@@ -278,7 +278,7 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "qwen3": _qwen3,
     "qwen3vl": _qwen3vl,
     "qwen35": _qwen35,
-    "hunyuan-dense": _hunyuan_dense,
+    **dict.fromkeys(("hunyuan-dense", "hunyuan_vl"), _hunyuan_dense),
     "granitehybrid": _granite_hybrid,
     "lfm2": _lfm2,
     "mamba": _mamba,

@@ -75,7 +75,7 @@ class SlotRequest(CachedText):
         """What `take_pending` dropped last."""
         self._states: list[NDArray[np.float32]] = []
         self.has_media = False
-        """Whether the request has pictures or sounds: its text is not shifted."""
+        """Whether the request has pictures or sounds."""
         self._turn = 0
         self._ban: PhraseBan | None = None
         self.scores: PromptScores | None = None

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.engine.kv_cache import KVCacheFullError
-from ikpy.server.context_fit import RequestError
+from ikpy.server.context_fit import ContextShift, RequestError
 from ikpy.server.phrase_ban import HeldToken, PhraseBan
 from ikpy.server.probabilities import of_token
 from ikpy.server.slot_reports import SlotState, finished, timings_of
@@ -52,7 +52,8 @@ class Slot(SlotRequest):
 
     @property
     def _may_shift(self) -> bool:
-        return self.fit.may_shift and not self.has_media
+        may_move = self._context.moves_media and self.speculator is None
+        return self.fit.may_shift and (may_move or not self.has_media)
 
     @property
     def _may_guess(self) -> bool:
@@ -117,6 +118,9 @@ class Slot(SlotRequest):
         """Drops old tokens behind the kept beginning."""
         assert isinstance(self.task, CompletionTask)
         shift = self.fit.shift(len(self.tokens), self.prompt, self.task.params)
+        if self.has_media and self._media is not None:
+            keep, end = self._media.store.whole(self.tokens, shift.n_keep, shift.n_keep + shift.n_discard)
+            shift = ContextShift(keep, len(self.tokens) - keep, end - keep)
         try:
             self.drop(shift.n_keep, shift.n_discard)
         except KVCacheFullError as error:
@@ -215,7 +219,7 @@ class Slot(SlotRequest):
     def _can_go_back(self, n: int) -> bool:
         """Whether the cache can go on in front of the token before the last n, of which the last is not evaluated."""
         place = len(self.tokens) - n
-        in_media = self.has_media and place < len(self.prompt)
+        in_media = self._media is not None and self._media.store.has_media(self.tokens[max(place, 0) :])
         return place >= 0 and not in_media and self.reusable(place) == place
 
     def _go_back(self, n: int) -> None:

@@ -49,6 +49,11 @@ class TimedContext:
         return self.context.kv
 
     @property
+    def moves_media(self) -> bool:
+        """As of the context."""
+        return self.context.moves_media
+
+    @property
     def token_states(self) -> NDArray[np.float32] | None:
         """Hidden states of all tokens of the last decode, if the context keeps them."""
         return self.context.token_states

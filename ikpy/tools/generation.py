@@ -60,6 +60,9 @@ class SequenceContext(Protocol):
     def kv(self) -> SequenceCells: ...
 
     @property
+    def moves_media(self) -> bool: ...
+
+    @property
     def token_states(self) -> NDArray[np.float32] | None: ...
 
     @property
@@ -76,7 +79,7 @@ class GrowingSequence:
     """Sequence ``seq_id`` of a context and the tokens its cache holds.
 
     ``n_keep`` first tokens survive a context shift; ``shift`` allows shifts. ``speculator`` makes guesses; it sees all
-    tokens. ``media``: of a context that reads pictures; a text with some is not shifted.
+    tokens. ``media``: of a context that reads pictures; they are dropped as a whole.
     """
 
     def __init__(
@@ -107,7 +110,10 @@ class GrowingSequence:
             return "context shift is off"
         if not self.context.kv.can_shift:
             return "this model's cache cannot be shifted"
-        return "a text with pictures or sounds is not shifted" if self._has_media else ""
+        if not self._has_media or (self.context.moves_media and self.speculator is None):
+            return ""
+        what = "a drafter reads" if self.context.moves_media else "turns positions"
+        return f"a text with pictures or sounds that {what} is not shifted"
 
     @property
     def _has_media(self) -> bool:
@@ -176,6 +182,9 @@ class GrowingSequence:
             raise ContextFullError(f"the context of {n_ctx} tokens is full and {self.obstacle}; {remedy}")
         keep = min(self.n_keep, len(self.tokens))
         drop = max((len(self.tokens) - keep) // 2, len(self.tokens) + n - n_ctx)
+        if self._media is not None and drop <= len(self.tokens) - keep:
+            keep, end = self._media.whole(self.tokens, keep, keep + drop)
+            drop = end - keep
         if drop > len(self.tokens) - keep:
             raise ContextFullError(
                 f"{n} more tokens do not fit the context of {n_ctx} ({keep} are kept); raise it with -c"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,23 +162,30 @@ def _middle_shares(n: int, side: int) -> NDArray[np.float64]:
     return shares
 
 
-def _linear_shares(n: int, side: int) -> NDArray[np.float64]:
-    """Shares [n, side] of the places of a line at the middles of n parts, linear, edges repeated."""
-    middle = ((np.arange(n) + 0.5) * side / n - 0.5).clip(0, side - 1)
+def _linear_shares(n: int, side: int, more: float = 0.0) -> NDArray[np.float64]:
+    """Shares [n, side] of the places of a line at the middles of n parts, linear, edges repeated; the line has room for
+    so much more than the parts."""
+    middle = ((np.arange(n) + 0.5) * side / (n + more) - 0.5).clip(0, side - 1)
     return np.maximum(0, 1 - np.abs(middle[:, None] - np.arange(side)))
 
 
-_SHARES = {"corners": _corner_shares, "bicubic": _middle_shares, "linear": _linear_shares}
+_SHARES: dict[str, Callable[[int, int], NDArray[np.float64]]] = {
+    "corners": _corner_shares,
+    "bicubic": _middle_shares,
+    "linear": _linear_shares,
+    "tenth": partial(_linear_shares, more=0.1),
+}
 
 
 def resampled(table: NDArray[np.float32], rows: int, columns: int, method: str) -> NDArray[np.float32]:
     """A table of positions [side, side, D] for a grid, [rows * columns, D].
 
     method: "corners", linear with the corners of the table at those of the grid, "linear" or "bicubic", as the
-    interpolation of images. A grid of the table's size takes it as it is.
+    interpolation of images, "tenth", linear for a grid that is larger by a tenth of a patch. By the others a grid of
+    the table's size takes it as it is.
     """
     height, width, size = table.shape
-    if (height, width) != (rows, columns):
+    if (height, width) != (rows, columns) or method == "tenth":
         shares = _SHARES[method]
         table = np.tensordot(shares(rows, height).astype(F32), table, 1)
         table = np.einsum("cx,rxd->rcd", shares(columns, width).astype(F32), table, optimize=True)

@@ -5,6 +5,8 @@ LLaVA-NeXT (1.6) also looks at tiles of larger pictures, as llama.cpp does: with
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.keys import Keys
@@ -14,7 +16,7 @@ from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.images import Pixels
 from ikpy.vision.params import MAX_SIZE, integers
 from ikpy.vision.projector import Projector, Source
-from ikpy.vision.resize import Size, padded
+from ikpy.vision.resize import Colour, Size, padded
 from ikpy.vision.tiling import tiled
 from ikpy.vision.weights import Linear, ProjectorWeights
 
@@ -22,9 +24,9 @@ GREY = (122, 116, 104)
 """Bars beside pictures: CLIP's mean colour."""
 
 
-def feature_layers(keys: Keys, n_layer: int) -> list[int]:
-    """Layers before which the states are read, from clip.vision.feature_layer; by default the last one."""
-    layers = sorted(set(integers(keys, "feature_layer"))) or [n_layer - 1]
+def feature_layers(keys: Keys, n_layer: int, usual: int) -> list[int]:
+    """Layers before which the states are read, from clip.vision.feature_layer; n_layer: behind all of them."""
+    layers = sorted(set(integers(keys, "feature_layer"))) or [usual]
     if not all(0 <= layer <= n_layer for layer in layers):
         raise FileFormatError(f"{keys.gguf.path}: clip.vision.feature_layer names layers outside 0 to {n_layer}")
     return layers
@@ -43,11 +45,16 @@ def pinpoints(keys: Keys) -> list[Size]:
 
 
 class LlavaProjector(Projector):
-    """States of several layers may stand side by side (Granite Vision)."""
+    """States of several layers may stand side by side (Granite Vision). n_left_out: last layers that are not run where
+    the file does not say which are; bars: beside pictures."""
+
+    n_left_out: ClassVar[int] = 1
+    bars: ClassVar[Colour] = GREY
 
     def load(self, source: Source) -> None:
         self.sizes = pinpoints(source.keys)
-        self.layers = feature_layers(source.keys, self.params.n_layer)
+        n_layer = self.params.n_layer
+        self.layers = feature_layers(source.keys, n_layer, n_layer - self.n_left_out)
         self.embedding = FixedEmbedding(source.weights, self.params)
         self.tower = VisionTransformer(source.weights, self.params, n_layer=self.layers[-1])
         self.load_projection(source.weights, self.params.n_embd * len(self.layers))
@@ -71,7 +78,7 @@ class LlavaProjector(Projector):
     def tiles(self, image: Pixels) -> list[str | Pixels]:
         side = self.params.image_size
         if not self.sizes:
-            return [padded(image, (side, side), "bicubic", GREY)]
+            return [padded(image, (side, side), "bicubic", self.bars)]
         whole, rows = tiled(image, side, self.sizes)
         return [*(tile for row in rows for tile in row), whole]
 

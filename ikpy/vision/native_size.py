@@ -18,7 +18,7 @@ from ikpy.vision.grids import Ints, Limits, axial_table, fitting_size, near_squa
 from ikpy.vision.images import Pixels
 from ikpy.vision.params import size
 from ikpy.vision.projector import Projector, Source
-from ikpy.vision.resize import padded, stretched
+from ikpy.vision.resize import Size, padded, stretched
 from ikpy.vision.weights import Linear, ProjectorWeights, value_of
 
 MAX_MERGE = 64
@@ -95,17 +95,29 @@ class NativeSizeProjector(Projector):
         """Pixels of a picture: as the user says or as usual."""
         return source.limits(self.default_tokens, self.square)
 
+    def limits_of_all(self, source: Source) -> Limits:
+        """What the user says counts before what the file says, and that before what is usual."""
+        usual = source.limits(self.default_tokens, self.square)
+        least = size(source.keys, "image_min_pixels", default=usual.least, most=MAX_PIXELS)
+        most = size(source.keys, "image_max_pixels", default=usual.most, most=MAX_PIXELS)
+        return Limits(usual.least if source.min_tokens else least, usual.most if source.max_tokens else most)
+
     def file_limits(self, source: Source) -> Limits:
         """Pixels of a picture as the file says, which must be there."""
         names = "image_min_pixels", "image_max_pixels"
         return Limits(*(size(source.keys, name, most=MAX_PIXELS) for name in names))
 
-    def tiles(self, image: Pixels) -> list[str | Pixels]:
+    def fitted(self, image: Pixels) -> Size:
+        """The size that a picture is brought to."""
         height, width = image.shape[:2]
         target = fitting_size(height, width, self.square, self.limits, self.longest_edge)
         tokens = target[0] * target[1] // self.square**2
         if tokens > max(MAX_TOKENS, self.limits.most // self.square**2):
             raise UsageError(f"the picture of {width} x {height} pixels is too narrow: it would have {tokens} tokens")
+        return target
+
+    def tiles(self, image: Pixels) -> list[str | Pixels]:
+        target = self.fitted(image)
         return [stretched(image, target, "bicubic") if self.stretches else padded(image, target, "bicubic")]
 
     @property

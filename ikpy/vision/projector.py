@@ -27,6 +27,7 @@ from ikpy.vision.rows import MediaRows
 from ikpy.vision.weights import ProjectorWeights
 
 FAMILIES = {
+    "adapter": "glm_edge.GlmEdgeProjector",
     "cohere2v": "cohere2.Cohere2Projector",
     "deepseekocr": "deepseekocr.DeepseekOcrProjector",
     "deepseekocr2": "deepseekocr2.DeepseekOcr2Projector",
@@ -39,11 +40,16 @@ FAMILIES = {
     "gemma4v": "gemma4.Gemma4Projector",
     "glm4v": "glm4v.Glm4vProjector",
     "glm5v": "glm4v.Glm5vProjector",
+    "granite4_vision": "granite4.Granite4Projector",
+    "hunyuanocr": "hunyuan.HunyuanProjector",
+    "hunyuanvl": "hunyuan.HunyuanProjector",
     "idefics3": "idefics3.Idefics3Projector",
     "internvl": "internvl.InternVLProjector",
     "janus_pro": "siglip_mlp.JanusProjector",
     "kimik25": "kimi.KimiK25Projector",
     "kimivl": "kimi.KimiVLProjector",
+    "ldp": "ldp.LdpProjector",
+    "ldpv2": "ldp.LdpV2Projector",
     "lfm2": "lfm2.Lfm2Projector",
     "lightonocr": "pixtral.LightOnOcrProjector",
     "ling3vl": "qwen3vl.Ling3Projector",

@@ -9,7 +9,7 @@ from ikpy.graph.ir import Value
 from ikpy.vision.graphs import PictureGraph
 from ikpy.vision.grids import Ints, Limits, ranges_of, square_order, window_order
 from ikpy.vision.grouped import GroupedTransformer
-from ikpy.vision.native_size import MAX_PIXELS, NativeSizeProjector
+from ikpy.vision.native_size import NativeSizeProjector
 from ikpy.vision.params import size
 from ikpy.vision.projector import Source
 
@@ -35,11 +35,7 @@ class QwenProjector(NativeSizeProjector):
         return self.down.n_out
 
     def read_limits(self, source: Source) -> Limits:
-        """What the user says counts before what the file says."""
-        usual = super().read_limits(source)
-        least = size(source.keys, "image_min_pixels", default=usual.least, most=MAX_PIXELS)
-        most = size(source.keys, "image_max_pixels", default=usual.most, most=MAX_PIXELS)
-        return Limits(usual.least if source.min_tokens else least, usual.most if source.max_tokens else most)
+        return self.limits_of_all(source)
 
     def grid(self, rows: int, columns: int) -> tuple[int, int] | None:
         return rows // self.merge, columns // self.merge

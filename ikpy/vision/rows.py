@@ -14,12 +14,14 @@ class MediaRows:
 
     The first n_embd elements of a row are its token's embedding; the next ones are added behind the first n_deep
     layers. grid: rows and columns of a picture, n being their product, for models whose rotation tells them apart
-    (M-RoPE); None counts on like text. both_ways: all rows see each other.
+    (M-RoPE); None counts on like text. both_ways: all rows see each other. counted: rotation tells pictures with a grid
+    apart by their number in the text, while positions go on like text (XD-RoPE).
     """
 
     values: NDArray[np.float32]
     grid: tuple[int, int] | None = None
     both_ways: bool = False
+    counted: bool = False
 
     def __len__(self) -> int:
         return len(self.values)
@@ -32,4 +34,9 @@ class MediaRows:
     @property
     def n_positions(self) -> int:
         """Rotation positions that they take."""
-        return max(self.grid) if self.grid else len(self.values)
+        return max(self.grid) if self.grid and not self.counted else len(self.values)
+
+    @property
+    def turn(self) -> int:
+        """What they add to the turn of the tokens behind them: positions less rows, or 1 of what is counted."""
+        return int(self.counted and self.grid is not None) or self.n_positions - len(self.values)

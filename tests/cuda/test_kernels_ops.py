@@ -111,9 +111,9 @@ def test_rope(rng: np.random.Generator, neox: bool, ext: float) -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("lengths", [(10, 8, 6, 0), (5, 4, 3, 2), (4, 9, 7, 0)])
 def test_rope_in_sections(rng: np.random.Generator, lengths: tuple[int, int, int, int], interleaved: bool) -> None:
-    """Also sections that are shorter than the heads, and one of pairs that nothing turns."""
+    """Also sections that are shorter than the heads, and a fourth one."""
     p = Program()
-    pos = p.array(rng.integers(0, 900, (5, 3)).astype(np.int32))
+    pos = p.array(rng.integers(0, 900, (5, 4)).astype(np.int32))
     params = [10000.0, 0.5, 1.0, 1.1, 4.0, 15.0]
     p.compare(p.graph.rope_table(pos, 48, None, params, sections=RopeSections(lengths, interleaved)), bound=2e-5)
 

@@ -238,10 +238,21 @@ def test_too_long(files: Path) -> None:
         many = [picture(seed) for seed in range(16)]
         message = refused(client.post("/v1/chat/completions", json=asked(*many)))
         assert message == "the request exceeds the available context size, try increasing it"
-        full = chat(client, *QUESTION, max_tokens=1000, ignore_eos=True)
+
+
+@pytest.mark.parametrize("kind", ["plain", "without shift", "with a drafter", "with grids"])
+def test_full_contexts(kind: str, files: Path, tmp_path: Path) -> None:
+    """Old tokens go, and the picture as a whole; answers end where that is off, pictures turn positions, or drafters
+    read the text. The next request is answered as the first one."""
+    options = {"without shift": ["--no-context-shift"], "with a drafter": ["--spec-type", "ngram-simple"]}
+    folder = grid_files(tmp_path) if kind == "with grids" else files
+    with client_of(start(folder, "-c", "256", *options.get(kind, []))) as client:
+        before = chat(client, *QUESTION)
+        full = chat(client, *QUESTION, max_tokens=600, ignore_eos=True)
         assert full["choices"][0]["finish_reason"] == "length"
-        assert full["usage"]["total_tokens"] <= 257
-        assert full["usage"]["completion_tokens"] > 100
+        answered, total = (full["usage"][f"{name}_tokens"] for name in ("completion", "total"))
+        assert answered == 600 if kind == "plain" else answered > 100 and total <= 257
+        assert said(chat(client, *QUESTION)) == said(before)
 
 
 def grid_files(folder: Path) -> Path:

@@ -158,7 +158,7 @@ def test_small_batches(cli) -> None:
 
 
 def test_a_full_context(cli) -> None:
-    """The text is not shifted: it ends."""
+    """Old tokens go, and the picture as a whole."""
     status, out, _ = cli("--image", "1.png", "-p", "x", "-c", "256", "-n", "400", "--ignore-eos")
     assert status == 0 and out
 

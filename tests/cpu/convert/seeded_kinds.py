@@ -9,6 +9,7 @@ from tests.cpu.convert import (
     dots3note_checkpoints,
     gemma3n_checkpoints,
     glm5_next_checkpoints,
+    hunyuan_vl_checkpoints,
     ling_checkpoints,
     mamba2_checkpoints,
     minimax_m3_checkpoints,
@@ -42,6 +43,7 @@ KINDS = (
     *alibi_checkpoints.CHECKPOINTS,
     *picture_text_checkpoints.CHECKPOINTS,
     *omni_checkpoints.CHECKPOINTS,
+    *hunyuan_vl_checkpoints.CHECKPOINTS,
     *unigram_checkpoints.CHECKPOINTS,
     *t5_checkpoints.CHECKPOINTS,
 )

@@ -16,10 +16,11 @@ from ikpy.engine.sampling import Sampler
 from ikpy.engine.sampling_params import SamplingParams
 from ikpy.engine.sequence_state import load_sequence, save_sequence
 from ikpy.engine.session import load_session, put_state, save_session, take_state
+from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import FileFormatError, ResourceError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.quants import dequantize
-from ikpy.tools.generation import GrowingSequence
+from ikpy.tools.generation import ContextFullError, GrowingSequence
 from ikpy.vision.rows import MediaRows
 from tests.cpu.media import media_models as media
 from tests.cpu.models.definition_checks import hold
@@ -79,7 +80,7 @@ def test_logits_are_those_of_the_definition(name: str, flash: bool, tmp_path: Pa
         hold(f"micro-batches of {n_ubatch}, cut at {cuts}", decoded(context, store, ids, cuts), expected, BOUND)
 
 
-@pytest.mark.parametrize("name", ["qwen3vl", "qwen35", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen3vl", "qwen35", "hunyuan_vl", "gemma3"])
 def test_sequences_in_one_batch(name: str, tmp_path: Path) -> None:
     """Two texts that share a beginning with a picture, and a third one, in batches of several micro-batches."""
     model = media.MODELS[name]()
@@ -101,7 +102,7 @@ def test_sequences_in_one_batch(name: str, tmp_path: Path) -> None:
         hold(f"sequence {seq}", parts[seq], media.evaluate(model, texts[seq])[start:], BOUND)
 
 
-@pytest.mark.parametrize("name", ["qwen2vl", "qwen35", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen2vl", "qwen35", "hunyuan_vl", "granite", "gemma3"])
 def test_states_are_taken_and_put_back(name: str, tmp_path: Path) -> None:
     """Copies of a sequence in host memory hold pictures as they hold text, and so do files."""
     model = media.MODELS[name]()
@@ -136,7 +137,7 @@ def test_quantized_caches(type_name: str, tmp_path: Path) -> None:
     hold(type_name, logits, media.evaluate(model, text), 0.05 if type_name == "q8_0" else 0.6)
 
 
-@pytest.mark.parametrize("name", ["qwen3vl", "qwen35", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen3vl", "qwen35", "hunyuan_vl", "gemma3"])
 def test_texts_without_pictures_are_as_in_other_contexts(name: str, tmp_path: Path) -> None:
     """To the last bit, and without a look at what else there may be; behind pictures too."""
     model = media.MODELS[name]()
@@ -171,7 +172,8 @@ def test_generation_goes_on_behind_pictures(tmp_path: Path) -> None:
             token = next(drawn)
             assert token == int(media.evaluate(model, text)[-1].argmax())
             text.append(token)
-        assert sequence.obstacle == "a text with pictures or sounds is not shifted"
+        turns = "a text with pictures or sounds that turns positions is not shifted"
+        assert sequence.obstacle == ("" if name == "gemma3" else turns)
         # The last token that may be kept is inside of a picture.
         again = ids[:30]
         kept = sequence.rewind(again)
@@ -181,6 +183,52 @@ def test_generation_goes_on_behind_pictures(tmp_path: Path) -> None:
             hold("again", sequence.feed(again[kept:])[None], truth[29:30], BOUND)
         sequence.rewind(ids)
         hold("the whole", sequence.feed(ids[len(sequence.tokens) :])[None], truth[-1:], BOUND)
+
+
+@pytest.mark.parametrize(
+    ("n_keep", "n_between", "gone"),
+    [
+        (0, 100, (0, 129)),  # half of the text ends in the second picture, which goes as a whole
+        (10, 100, (6, 133)),  # what is to be kept ends in the first one
+        (21, 100, (21, 138)),  # behind the first one, which is kept
+        (21, 111, (21, 140)),
+    ],
+)
+def test_full_contexts_drop_whole_pictures(n_keep: int, n_between: int, gone: tuple[int, int], tmp_path: Path) -> None:
+    """The rest moves up. Keys and values of an only layer do not depend on what is gone, so that logits are those of
+    the text that is left."""
+    model = media.transformer("llama", 77, 1)
+    path, store, n_ctx = model.write(tmp_path / "model.gguf"), MediaStore(N_VOCAB, 1 << 20), 256
+    text = [*media.words(1, 6), media.picture(0, 15), *media.words(2, n_between), media.picture(1, 8)]
+    text += media.words(3, n_ctx + 3 - len(media.ids_of(store, text)))
+    ids = media.ids_of(store, text)
+    context = new_context(path, store, n_ctx=n_ctx, n_seq_max=1)
+    sequence, dropped = GrowingSequence(context, n_keep=n_keep, media=store), list[int]()
+    sequence.on_shift = dropped.append
+    sequence.feed(ids[:250])
+    assert sequence.obstacle == ""
+    for token in ids[250:]:
+        found = sequence.feed([token])
+    start, end = gone
+    assert dropped == [end - start]
+    ends = np.cumsum([len(item) if isinstance(item, MediaRows) else 1 for item in text])
+    left = [item for item, at in zip(text, ends, strict=True) if not start < at <= end]
+    assert sequence.tokens == media.ids_of(store, left)
+    hold("behind what is left", found[None], media.evaluate(model, left)[-1:], BOUND)
+
+
+def test_full_contexts_that_stay(tmp_path: Path) -> None:
+    """Where a picture is not all there, or a drafter reads the text in its own way, nothing is dropped."""
+    model = media.transformer("llama", 77, 1)
+    path, store = model.write(tmp_path / "model.gguf"), MediaStore(N_VOCAB, 1 << 20)
+    ids = media.ids_of(store, [*media.words(1, 240), media.picture(0, 30)])
+    context = new_context(path, store, n_ctx=256, n_batch=12, n_seq_max=1)
+    sequence = GrowingSequence(context, n_keep=235, media=store)
+    with pytest.raises(ContextFullError, match="do not fit the context of 256"):
+        sequence.feed(ids)
+    drafted = GrowingSequence(context, media=store, speculator=Speculator([], SpeculativeParams()))
+    drafted.tokens = ids
+    assert drafted.obstacle == "a text with pictures or sounds that a drafter reads is not shifted"
 
 
 def test_what_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
@@ -227,6 +275,12 @@ def test_models_that_read_no_pictures(tmp_path: Path) -> None:
     model.keys["rope.dimension_sections"] = [6, 4, 4, 2]
     with pytest.raises(UsageError, match=r"dimension_sections \[6, 4, 4, 2\]: a fourth section"):
         new_context(model.write(tmp_path / "four.gguf"), MediaStore(N_VOCAB, 1 << 20))
+    for mapping in ([1, -1, 2], [-1, 2, -1], [-1, 0, 1], [-1, -2, 1], [-1, 1]):
+        model = media.granite()
+        model.keys["deepstack_mapping"] = np.array([*mapping, -1, -1], np.int32)
+        with pytest.raises(FileFormatError, match="deepstack_mapping") as caught:
+            Model.load(model.write(tmp_path / "odd.gguf"))
+        assert "\n" not in str(caught.value)
     for key, value, message in (
         ("rope.dimension_sections", [9, 9, 9, 9], "are no parts of the 16 pairs"),
         ("rope.dimension_sections", [0, 0, 0, 0], "are no parts of the 16 pairs"),

@@ -1,4 +1,4 @@
-"""Rotation tables whose pairs are turned by one of three positions each."""
+"""Rotation tables whose pairs are turned by one of four positions each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cpu.kernels.op_graphs import run_graph, value_of
 N, BASE, SCALE, MAGNITUDE = 52, 5000.0, 0.25, 1.2
 IN_ORDER = {
     (10, 9, 7, 0): "t" * 10 + "h" * 9 + "w" * 7,
-    (3, 2, 1, 1): ("ttthhw-" * 4)[:26],
+    (3, 2, 1, 1): ("ttthhwf" * 4)[:26],
     (0, 30, 0, 0): "h" * 26,
 }
 INTERLEAVED = {
@@ -28,16 +28,15 @@ CASES += [(lengths, True, parts) for lengths, parts in INTERLEAVED.items()]
 def test_every_pair_is_turned_by_its_position(
     lengths: tuple[int, int, int, int], interleaved: bool, parts: str, n_threads: int
 ) -> None:
-    """Long heads go through the sections again; a pair of none is not turned."""
+    """Long heads go through the sections again."""
     rng = np.random.default_rng(3)
-    places = rng.integers(0, 500, (7, 3)).astype(np.int32)
+    places = rng.integers(0, 500, (7, 4)).astype(np.int32)
     factors = rng.uniform(0.5, 2, N // 2).astype(np.float32)
     sections, params = RopeSections(lengths, interleaved), [BASE, SCALE, 0.0, MAGNITUDE, 0.0, 0.0]
     table = run_graph(
         lambda g: [g.rope_table(value_of(places), N, value_of(factors), params, sections=sections)], n_threads
     )[0].reshape(7, N // 2, 2)
-    with_none = np.concatenate([places, np.zeros((7, 1), np.int32)], axis=1)
-    chosen = with_none[:, ["thw-".index(part) for part in parts]]
+    chosen = places[:, ["thwf".index(part) for part in parts]]
     angles = SCALE * chosen * BASE ** (-2.0 * np.arange(N // 2) / N) / factors
     expected = MAGNITUDE * np.stack([np.cos(angles), np.sin(angles)], axis=2)
     error = np.abs(table - expected).max(axis=(1, 2))
@@ -47,7 +46,7 @@ def test_every_pair_is_turned_by_its_position(
 def test_equal_positions_make_the_plain_table() -> None:
     """To the last bit: text before a picture is rotated as without one."""
     pos = np.arange(9, dtype=np.int32) * 77
-    places, params = np.repeat(pos, 3).reshape(9, 3), [BASE, 1.0, 1.0, 1.0, 4.0, 15.0]
+    places, params = np.repeat(pos, 4).reshape(9, 4), [BASE, 1.0, 1.0, 1.0, 4.0, 15.0]
     plain = run_graph(lambda g: [g.rope_table(value_of(pos), N, None, params)], 1)[0]
     for interleaved in (False, True):
         sections = RopeSections((10, 9, 7, 0), interleaved)

@@ -21,6 +21,8 @@ SECTIONS = [7, 5, 4, 0]
 GLM_SECTIONS = [4, 1, 3, 0]
 """Of a model that rotates half of every head."""
 IN_ORDER = ("qwen2vl", "glm4", "paddleocr")
+COUNTED_SECTIONS = [5, 4, 4, 3]
+"""Of position, column, row and number of the picture."""
 WINDOW = 12
 Text = Sequence["int | MediaRows"]
 
@@ -31,11 +33,17 @@ def words(seed: int, n: int) -> list[int]:
 
 
 def picture(
-    seed: int, n: int, grid: tuple[int, int] | None = None, *, n_deep: int = 0, both_ways: bool = False
+    seed: int,
+    n: int,
+    grid: tuple[int, int] | None = None,
+    *,
+    n_deep: int = 0,
+    both_ways: bool = False,
+    counted: bool = False,
 ) -> MediaRows:
     """Random rows, of the size of scaled embeddings."""
     values = np.random.default_rng(seed).normal(0, 1, (n, D * (1 + n_deep))).astype(np.float32)
-    return MediaRows(values, grid, both_ways)
+    return MediaRows(values, grid, both_ways, counted)
 
 
 def ids_of(store: MediaStore, text: Text) -> list[int]:
@@ -50,21 +58,21 @@ def ids_of(store: MediaStore, text: Text) -> list[int]:
 
 
 class Placed:
-    """Of every token of a text: token, or 0; row of a picture, or 0; whether it is one; its three places; the last
+    """Of every token of a text: token, or 0; row of a picture, or 0; whether it is one; its four places; the last
     position that it sees.
     """
 
     def __init__(self, text: Text, width: int) -> None:
         self.tokens: list[int] = []
         rows, is_row, places, last = [], [], [], []
-        place = 0
+        place = number = 0
         for item in text:
             start = len(self.tokens)
             if not isinstance(item, MediaRows):
                 self.tokens.append(item)
                 rows.append(np.zeros(width))
                 is_row.append(False)
-                places.append((place, place, place))
+                places.append((place,) * 4)
                 last.append(start)
                 place += 1
                 continue
@@ -74,11 +82,13 @@ class Placed:
                 is_row.append(True)
                 if item.grid:
                     y, x = divmod(i, item.grid[1])
-                    places.append((place, place + y, place + x))
+                    inside = (place + i, x, y, number) if item.counted else (place, place + y, place + x, 0)
+                    places.append(inside)
                 else:
-                    places.append((place + i,) * 3)
+                    places.append((place + i,) * 4)
                 last.append(start + len(item) - 1 if item.both_ways else start + i)
-            place += max(item.grid) if item.grid else len(item)
+            place += max(item.grid) if item.grid and not item.counted else len(item)
+            number += item.grid is not None
         self.rows, self.is_row = np.array(rows), np.array(is_row)
         self.places, self.last = np.array(places), np.array(last)
 
@@ -97,6 +107,8 @@ def section_angles(n: int, base: float, places: np.ndarray, arch: str) -> np.nda
         lengths = delta_sections(n) if arch.startswith("qwen35") else SECTIONS
         part = np.where((pairs % 3 == 1) & (pairs < 3 * lengths[1]), 1, 0)
         part[(pairs % 3 == 2) & (pairs < 3 * lengths[2])] = 2
+    elif arch == "hunyuan_vl":
+        part = np.repeat(range(4), COUNTED_SECTIONS)
     else:
         part = np.zeros(n // 2, int)
     return places[:, part] * base ** (-2 * pairs / n)
@@ -119,7 +131,7 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, seen: np.n
 
 
 def transformer(arch: str, seed: int = 71, n_layer: int = N, **keys: object) -> RandomModel:
-    """qwen2vl, qwen3vl, qwen3vlmoe, paddleocr, glm4, gemma3 or llama."""
+    """qwen2vl, qwen3vl, qwen3vlmoe, paddleocr, glm4, hunyuan_vl, granite, gemma3 or llama."""
     is_gemma, has_sections = arch == "gemma3", "vl" in arch or arch == "paddleocr"
     sections = {"rope.dimension_sections": SECTIONS} if has_sections else {}
     shape = checks.shape(n_layer, D, HEADS, KV, HEAD, F)
@@ -131,7 +143,7 @@ def transformer(arch: str, seed: int = 71, n_layer: int = N, **keys: object) -> 
         p = f"blk.{il}"
         for name in names:
             m.norm(f"{p}.{name}", D)
-        if is_gemma or "qwen3" in arch:
+        if is_gemma or "qwen3" in arch or arch == "hunyuan_vl":
             m.norm(f"{p}.attn_q_norm", HEAD)
             m.norm(f"{p}.attn_k_norm", HEAD)
         m.attention(p, D, HEADS, KV, HEAD)
@@ -150,17 +162,25 @@ def transformer(arch: str, seed: int = 71, n_layer: int = N, **keys: object) -> 
 def evaluate(m: RandomModel, text: Text) -> np.ndarray:
     """Logits [T, V] in float64."""
     e, arch = Evaluation(m), m.arch
-    n_deep = m.keys.get("n_deepstack_layers", 0)
-    placed = Placed(text, D * (1 + n_deep))
+    deep = deep_parts(m)
+    placed = Placed(text, D * (1 + len(deep)))
     is_row, is_gemma = placed.is_row[:, None], arch == "gemma3"
-    x = e.w["token_embd"][placed.tokens] * (math.sqrt(D) if is_gemma else 1)
+    x = e.w["token_embd"][placed.tokens] * (math.sqrt(D) if is_gemma else m.keys.get("embedding_scale", 1))
     x = np.where(is_row, placed.rows[:, :D], x)
     for il in range(delta.N_LAYER if arch == "qwen35" else e.n_layer):
         x = _delta_layer(e, il, x, placed) if arch == "qwen35" else _layer(e, il, x, placed, arch)
-        if il < n_deep:
-            x = x + placed.rows[:, D * (il + 1) : D * (il + 2)]
+        if il in deep:
+            x = x + placed.rows[:, D * deep[il] : D * (deep[il] + 1)]
     output = e.w["token_embd"] if is_gemma else e.w["output"]
-    return ref.rms_norm(x, e.w["output_norm"], e.eps) @ output.T
+    return ref.rms_norm(x, e.w["output_norm"], e.eps) @ output.T / m.keys.get("logit_scale", 1)
+
+
+def deep_parts(m: RandomModel) -> dict[int, int]:
+    """Parts of rows by the layers behind which they are added."""
+    mapping = m.keys.get("deepstack_mapping")
+    if mapping is not None:
+        return {layer - 1: part for layer, part in enumerate(mapping) if part > 0}
+    return {il: il + 1 for il in range(int(m.keys.get("n_deepstack_layers", 0)))}
 
 
 def _layer(e: Evaluation, il: int, x: np.ndarray, placed: Placed, arch: str) -> np.ndarray:
@@ -168,14 +188,21 @@ def _layer(e: Evaluation, il: int, x: np.ndarray, placed: Placed, arch: str) -> 
     windowed = is_gemma and (il + 1) % 6 != 0
     h = ref.rms_norm(x, w["attn_norm"], e.eps)
     q, k, v = e.qkv(il, h)
-    if "attn_q_norm" in w:
+    norms_last, scale = arch == "hunyuan_vl", float(e.keys.get("residual_scale", 1))
+    score_scale = float(e.keys.get("attention.scale", 1 / math.sqrt(HEAD)))
+    if "attn_q_norm" in w and not norms_last:
         q, k = ref.rms_norm(q, w["attn_q_norm"], e.eps), ref.rms_norm(k, w["attn_k_norm"], e.eps)
     n = int(e.keys.get("rope.dimension_count", HEAD))
-    angles = section_angles(n, BASE, placed.places, arch)
-    q, k = (np.concatenate([ref.rotate(t[..., :n], angles, neox=arch != "llama"), t[..., n:]], -1) for t in (q, k))
-    a = e.output(il, attend(q, k, v, 1 / math.sqrt(HEAD), placed.visible(WINDOW if windowed else 0)))
+    angles = section_angles(n, float(e.keys["rope.freq_base"]), placed.places, arch)
+    q, k = (
+        np.concatenate([ref.rotate(t[..., :n], angles, neox=arch not in ("llama", "granite")), t[..., n:]], -1)
+        for t in (q, k)
+    )
+    if norms_last:
+        q, k = ref.rms_norm(q, w["attn_q_norm"], e.eps), ref.rms_norm(k, w["attn_k_norm"], e.eps)
+    a = e.output(il, attend(q, k, v, score_scale, placed.visible(WINDOW if windowed else 0)))
     behind = "post_ffw_norm" in w
-    x = x + (ref.rms_norm(a, w["post_attention_norm"], e.eps) if behind else a)
+    x = x + (ref.rms_norm(a, w["post_attention_norm"], e.eps) if behind else scale * a)
     h = ref.rms_norm(x, w["ffn_norm"], e.eps)
     if "ffn_gate_inp" in w:
         used = int(e.keys["expert_used_count"])
@@ -186,7 +213,7 @@ def _layer(e: Evaluation, il: int, x: np.ndarray, placed: Placed, arch: str) -> 
         y = (ref.silu(gate) * up) @ w["ffn_down"].T
     else:
         y = e.ffn(il, h, ref.gelu if is_gemma else ref.silu)
-    return x + (ref.rms_norm(y, w["post_ffw_norm"], e.eps) if behind else y)
+    return x + (ref.rms_norm(y, w["post_ffw_norm"], e.eps) if behind else scale * y)
 
 
 def _delta_layer(e: Evaluation, il: int, x: np.ndarray, placed: Placed) -> np.ndarray:
@@ -248,6 +275,18 @@ def glm4() -> RandomModel:
     return transformer("glm4", 73, **keys)
 
 
+def hunyuan_vl() -> RandomModel:
+    """Four sections, pictures that are counted; a base by which all pairs turn."""
+    keys = {"rope.dimension_sections": COUNTED_SECTIONS, "rope.freq_base": 20.0}
+    return transformer("hunyuan_vl", 75, **keys)
+
+
+def granite() -> RandomModel:
+    """Parts of rows are added before layers that the file names, in any order; an embedding scale that rows lack."""
+    scales = {"logit_scale": 2.0, "residual_scale": 0.5, "embedding_scale": 3.0, "attention.scale": 0.3}
+    return transformer("granite", 76, 5, **scales, deepstack_mapping=np.array([-1, 2, -1, 1, 3], np.int32))
+
+
 def gemma3() -> RandomModel:
     """Windows, rows that see each other, an embedding scale that rows do not have."""
     return transformer("gemma3", 72, 7, **{"attention.sliding_window": WINDOW})
@@ -259,16 +298,16 @@ def llama() -> RandomModel:
 
 
 MODELS: dict[str, Callable[[], RandomModel]] = {
-    f.__name__: f for f in (qwen2vl, qwen3vl, qwen3vlmoe, qwen35, paddleocr, glm4, gemma3, llama)
+    f.__name__: f for f in (qwen2vl, qwen3vl, qwen3vlmoe, qwen35, paddleocr, glm4, hunyuan_vl, granite, gemma3, llama)
 }
 
 
 def text_for(m: RandomModel) -> list[int | MediaRows]:
     """Words with two pictures, one of which two words follow, of the kind that the model reads."""
-    n_deep = int(m.keys.get("n_deepstack_layers", 0))
-    grids = [(3, 5), (4, 2)] if "qwen" in m.arch or m.arch in IN_ORDER else [None, None]
+    n_deep = len(deep_parts(m))
+    grids = [(3, 5), (4, 2)] if "qwen" in m.arch or m.arch in (*IN_ORDER, "hunyuan_vl") else [None, None]
     first, second = (
-        picture(i, n, grid, n_deep=n_deep, both_ways=m.arch.startswith("gemma"))
+        picture(i, n, grid, n_deep=n_deep, both_ways=m.arch.startswith("gemma"), counted=m.arch == "hunyuan_vl")
         for i, (n, grid) in enumerate(zip((15, 8), grids, strict=True))
     )
     return [*words(1, 6), first, *words(2, 2), second, *words(3, 17)]

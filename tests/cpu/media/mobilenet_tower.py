@@ -152,7 +152,7 @@ def normed(w: Weights, name: str, x: np.ndarray) -> np.ndarray:
 
 def gelu(x: np.ndarray) -> np.ndarray:
     """By tanh."""
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))))
 
 
 def convolved(x: np.ndarray, filters: np.ndarray, step: int) -> np.ndarray:

@@ -136,6 +136,45 @@ def yi(r: Reference, image: np.ndarray) -> np.ndarray:
     return r.norm("mm.4", r.linear("mm.3", gelu(r.norm("mm.1", r.linear("mm.0", x)))))
 
 
+def glm_edge(r: Reference, image: np.ndarray) -> np.ndarray:
+    x = r.layers(r.patches(image) + r.w["v.position_embd.weight"], tanh_gelu)[-1]
+    x = np.einsum("tyxd,odyx->to", r.squares(x, r.t.grid, 2), r.w["adapter.conv.weight"].astype(np.float64))
+    p = "adapter.linear"
+    x = gelu(r.norm(f"{p}.norm1", r.linear(f"{p}.linear", x + r.w["adapter.conv.bias"])))
+    gate = r.linear(f"{p}.gate", x)
+    x = r.linear(f"{p}.dense_4h_to_h", gate / (1 + np.exp(-gate)) * r.linear(f"{p}.dense_h_to_4h", x))
+    return np.concatenate([r.w["adapter.boi"][None], x, r.w["adapter.eoi"][None]])
+
+
+def filtered(r: Reference, name: str, x: np.ndarray) -> np.ndarray:
+    """Every element [rows, columns, D] by itself over its 3 x 3 neighbours, zeros around them."""
+    framed, filters = np.pad(x, ((1, 1), (1, 1), (0, 0))), r.w[f"{name}.weight"][:, 0].astype(np.float64)
+    rows, columns = x.shape[:2]
+    return sum(framed[i : i + rows, j : j + columns] * filters[:, i, j] for i in range(3) for j in range(3))
+
+
+def ldpv2(r: Reference, image: np.ndarray) -> np.ndarray:
+    x = r.layers(r.patches(image) + r.w["v.position_embd.weight"], tanh_gelu)[-2]
+    x = r.linear("mm.model.mlp.2", gelu(r.linear("mm.model.mlp.0", x)))
+    x = r.squares(x, r.t.grid, 2).mean((1, 2)).reshape(r.t.grid // 2, r.t.grid // 2, -1)
+    found = filtered(r, "mm.model.peg.0", x) + r.w["mm.model.peg.0.bias"] + x
+    return found.reshape(-1, r.t.text)
+
+
+def ldp(r: Reference, image: np.ndarray) -> np.ndarray:
+    x = r.layers(r.patches(image) + r.w["v.position_embd.weight"], tanh_gelu)[-2]
+    x = r.linear("mm.model.mlp.3", gelu(r.linear("mm.model.mlp.1", x))).reshape(r.t.grid, r.t.grid, -1)
+    for i in (1, 2):
+        p = f"mm.model.mb_block.{i}.block"
+        h = r.norm(f"{p}.0.1", filtered(r, f"{p}.0.0", x)[::i, ::i])
+        h = h * np.clip(h / 6 + 0.5, 0, 1)
+        inner = np.maximum(r.linear(f"{p}.1.fc1", h.mean((0, 1))), 0)
+        h = h * np.clip(r.linear(f"{p}.1.fc2", inner) / 6 + 0.5, 0, 1)
+        h = r.norm(f"{p}.2.1", h @ r.w[f"{p}.2.0.weight"].astype(np.float64).T)
+        x = h + x if i == 1 else h
+    return x.reshape(-1, r.t.text)
+
+
 def internvl(r: Reference, image: np.ndarray) -> np.ndarray:
     x = np.concatenate([r.w["v.class_embd"][None], r.patches(image)]) + r.w["v.position_embd.weight"]
     x = r.norm("mm.model.mlp.0", r.merged(r.layers(x, gelu)[-1][1:], r.t.grid), 1e-5)
@@ -314,6 +353,9 @@ ROWS: dict[str, Callable[[Reference, np.ndarray], np.ndarray]] = {
     "llava": llava,
     "llava_features": plain_llava,
     "llava_next": plain_llava,
+    "glm_edge": glm_edge,
+    "ldp": ldp,
+    "ldpv2": ldpv2,
     "yi": yi,
     "internvl": internvl,
     "idefics3": idefics3,

@@ -24,10 +24,12 @@ def opened(folder: Path, tower: MobileTower = TOWER, type_name: str = "f32") -> 
     return open_projector(str(path), n_embd=tower.text, n_threads=1, log=print)
 
 
-@pytest.mark.parametrize("side", [256, 512])
-@pytest.mark.parametrize("type_name", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize(
+    ("side", "type_name"),
+    [(side, name) for side in (256, 512) for name in ("f32", "f16", "q8_0")] + [(768, "f32")],
+)
 def test_rows_are_their_definition(side: int, type_name: str, tmp_path: Path) -> None:
-    """With and without means of squares of states."""
+    """With and without means of squares of states; of pictures of the published side, too."""
     tower = MobileTower(side=side)
     weights = tower.weights()
     path = tower.write(tmp_path / "mmproj.gguf", weights, type_name)

@@ -35,6 +35,42 @@ def plain_llava(m: Maker) -> None:
     m.linear("mm.2", t.text, 40)
 
 
+def glm_edge(m: Maker) -> None:
+    t, p = m.tower, "adapter.linear"
+    m.encoder(t.grid**2, post=False)
+    m.linear("adapter.conv", 40, t.d, 2, 2)
+    m.linear(f"{p}.linear", t.text, 40, bias=False)
+    m.norm(f"{p}.norm1", t.text)
+    for name in ("gate", "dense_h_to_4h"):
+        m.linear(f"{p}.{name}", 56, t.text, bias=False)
+    m.linear(f"{p}.dense_4h_to_h", t.text, 56, bias=False)
+    for name in ("adapter.boi", "adapter.eoi"):
+        m.vector(name, t.text)
+
+
+def ldpv2(m: Maker) -> None:
+    t = m.tower
+    m.encoder(t.grid**2, post=False)
+    m.linear("mm.model.mlp.0", t.text, t.d)
+    m.linear("mm.model.mlp.2", t.text, t.text)
+    m.filters("mm.model.peg.0.weight", t.text)
+    m.vector("mm.model.peg.0.bias", t.text)
+
+
+def ldp(m: Maker) -> None:
+    t = m.tower
+    m.encoder(t.grid**2, post=False)
+    m.linear("mm.model.mlp.1", t.text, t.d)
+    m.linear("mm.model.mlp.3", t.text, t.text)
+    for p in ("mm.model.mb_block.1.block", "mm.model.mb_block.2.block"):
+        m.filters(f"{p}.0.0.weight", t.text)
+        m.norm(f"{p}.0.1", t.text)
+        m.linear(f"{p}.1.fc1", 12, t.text)
+        m.linear(f"{p}.1.fc2", t.text, 12)
+        m.matrix(f"{p}.2.0.weight", t.text, t.text)
+        m.norm(f"{p}.2.1", t.text)
+
+
 def yi(m: Maker) -> None:
     t = m.tower
     m.encoder(t.grid**2, post=False)
@@ -176,6 +212,9 @@ TOWERS = {
         "mlp", plain_llava, further={"image_grid_pinpoints": [28, 56, 56, 28, 56, 56, 84, 28, 28, 84]}
     ),
     "yi": TileTower("mlp", yi),
+    "glm_edge": TileTower("adapter", glm_edge),
+    "ldp": TileTower("ldp", ldp, patch=2, side=48),
+    "ldpv2": TileTower("ldpv2", ldpv2, patch=2, side=48),
     "internvl": TileTower("internvl", internvl, ("<img>", "</img>"), further=MERGED, token="behind"),
     "idefics3": TileTower(
         "idefics3", idefics3, (AROUND, "<global-img>", "\n\n", *ROWS), further={**MERGED, "preproc_image_size": 84}

@@ -90,9 +90,11 @@ class TileTower:
         return weights
 
     def write(self, path: Path, weights: Weights | None = None, types: dict[str, str] | None = None) -> Path:
-        """The projector file; types: of some tensors."""
+        """The projector file; types: of some tensors. Filters of every element by itself are f16 as in published files:
+        llama.cpp reads them in no other type."""
         weights = self.weights() if weights is None else weights
-        data = {name: encoded(w, (types or {}).get(name, "f32")) for name, w in weights.items()}
+        usual = {name: "f16" if w.shape[1:] == (1, 3, 3) else "f32" for name, w in weights.items()}
+        data = {name: encoded(w, (types or {}).get(name, usual[name])) for name, w in weights.items()}
         return write_tensors(path, self.keys, weights, data, SIGNED)
 
 
@@ -132,6 +134,11 @@ class Maker:
         """Rows of products of unit variance."""
         scale = 1 / math.sqrt(np.prod(shape[1:]))
         self.weights[name] = self.random.normal(0, scale, shape).astype(np.float32)
+
+    def filters(self, name: str, n: int) -> None:
+        """Those of every element by itself, which halves of floats hold."""
+        self.matrix(name, n, 1, 3, 3)
+        self.weights[name] = self.weights[name].astype(np.float16).astype(np.float32)
 
     def linear(self, name: str, *shape: int, bias: bool = True) -> None:
         """A matrix and what is added."""

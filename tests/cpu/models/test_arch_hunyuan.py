@@ -1,4 +1,4 @@
-"""Hunyuan dense: random models against their definition and llama.cpp."""
+"""Hunyuan dense, and the text part of HunyuanVL: random models against their definition and llama.cpp."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.cpu.models.reference_models import Evaluation, RandomModel
 N, D, HEADS, KV, HEAD, F = 2, 64, 3, 1, 32, 76
 
 
-def hunyuan_dense(alpha: float = 0.0) -> tuple[RandomModel, np.ndarray]:
+def hunyuan_dense(alpha: float = 0.0, arch: str = "hunyuan-dense") -> tuple[RandomModel, np.ndarray]:
     """Heads are rotated, then normed."""
-    m = RandomModel("hunyuan-dense", 51, **checks.shape(N, D, HEADS, KV, HEAD, F), **RMS)
+    m = RandomModel(arch, 51, **checks.shape(N, D, HEADS, KV, HEAD, F), **RMS)
     if alpha:
         m.keys["rope.scaling.alpha"] = alpha
     checks.frame(m, D, tied=True)
@@ -47,6 +47,16 @@ def hunyuan_dense(alpha: float = 0.0) -> tuple[RandomModel, np.ndarray]:
 def hunyuan_dense_alpha() -> tuple[RandomModel, np.ndarray]:
     """Files whose base is raised by a key."""
     return hunyuan_dense(1000.0)
+
+
+@pytest.mark.parametrize("sections", [None, [4, 4, 4, 4]])
+def test_text_of_hunyuan_vl(sections: list[int] | None, tmp_path: Path) -> None:
+    """As hunyuan-dense; all positions of a token are the same."""
+    model, truth = hunyuan_dense(1000.0, "hunyuan_vl")
+    if sections:
+        model.keys["rope.dimension_sections"] = sections
+    path = checks.check_definition(model, truth, tmp_path)
+    checks.check_peer(path, "hunyuan_dense_alpha", 0.02)
 
 
 @pytest.mark.parametrize("make", [hunyuan_dense, hunyuan_dense_alpha], ids=lambda f: f.__name__)

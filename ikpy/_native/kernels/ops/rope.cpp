@@ -8,13 +8,13 @@ namespace ikpy {
 
 namespace {
 
-// Which of a token's three positions turns pair i: none of several (0), sections one behind the other (1), or
-// height and width every third pair each (2), as far as their sections go. -1: none does, a position of 0.
+// Which of a token's four positions turns pair i: sections one behind the other (1), or height and width
+// every third pair each (2), as far as their sections go.
 int part_of_pair(const int32_t* ip, int64_t i) {
     const int64_t time = ip[2], height = ip[3], width = ip[4];
     if (ip[1] == 1) {
         const int64_t total = time + height + width + ip[5], at = i % total;
-        return at < time ? 0 : at < time + height ? 1 : at < time + height + width ? 2 : -1;
+        return at < time ? 0 : at < time + height ? 1 : at < time + height + width ? 2 : 3;
     }
     if (i % 3 == 1 && i < 3 * height) return 1;
     return i % 3 == 2 && i < 3 * width ? 2 : 0;
@@ -22,13 +22,13 @@ int part_of_pair(const int32_t* ip, int64_t i) {
 
 }  // namespace
 
-// src0 = positions i32 [T], or [3, T] with sections, src1 = frequency factors f32 [n/2] (optional), dst = f32
+// src0 = positions i32 [T], or [4, T] with sections, src1 = frequency factors f32 [n/2] (optional), dst = f32
 // [n, T] of (cos, sin) pairs. fp: base, freq_scale, ext_factor, attn_factor, low corner, high corner; ip: 1
 // for negative sines, the kind of sections and their four lengths in pairs.
 void op_rope_table(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     const Tensor& dst = ts[op.dst];
     const int32_t* pos = reinterpret_cast<const int32_t*>(ts[op.src[0]].data);
-    const int n_parts = op.ip[1] ? 3 : 1;
+    const int n_parts = op.ip[1] ? 4 : 1;
     const float* factors = op.src[1] >= 0 ? reinterpret_cast<const float*>(ts[op.src[1]].data) : nullptr;
     const int64_t n = dst.ne[0];
     const float base = op.fp[0], freq_scale = op.fp[1], ext = op.fp[2], low = op.fp[4], high = op.fp[5];
@@ -38,11 +38,11 @@ void op_rope_table(const ThreadContext& ctx, const Op& op, const Tensor* ts, con
     split_range(dst.ne[1], ctx.ith, ctx.nth, 1, &begin, &end);
     for (int64_t t = begin; t < end; ++t) {
         float* out = row<float>(dst, t);
-        float thetas[3];
+        float thetas[4];
         for (int p = 0; p < n_parts; ++p) thetas[p] = static_cast<float>(pos[n_parts * t + p]);
         for (int64_t i = 0; i < n / 2; ++i) {
             const int part = op.ip[1] ? part_of_pair(op.ip, i) : 0;
-            const float theta = part < 0 ? 0.0f : thetas[part];
+            const float theta = thetas[part];
             for (int p = 0; p < n_parts; ++p) thetas[p] *= theta_scale;
             const float extrapolated = factors ? theta / factors[i] : theta;
             float angle = freq_scale * extrapolated;

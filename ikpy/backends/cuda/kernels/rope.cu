@@ -7,13 +7,13 @@ namespace {
 
 // Sections of M-RoPE: none (0), one behind the other (1), or interleaved (2), and how many pairs each has.
 struct Sections {
-    int kind, time, height, width, none;
+    int kind, time, height, width, fourth;
 
-    // Which of a token's three positions turns pair i; -1: none does, a position of 0.
+    // Which of a token's four positions turns pair i.
     __device__ __forceinline__ int part(int i) const {
         if (kind == 1) {
-            const int at = i % (time + height + width + none);
-            return at < time ? 0 : at < time + height ? 1 : at < time + height + width ? 2 : -1;
+            const int at = i % (time + height + width + fourth);
+            return at < time ? 0 : at < time + height ? 1 : at < time + height + width ? 2 : 3;
         }
         if (i % 3 == 1 && i < 3 * height) return 1;
         return i % 3 == 2 && i < 3 * width ? 2 : 0;
@@ -23,17 +23,17 @@ struct Sections {
 }  // namespace
 
 // dst f32 [n, T] of (cos, sin) pairs; one block per token, one thread per pair. theta_scale = base^(-2/n);
-// inverse: negative sines. pos has three positions per token where there are sections.
+// inverse: negative sines. pos has four positions per token where there are sections.
 // Powers are taken by repeated multiplication, as in the CPU backend: long contexts show the difference.
 IKPY_KERNEL rope_table(View dst, const int* pos, const float* factors, float theta_scale, float freq_scale,
                        float ext, float magnitude, float low, float high, int inverse, int kind, int time,
-                       int height, int width, int none) {
+                       int height, int width, int fourth) {
     const int t = blockIdx.x, n = dst.ne[0];
-    const Sections sections{kind, time, height, width, none};
+    const Sections sections{kind, time, height, width, fourth};
     float* out = dst.row<float>(t);
     for (int i = threadIdx.x; i < n / 2; i += blockDim.x) {
         const int part = kind ? sections.part(i) : 0;
-        float theta = part < 0 ? 0.0f : static_cast<float>(pos[kind ? 3 * t + part : t]);
+        float theta = static_cast<float>(pos[kind ? 4 * t + part : t]);
         for (int j = 0; j < i; ++j) theta *= theta_scale;
         const float extrapolated = factors ? theta / factors[i] : theta;
         float angle = freq_scale * extrapolated;

@@ -133,13 +133,15 @@ class Peer:
     def _array(self, address: int, n: int) -> np.ndarray:
         return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(F32)), (n,)).copy()
 
-    def run(self, context: int, tokens: list[int], states: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Logits [T, V] and states [T, W] of tokens from position 0 on."""
+    def run(
+        self, context: int, tokens: list[int], states: np.ndarray | None = None, start: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Logits [T, V] and states [T, W] of tokens from a position on."""
         lib, kept = self.lib, []
         batch = lib.llama_batch_ext_init(context)
         for i, token in enumerate(tokens):
             lib.llama_batch_ext_add_token(batch, 0, token)
-            place = (I32 * 4)(i, i, i, 0)
+            place = (I32 * 4)(*[start + i] * 3, 0)
             kept.append(place)
             lib.llama_batch_ext_set_pos(batch, i, place)
             lib.llama_batch_ext_set_output_logits(batch, i, True)

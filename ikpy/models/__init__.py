@@ -53,6 +53,7 @@ ARCHITECTURES = {
     "gemma3": "ikpy.models.gemma3:Gemma3",
     "gemma3n": "ikpy.models.gemma3n:Gemma3n",
     "gemma4": "ikpy.models.gemma4:Gemma4",
+    "gemma4-assistant": "ikpy.models.gemma4_assistant:Gemma4Assistant",
     "glm-dsa": "ikpy.models.glm_dsa:GlmDsa",
     "glm4": "ikpy.models.glm4:Glm4",
     "glm4moe": "ikpy.models.glm4moe:Glm4Moe",

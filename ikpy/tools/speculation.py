@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ikpy.engine.assistant_draft import AssistantDraft
+from ikpy.engine.cache_reader import CacheReader
 from ikpy.engine.context import Context
 from ikpy.engine.head_draft import HeadDraft
 from ikpy.engine.model import Model
@@ -15,16 +17,20 @@ from ikpy.engine.ngram_cache import CacheDraft, EarlierTexts, NgramCache
 from ikpy.engine.ngram_draft import NgramMapKey, NgramMapValues, NgramMod, NgramPool, NgramSimple
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.reading_draft import ReadingDraft
-from ikpy.engine.reading_layer import reading_layer
+from ikpy.engine.reading_layer import cache_reading_layers, reading_layer
 from ikpy.engine.speculative import Drafter, Speculation, SpeculativeParams
 from ikpy.engine.suffix_draft import SuffixAutomaton, SuffixDraft
 from ikpy.errors import UsageError
 from ikpy.gguf.reader import GGUFFile
+from ikpy.models import silent
 from ikpy.models.eagle3 import Eagle3
 from ikpy.models.prediction import has_heads_alone
 from ikpy.vocab import Vocab
 
 Maker = Callable[[int], Drafter]
+ASSISTANT = "gemma4-assistant"
+OWN_KINDS = {"eagle3": "eagle3", ASSISTANT: "mtp"}
+"""Drafters by architectures of their files that have nothing else."""
 MAX_SIZE_DIFFERENCE = 128
 MAX_KEPT_STATES = 16
 """Copies of a sequence's recurrent states at most: each is as large as the states, 75 MB for Qwen3-Next 80B."""
@@ -47,12 +53,14 @@ def make_speculation(
     *,
     draft_params: ContextParams | None = None,
     model: Model | None = None,
+    context: Context | None = None,
     log: Callable[[str], None] | None = None,
 ) -> Speculation | None:
     """Drafters for the sequences of a context, None if nothing drafts.
 
     ``model``: the one whose prediction head may draft ("mtp"), or that of a draft file which has heads alone; its
-    context must keep token_states. A draft model is asked last unless ``params.types`` places it.
+    context must keep token_states. ``context``: that one, for draft files whose layers read its caches. A draft model is
+    asked last unless ``params.types`` places it.
     ``draft_params.n_seq_max`` is the number of sequences of the draft model's and of the head's context,
     ``draft_params.media`` the pictures of the model's own, which heads see; that one must keep `kept_states`. Raises
     UsageError for files that cannot be used.
@@ -64,7 +72,9 @@ def make_speculation(
         types.append("draft")
     makers: list[Maker] = []
     for name in types:
-        if name == "mtp":
+        if name == "mtp" and architecture_of(files.model) == ASSISTANT:
+            makers.append(_assistant_maker(params, files, context, vocab, draft_params or ContextParams(), log))
+        elif name == "mtp":
             source = None if model is None or kind != "mtp" else _model_of_heads(files.model, model, vocab, log)
             makers.append(_head_maker(params, source or model, draft_params or ContextParams(), log))
         elif name == "eagle3":
@@ -116,20 +126,27 @@ def _head_maker(
     return lambda seq_id: HeadDraft(*contexts, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
 
 
+def architecture_of(path: str | os.PathLike[str] | None) -> str:
+    """The architecture of a draft file; "" for no file."""
+    return "" if path is None else str(GGUFFile.open(Path(path), header_only=True).get("general.architecture"))
+
+
 def kind_of_drafter(path: str | os.PathLike[str] | None) -> str:
-    """Which drafter a draft file is for: draft (a model), mtp (prediction layers alone) or eagle3; "" for no file."""
+    """Which drafter a draft file is for: draft (a model), mtp (prediction layers alone, or a drafter that reads caches
+    of the model) or eagle3; "" for no file."""
     if path is None:
         return ""
-    gguf = GGUFFile.open(Path(path), header_only=True)
-    if gguf.get("general.architecture") == "eagle3":
-        return "eagle3"
-    return "mtp" if has_heads_alone(gguf) else "draft"
+    arch = architecture_of(path)
+    if arch in OWN_KINDS:
+        return OWN_KINDS[arch]
+    return "mtp" if has_heads_alone(GGUFFile.open(Path(path), header_only=True)) else "draft"
 
 
 def _check_kind(types: list[str], path: str | os.PathLike[str] | None) -> str:
     """The kind of a draft file. UsageError unless the types are those that it can be for."""
     kind = kind_of_drafter(path)
-    own = {"mtp": "has prediction layers alone", "eagle3": "reads what layers of a model read"}
+    layers = "reads caches of a model" if architecture_of(path) == ASSISTANT else "has prediction layers alone"
+    own = {"mtp": layers, "eagle3": "reads what layers of a model read"}
     if kind in own and (kind not in types or "draft" in types):
         raise UsageError(f"'{path}' {own[kind]}: --spec-type {kind} drafts from it")
     if "eagle3" in types and kind != "eagle3":
@@ -169,6 +186,22 @@ def _reading_maker(
     context = Context(layer, own, log=log)
     n_ctx = context.n_ctx // own.n_seq_max
     return lambda seq_id: ReadingDraft(context, tokens, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
+
+
+def _assistant_maker(
+    params: SpeculativeParams,
+    files: DraftFiles,
+    context: Context | None,
+    vocab: Vocab,
+    draft_params: ContextParams,
+    log: Callable[[str], None] | None,
+) -> Maker:
+    if context is None or files.model is None:
+        raise UsageError(f"'{files.model}' reads caches of a model: it needs the context of that one")
+    layers = cache_reading_layers(context.model, files.model)
+    common_vocabulary(vocab, Vocab.from_metadata(layers.gguf.metadata))
+    reader = CacheReader(layers, context, draft_params.n_threads, log or silent)
+    return lambda seq_id: AssistantDraft(reader, p_min=params.p_min, seq_id=seq_id)
 
 
 def _model_of_heads(

@@ -119,7 +119,7 @@ class Conversion(PlannedFile):
         told. UsageError unless --target is given for drafters alone.
         """
         folder, target = self.checkpoint.folder, self.options.target
-        if bool(target) != self.family.reads_target:
+        if bool(target) != self.family.reads_target and not self.family.may_read_target:
             raise UsageError(
                 f"{folder}: an EAGLE-3 drafter; --target names the folder of the model that it reads (config.json and "
                 "tokenizer)"

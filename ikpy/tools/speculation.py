@@ -59,11 +59,10 @@ def make_speculation(
     """Drafters for the sequences of a context, None if nothing drafts.
 
     ``model``: the one whose prediction head may draft ("mtp"), or that of a draft file which has heads alone; its
-    context must keep token_states. ``context``: that one, for draft files whose layers read its caches. A draft model is
-    asked last unless ``params.types`` places it.
-    ``draft_params.n_seq_max`` is the number of sequences of the draft model's and of the head's context,
-    ``draft_params.media`` the pictures of the model's own, which heads see; that one must keep `kept_states`. Raises
-    UsageError for files that cannot be used.
+    context must keep token_states. ``context``: that one, for draft files whose layers read its caches. A draft model
+    is asked last unless ``params.types`` places it. ``draft_params.n_seq_max`` is the number of sequences of the draft
+    model's and of the head's context, ``draft_params.media`` the pictures of the model's own, which heads see; that one
+    must keep `kept_states`. Raises UsageError for files that cannot be used.
     """
     files = files or DraftFiles()
     types = [name for name in params.types if name != "none"]

@@ -51,6 +51,7 @@ FAMILIES = {
     "gemma2": "gemma:Gemma2",
     "gemma3_text": "gemma:Gemma3",
     "gemma3n_text": "gemma3n:Gemma3n",
+    "gemma4_assistant": "gemma4_assistant:Gemma4Assistant",
     "gemma4_text": "gemma4:Gemma4",
     "glm": "glm:Glm",
     "glm4": "glm:Glm4",
@@ -172,6 +173,8 @@ _MODEL_TYPES = {
     **dict.fromkeys(("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"), "jina_bert_v2"),
     "BailingMoeV2ForCausalLM": "bailing_moe_v2",
     "DeepseekV2ForCausalLM": "deepseek_v2",
+    "Gemma4AssistantForCausalLM": "gemma4_assistant",
+    "Gemma4UnifiedAssistantForCausalLM": "gemma4_assistant",
     "MiniMaxM2ForCausalLM": "minimax_m2",
 }
 

@@ -130,6 +130,7 @@ class Family:
     has_output: ClassVar[bool] = True
     needs_embedding: ClassVar[bool] = True
     reads_target: ClassVar[bool] = False  # whether it drafts for another model, whose folder tells what is read
+    may_read_target: ClassVar[bool] = False  # whether the tokenizer may be that of a folder which is named
     own_tensors: ClassVar[frozenset[str]] = frozenset()  # that the family reads itself
     writes_texts: ClassVar[bool] = True
     template: ClassVar[str] = ""  # built-in chat template of the published models, for checkpoints without one

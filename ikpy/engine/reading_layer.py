@@ -1,4 +1,4 @@
-"""Layers of draft files that read states or caches of a model (EAGLE-3, drafters of Gemma 4)."""
+"""Layers of draft files that read states or caches of a model (EAGLE-3, DFlash, drafters of Gemma 4)."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from ikpy.errors import UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.models import architecture, silent
 from ikpy.models.base import Architecture, Decoder
-from ikpy.models.eagle3 import Eagle3
 from ikpy.models.gemma4_assistant import Gemma4Assistant
 from ikpy.models.keys import Keys
+from ikpy.models.layer_reading import LayerReading
 from ikpy.models.weights import WeightSource
 
 
 def reading_layer(model: Model, path: str | os.PathLike[str]) -> Model:
-    """The layer as a model of its own, on the CPU. From then on contexts of ``model`` that keep the states of tokens
-    keep what the layer reads.
+    """The layers as a model of their own, on the CPU. From then on contexts of ``model`` that keep the states of tokens
+    keep what the layers read.
 
     UsageError for files and models that do not go together.
     """
     arch, weights, own = _opened(model, path)
-    if not isinstance(arch, Eagle3):
-        raise UsageError(f"'{path}' is no drafter of --spec-type eagle3 but a model ({arch.hp.arch})")
+    if not isinstance(arch, LayerReading):
+        raise UsageError(f"'{path}' is no drafter that reads layers of a model but a model ({arch.hp.arch})")
     target = model.arch
     if not isinstance(target, Decoder) or type(target).build is not Decoder.build:
         what = f"a model of architecture {model.hparams.arch}"
-        raise UsageError(f"--spec-type eagle3: {what} cannot give what the drafter reads")
+        raise UsageError(f"--spec-type {arch.drafts_as}: {what} cannot give what the drafter reads")
     if arch.target_size != model.hparams.n_embd:
         width = model.hparams.n_embd
         raise UsageError(f"'{path}' reads states of {arch.target_size} numbers, those of the model have {width}")

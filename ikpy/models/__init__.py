@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "deepseek2-ocr": "ikpy.models.deepseek:DeepSeek2Ocr",
     "deepseek32": "ikpy.models.deepseek32:DeepSeek32",
     "deepseek4": "ikpy.models.deepseek4:DeepSeek4",
+    "dflash": "ikpy.models.dflash:DFlash",
     "dots1": "ikpy.models.dots1:Dots1",
     "dots3note": "ikpy.models.dots3note:Dots3Note",
     "eagle3": "ikpy.models.eagle3:Eagle3",

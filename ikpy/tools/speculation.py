@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ikpy.engine.assistant_draft import AssistantDraft
+from ikpy.engine.block_draft import BlockDraft
 from ikpy.engine.cache_reader import CacheReader
 from ikpy.engine.context import Context
 from ikpy.engine.head_draft import HeadDraft
@@ -18,19 +19,22 @@ from ikpy.engine.ngram_draft import NgramMapKey, NgramMapValues, NgramMod, Ngram
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.reading_draft import ReadingDraft
 from ikpy.engine.reading_layer import cache_reading_layers, reading_layer
-from ikpy.engine.speculative import Drafter, Speculation, SpeculativeParams
+from ikpy.engine.speculative import LAYER_READING_TYPES, Drafter, Speculation, SpeculativeParams
 from ikpy.engine.suffix_draft import SuffixAutomaton, SuffixDraft
 from ikpy.errors import UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.models import silent
-from ikpy.models.eagle3 import Eagle3
+from ikpy.models.dflash import MARKOV, DFlash
+from ikpy.models.layer_reading import LayerReading
 from ikpy.models.prediction import has_heads_alone
 from ikpy.vocab import Vocab
 
 Maker = Callable[[int], Drafter]
 ASSISTANT = "gemma4-assistant"
-OWN_KINDS = {"eagle3": "eagle3", ASSISTANT: "mtp"}
+OWN_KINDS = {"eagle3": "eagle3", "dflash": "dflash", ASSISTANT: "mtp"}
 """Drafters by architectures of their files that have nothing else."""
+LEAST_BATCH = 64
+"""Tokens of a batch of a drafter of blocks, whatever -ub says: a block is one batch."""
 MAX_SIZE_DIFFERENCE = 128
 MAX_KEPT_STATES = 16
 """Copies of a sequence's recurrent states at most: each is as large as the states, 75 MB for Qwen3-Next 80B."""
@@ -76,7 +80,7 @@ def make_speculation(
         elif name == "mtp":
             source = None if model is None or kind != "mtp" else _model_of_heads(files.model, model, vocab, log)
             makers.append(_head_maker(params, source or model, draft_params or ContextParams(), log))
-        elif name == "eagle3":
+        elif name in LAYER_READING_TYPES:
             makers.append(_reading_maker(params, files, model, vocab, draft_params or ContextParams(), log))
         else:
             makers.append(_maker(name, params, vocab, files, draft_params or ContextParams(), log))
@@ -132,32 +136,34 @@ def architecture_of(path: str | os.PathLike[str] | None) -> str:
 
 def kind_of_drafter(path: str | os.PathLike[str] | None) -> str:
     """Which drafter a draft file is for: draft (a model), mtp (prediction layers alone, or a drafter that reads caches
-    of the model) or eagle3; "" for no file."""
+    of the model), eagle3, dflash or dspark; "" for no file."""
     if path is None:
         return ""
     arch = architecture_of(path)
-    if arch in OWN_KINDS:
-        return OWN_KINDS[arch]
-    return "mtp" if has_heads_alone(GGUFFile.open(Path(path), header_only=True)) else "draft"
+    gguf = GGUFFile.open(Path(path), header_only=True)
+    if arch == "dflash" and MARKOV in gguf.tensors:
+        return "dspark"
+    return OWN_KINDS.get(arch) or ("mtp" if has_heads_alone(gguf) else "draft")
 
 
 def _check_kind(types: list[str], path: str | os.PathLike[str] | None) -> str:
     """The kind of a draft file. UsageError unless the types are those that it can be for."""
     kind = kind_of_drafter(path)
     layers = "reads caches of a model" if architecture_of(path) == ASSISTANT else "has prediction layers alone"
-    own = {"mtp": layers, "eagle3": "reads what layers of a model read"}
+    own = {"mtp": layers, **dict.fromkeys(LAYER_READING_TYPES, "reads what layers of a model read")}
     if kind in own and (kind not in types or "draft" in types):
         raise UsageError(f"'{path}' {own[kind]}: --spec-type {kind} drafts from it")
-    if "eagle3" in types and kind != "eagle3":
-        raise UsageError("--spec-type eagle3 needs a drafter of that kind: give its file with -md")
-    if {"mtp", "eagle3"} <= set(types):
-        raise UsageError("--spec-type mtp and eagle3 read other states of the model: name one of them")
+    for name in LAYER_READING_TYPES.intersection(types):
+        if kind != name:
+            raise UsageError(f"--spec-type {name} needs a drafter of that kind: give its file with -md")
+        if "mtp" in types:
+            raise UsageError(f"--spec-type mtp and {name} read other states of the model: name one of them")
     return kind
 
 
 def prepare_model(types: Iterable[str], path: str | os.PathLike[str] | None, model: Model) -> bool:
     """Whether contexts of a model must keep states for these drafts; it is told which. UsageError if it has none."""
-    if "eagle3" in types:
+    if not LAYER_READING_TYPES.isdisjoint(types):
         _check_kind(list(types), path)
         assert path is not None
         reading_layer(model, path)
@@ -176,15 +182,21 @@ def _reading_maker(
     log: Callable[[str], None] | None,
 ) -> Maker:
     if model is None or files.model is None:
-        raise UsageError("--spec-type eagle3 needs the model itself and a draft file: give one with -md")
-    layer = reading_layer(model, files.model)
-    assert isinstance(layer.arch, Eagle3)
-    common_vocabulary(vocab, Vocab.from_metadata(layer.gguf.metadata))
-    tokens = layer.arch.target_tokens
+        raise UsageError("drafters that read layers of a model need the model itself and a file: give one with -md")
+    layers = reading_layer(model, files.model)
+    arch = layers.arch
+    assert isinstance(arch, LayerReading)
+    common_vocabulary(vocab, Vocab.from_metadata(layers.gguf.metadata))
     own = replace(draft_params, embeddings=True, token_states=False, n_kept_states=0, adapters=(), media=None)
-    context = Context(layer, own, log=log)
+    if isinstance(arch, DFlash):
+        # All tokens of a batch see each other; a block must not drop what its tokens see through a window.
+        n_batch = max(own.n_ubatch or own.n_batch, LEAST_BATCH, arch.n_block)
+        own = replace(own, embeddings=arch.markov is not None, n_batch=n_batch, n_ubatch=n_batch, swa_full=True)
+    context = Context(layers, own, log=log)
     n_ctx = context.n_ctx // own.n_seq_max
-    return lambda seq_id: ReadingDraft(context, tokens, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
+    if isinstance(arch, DFlash):
+        return lambda seq_id: BlockDraft(context, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
+    return lambda seq_id: ReadingDraft(context, arch.target_tokens, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
 
 
 def _assistant_maker(

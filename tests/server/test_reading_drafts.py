@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from ikpy.server.read_params import read_generation
 from ikpy.server.tasks import CompletionTask
+from tests.cpu.models import dflash_model as dflash
 from tests.cpu.models import eagle3_model as eagle3
 from tests.cpu.models import gemma4_assistant_model as assistant
 from tests.cpu.models.reference_models import N_VOCAB
@@ -26,6 +27,8 @@ PROMPTS = np.random.default_rng(4).integers(4, N_VOCAB - 8, (4, 30)).tolist()
 
 PAIRS = {
     "eagle3": lambda: (eagle3.target(), eagle3.drafter(own=True)),
+    "dflash": lambda: (eagle3.target(), dflash.drafter()),
+    "dspark": lambda: (eagle3.target(), dflash.drafter(own=True, markov="bonus")),
     "mtp": lambda: (assistant.target(), assistant.drafter()),
 }
 

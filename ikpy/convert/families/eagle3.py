@@ -13,7 +13,8 @@ from ikpy.convert.families import family
 from ikpy.convert.families.base import ATTENTION, DENSE, Keys, Modules
 from ikpy.convert.families.llama import Llama
 from ikpy.errors import FileFormatError
-from ikpy.models.eagle3 import MAPPING, N_READ
+from ikpy.models.eagle3 import N_READ
+from ikpy.models.layer_reading import MAPPING
 
 _CHOICE = "t2d"
 """Tensor that says of every token of the target whether the drafter guesses it."""

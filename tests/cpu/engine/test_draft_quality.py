@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 
 from ikpy.engine.assistant_draft import AssistantDraft
 from ikpy.engine.batch import Batch
+from ikpy.engine.block_draft import BlockDraft
 from ikpy.engine.cache_reader import CacheReader
 from ikpy.engine.context import Context
 from ikpy.engine.head_draft import HeadDraft
@@ -31,6 +32,7 @@ from ikpy.engine.speculative import Drafter, SpeculativeParams, Speculator
 from ikpy.engine.suffix_draft import SuffixDraft
 from ikpy.models import silent
 from ikpy.tools.generation import GrowingSequence
+from tests.cpu.models import dflash_model as dflash
 from tests.cpu.models import eagle3_model as eagle3
 from tests.cpu.models import gemma4_assistant_model as assistant
 from tests.cpu.models.bigram_model import BigramContext, random_table
@@ -47,7 +49,7 @@ NGRAMS: dict[str, Callable[[], Drafter]] = {
     "ngram-cache": CacheDraft,
     "suffix": lambda: SuffixDraft(PARAMS),
 }
-KINDS = ("draft", "mtp", "eagle3", "assistant")
+KINDS = ("draft", "mtp", "eagle3", "assistant", "dflash", "dspark")
 TEXT = TOKENS[:20].tolist()
 CRITICAL = 4.0
 """Standard deviations of the chi-square distribution above its mean that count as another distribution."""
@@ -111,6 +113,11 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     if kind == "assistant":
         layers = cache_reading_layers(model, assistant.drafter().write(tmp_path / "draft.gguf"))
         return Made(model, lambda of: AssistantDraft(CacheReader(layers, of, 1, silent), p_min=0.0), True)
+    if kind in ("dflash", "dspark"):
+        draft = dflash.drafter(markov="anchor" if kind == "dspark" else "")
+        layers = reading_layer(model, draft.write(tmp_path / "draft.gguf"))
+        own = Context(layers, replace(settings, n_batch=64, n_ubatch=64, swa_full=True))
+        return Made(model, lambda _: BlockDraft(*_empty([own]), p_min=0.0, n_ctx=256), True)
     head = reading_layer(model, eagle3.drafter(own=True).write(tmp_path / "draft.gguf"))
     own = Context(head, settings)
     return Made(model, lambda _: ReadingDraft(*_empty([own]), head.arch.target_tokens, p_min=0.0, n_ctx=256), True)

@@ -1,0 +1,112 @@
+"""dflash: DFlash drafters (arXiv:2602.06036), which guess a block of tokens at once, and DSpark's with a Markov head.
+
+Two graphs. Without outputs the tokens' states, which a matrix has made of inputs of layers of the model, become keys
+and values. With outputs the tokens are a block: the last one of the text and masks behind it, which see the whole text
+and each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ikpy.errors import FileFormatError, UnsupportedError
+from ikpy.graph.ir import Value
+from ikpy.models.base import Decoder
+from ikpy.models.batch import BatchGraph
+from ikpy.models.blocks import split_heads, store_heads
+from ikpy.models.hparams import HParams
+from ikpy.models.keys import Keys
+from ikpy.models.layer_reading import LayerReading
+from ikpy.models.transformer import Layer
+from ikpy.models.weights import WeightSource
+
+USUAL_BLOCK, MAX_BLOCK = 16, 1024
+MASK = "tokenizer.ggml.mask_token_id"
+MARKOV = "markov_w1.weight"
+# Keys of kinds that have further parts.
+FURTHER = {"selector_rank": "DFlash 2 (a selector of candidates)", "hyper_connection.count": "blocks of DeepSeek V4"}
+
+
+@dataclass
+class MarkovHead:
+    """What a guess adds to the logits of the next one: rows [R, V] of the guessed token times a matrix [R, n rows]. Of
+    a state [D] and these rows a guess's odds of being right are made [D + R, 1], if the file can tell them.
+    """
+
+    rows: Value
+    matrix: Value
+    odds: Value | None
+    odds_bias: Value | None
+
+
+class DFlash(LayerReading):
+    """Every layer has keys and values of the model's states and of the block, under the same norm and rotation."""
+
+    drafts_as = "dflash"
+    rope_neox = True
+    qk_norm = "required"
+    attn_sinks = "optional"
+    predicts_from_normed = True
+
+    # hyper-parameters and tensors
+
+    def read_hparams(self, keys: Keys) -> HParams:
+        hp = super().read_hparams(keys)
+        path = keys.gguf.path
+        for name, what in FURTHER.items():
+            if keys.u32(name, 0):
+                raise UnsupportedError(f"{path}: {what} ({keys.arch}.{name}) is not supported")
+        self.target_layers = tuple(keys.integers("target_layers"))
+        self.target_size = keys.u32("target_hidden_size", hp.n_embd)
+        if not self.target_layers:
+            raise FileFormatError(f"{path}: {keys.arch}.target_layers is empty")
+        hp.causal = keys.boolean("attention.causal", False)
+        self.n_block = keys.u32("block_size", USUAL_BLOCK)
+        if not 2 <= self.n_block <= MAX_BLOCK:
+            raise FileFormatError(f"{path}: {keys.arch}.block_size {self.n_block}: blocks have 2 to {MAX_BLOCK} tokens")
+        self.guesses_first = keys.boolean("sample_from_anchor", True)
+        mask = keys.gguf.get(MASK)
+        if not isinstance(mask, int) or not 0 <= mask < hp.n_vocab:
+            raise FileFormatError(f"{path}: {MASK} is {mask}, and a drafter of blocks needs one of {hp.n_vocab} tokens")
+        self.mask_token = mask
+        hp.n_swa = keys.u32("attention.sliding_window", 0)
+        if hp.n_swa:
+            pattern = keys.per_layer("attention.sliding_window_pattern", hp.n_layer)
+            self.has_window = [bool(flag) for flag in pattern]
+        return hp
+
+    def load_global(self, weights: WeightSource) -> None:
+        super().load_global(weights)
+        self.state_norm = self.take_norm(weights, "enc.output_norm")
+        self.markov = self._take_markov(weights) if weights.has(MARKOV) else None
+
+    def _take_markov(self, weights: WeightSource) -> MarkovHead:
+        rank, d = weights.gguf.tensors[MARKOV].shape[0], self.hp.n_embd
+        return MarkovHead(
+            weights.take(MARKOV, (rank, self.hp.n_vocab)),
+            weights.take("markov_w2.weight", (rank, self.n_rows)),
+            weights.take("conf_proj.weight", (d + rank, 1), required=False),
+            weights.take("conf_proj.bias", (1,), required=False),
+        )
+
+    # graph
+
+    def embed(self, b: BatchGraph) -> Value:
+        return b.graph.get_rows(self.token_embd, b.inputs["tokens"])
+
+    def build(self, b: BatchGraph) -> Value | None:
+        if b.n_outputs:
+            return Decoder.build(self, b)
+        assert b.states is not None
+        state = self.norm(b, b.states.reshape(self.hp.n_embd, b.n_tokens), self.state_norm)
+        for il in range(self.hp.n_layer):
+            self._store(b, il, state)
+        return None
+
+    def _store(self, b: BatchGraph, il: int, state: Value) -> None:
+        """Keys and values of a layer of the normed states [D, T]."""
+        layer: Layer = self.layers[il]  # type: ignore[assignment]
+        attn, g, sizes = layer.attn, b.graph, self.head_sizes(il)
+        assert attn.k is not None and attn.v is not None
+        k, v = split_heads(g.mul_mat(attn.k, state), sizes.k), split_heads(g.mul_mat(attn.v, state), sizes.v)
+        store_heads(b, il, self.rotate(b, il, self.norm_head(b, k, attn.k_norm)), v)

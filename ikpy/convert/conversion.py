@@ -121,8 +121,7 @@ class Conversion(PlannedFile):
         folder, target = self.checkpoint.folder, self.options.target
         if bool(target) != self.family.reads_target and not self.family.may_read_target:
             raise UsageError(
-                f"{folder}: an EAGLE-3 drafter; --target names the folder of the model that it reads (config.json and "
-                "tokenizer)"
+                f"{folder}: a drafter; --target names the folder of the model that it reads (config.json and tokenizer)"
                 if self.family.reads_target
                 else f"{folder}: --target is for drafters, and this is a model"
             )
@@ -227,7 +226,7 @@ class Conversion(PlannedFile):
             pre=self.options.pre,
             usual_pre=self.family.usual_pre,
         )
-        return values | keys | self._templates()
+        return values | keys | self.family.keys_of_tokens() | self._templates()
 
     def _n_vocab(self) -> int:
         """Tokens of the vocabulary: rows of the embedding, or those of the target."""

@@ -17,7 +17,7 @@ from ikpy.models.blocks import split_heads, store_heads
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.layer_reading import LayerReading
-from ikpy.models.transformer import Layer
+from ikpy.models.transformer import Attention, Layer
 from ikpy.models.weights import WeightSource
 
 USUAL_BLOCK, MAX_BLOCK = 16, 1024
@@ -60,6 +60,9 @@ class DFlash(LayerReading):
         self.target_size = keys.u32("target_hidden_size", hp.n_embd)
         if not self.target_layers:
             raise FileFormatError(f"{path}: {keys.arch}.target_layers is empty")
+        hp.embedding_scale = keys.f32("embedding_scale", 1.0)
+        self.score_scale = keys.f32("attention.scale", 0.0)
+        self.value_scale = keys.f32("attention.value_scale", 1.0)
         hp.causal = keys.boolean("attention.causal", False)
         self.n_block = keys.u32("block_size", USUAL_BLOCK)
         if not 2 <= self.n_block <= MAX_BLOCK:
@@ -91,8 +94,13 @@ class DFlash(LayerReading):
 
     # graph
 
-    def embed(self, b: BatchGraph) -> Value:
-        return b.graph.get_rows(self.token_embd, b.inputs["tokens"])
+    def attention_scale(self, layer: int) -> float:
+        return self.score_scale or super().attention_scale(layer)
+
+    def attention_output(self, b: BatchGraph, attn: Attention, attended: Value) -> Value:
+        # All values have the factor, and so has what is made of them.
+        rows = attended if self.value_scale == 1.0 else b.graph.scale(attended, self.value_scale)
+        return super().attention_output(b, attn, rows)
 
     def build(self, b: BatchGraph) -> Value | None:
         if b.n_outputs:

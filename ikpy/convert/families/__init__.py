@@ -32,6 +32,7 @@ FAMILIES = {
     "deepseek_v3": "deepseek:DeepSeekV3",
     "deepseek_v32": "deepseek:DeepSeekV32",
     "deepseek_v4": "deepseek4:DeepSeekV4",
+    "dflash": "dflash:DFlash",
     "dots1": "moe:Dots1",
     "dots3_note": "dots3note:Dots3Note",
     "dots3_note_text": "dots3note:Dots3Note",
@@ -191,8 +192,18 @@ def _is_eagle3(config: Config) -> bool:
     return is_drafter and "dflash_config" not in config.values and config.values.get("num_hidden_layers") == 1
 
 
+def _is_dflash(config: Config) -> bool:
+    """Whether a configuration is that of a drafter of blocks, most of which say that they are a Qwen 3."""
+    name = config.class_name.lower()
+    return config.model_type != "deepseek_v4" and (
+        "dflash_config" in config.values or "dflash" in name or "dspark" in name
+    )
+
+
 def _model_type(config: Config) -> str:
     """The model type that tells the family."""
+    if _is_dflash(config):
+        return "dflash"
     if _is_eagle3(config):
         return "eagle3"
     if config.model_type in ("minicpmv", "minicpmo"):

@@ -245,6 +245,10 @@ class Family:
             keys["expert_used_count"] = config.integer("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
         return keys
 
+    def keys_of_tokens(self) -> Keys:
+        """Metadata of the vocabulary that the tokenizer does not tell."""
+        return {}
+
     def targets(self, module: str, layer: int) -> Targets | None:
         """What a module of a layer becomes; None: it has no place."""
         return self.modules.get(module)

@@ -1,18 +1,24 @@
-"""DFlash and DSpark drafters as llama.cpp (the xllamacpp package) computes them, and how far ours are from that.
+"""Drafters of architecture dflash as llama.cpp (the xllamacpp package) computes them, and how far ours are from that.
 
     python benchmarks/peer_dflash.py capture MODEL.gguf DRAFT.gguf --tokens 1,5,9 --block 6 --mask 7 --out FILE.npz
     python -m benchmarks.peer_dflash check MODEL.gguf DRAFT.gguf FILE.npz
 
 `capture` needs xllamacpp and numpy alone. The model reads all tokens but the last, which begins the block, masks behind
-it. The file gets `tokens` [T], `block` [B], `logits` [B, V] of the drafter, and of DSpark's `odds` [B]. Caches are F32.
+it. The file gets `tokens` [T], `block` [B], `logits` [B, V] of the drafter, of DSpark's `odds` [B], and of DFlash 2
+`lattice` [B, W] (candidates of a place, scores by the candidate before and this one). Caches are F32.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ikpy.models.dflash import DFlash
 
 if __package__:
     from benchmarks.peer_commands import arguments
@@ -45,6 +51,7 @@ def capture(model: str, draft: str, tokens: list[int], n_block: int, mask: int, 
     settings.n_ctx = settings.n_outputs_max = settings.n_outputs_max_per_seq = 512
     settings.type_k = settings.type_v = 0
     settings.n_threads = settings.n_threads_batch = 1
+    settings.flash_attn = 0  # which rounds to f16
     reads = lib.llama_init_from_model(target, settings)
     settings.ctx_other = reads
     drafts = lib.llama_init_from_model(drafter, settings)
@@ -55,7 +62,8 @@ def capture(model: str, draft: str, tokens: list[int], n_block: int, mask: int, 
     given = declared(lib, "_Z30llama_get_embeddings_layer_inpP13llama_contextj", POINTER, POINTER, U32)
     for layer in layers:
         keep(reads, layer, True)
-    lib._Z26llama_set_embeddings_nextnP13llama_contextbb(drafts, True, True)
+    n_best = declared(lib, "_Z33llama_model_dflash_selector_top_kPK11llama_model", I32, POINTER)(drafter)
+    lib._Z26llama_set_embeddings_nextnP13llama_contextbb(drafts, True, n_best == 0)
     batch = lib.llama_batch_ext_init(reads)
     for i, token in enumerate(tokens[:-1]):
         lib.llama_batch_ext_add_token(batch, 0, token)
@@ -77,7 +85,9 @@ def capture(model: str, draft: str, tokens: list[int], n_block: int, mask: int, 
     logits = np.concatenate([rows(lib.llama_get_logits_ith(drafts, i), 1, n_vocab) for i in range(n_block)])
     found = {"tokens": tokens, "block": block, "logits": logits}
     state = lib._Z30llama_get_embeddings_nextn_ithP13llama_contexti
-    said = [state(drafts, i) for i in range(n_block)]
+    if n_best:
+        found["lattice"] = rows(lib._Z26llama_get_embeddings_nextnP13llama_context(drafts), n_block, own)
+    said = [None if n_best else state(drafts, i) for i in range(n_block)]
     if all(said):
         found["odds"] = np.concatenate([rows(address, 1, own)[:, 0] for address in said])
     np.savez(out, **found)  # type: ignore[arg-type]
@@ -116,8 +126,30 @@ def check(model: str, draft: str, captured: str) -> None:
     known = slice(None) if arch.target_tokens is None else arch.target_tokens
     error = np.abs(logits - theirs[:, known]).max(axis=1) / np.abs(theirs[:, known]).max()
     print(f"logits of the block: {error.max():.1e} at row {error.argmax()}")
+    if arch.selector is not None:
+        assert context.embeddings is not None
+        error = max(_errors_of_selector(arch, logits, context.embeddings, peer["lattice"], tokens[-1]))
+        print(f"scores of the selector: {error:.1e}")
     if odds and "odds" in peer:
         print(f"odds: {np.abs(np.array(odds) - peer['odds'][first:]).max():.1e}")
+
+
+def _errors_of_selector(
+    arch: DFlash, logits: np.ndarray, states: np.ndarray, lattice: np.ndarray, token: int
+) -> Iterator[float]:
+    """Largest difference of the scores of every place, along the peer's choices."""
+    from ikpy.engine.block_draft import SelectorWalk
+
+    assert arch.selector is not None
+    walk, n, chosen = SelectorWalk(arch.selector), arch.selector.n_best, 0
+    for i in range(1, len(logits)):
+        theirs, by_choice = lattice[i, :n].astype(np.int64), lattice[i, n : n + n * n].reshape(n, n)[chosen]
+        ours, scores = walk.scores(logits[i], states[i], token, arch.target_tokens)
+        if set(ours.tolist()) != set(theirs.tolist()):
+            raise RuntimeError(f"place {i}: candidates {sorted(ours)}, the peer's {sorted(theirs)}")
+        yield float(np.abs(scores[np.argsort(ours)] - by_choice[np.argsort(theirs)]).max() / np.abs(by_choice).max())
+        chosen = int(by_choice.argmax())
+        token = int(theirs[chosen])
 
 
 def main() -> None:

@@ -103,7 +103,7 @@ def library() -> ctypes.CDLL:
 class Peer:
     """A model and its prediction layers."""
 
-    def __init__(self, path: str, draft: str | None = None) -> None:
+    def __init__(self, path: str, draft: str | None = None, *, flash: bool = True) -> None:
         lib = self.lib = library()
         self.model = self._load(path)
         layers = self._load(draft) if draft else self.model
@@ -113,6 +113,8 @@ class Peer:
         settings.n_ctx = settings.n_outputs_max = settings.n_outputs_max_per_seq = 512
         settings.type_k = settings.type_v = 0
         settings.n_threads = settings.n_threads_batch = 1
+        if not flash:
+            settings.flash_attn = 0
         self.target = lib.llama_init_from_model(self.model, settings)
         settings.ctx_type, settings.ctx_other = PREDICTING, self.target
         self.drafting = lib.llama_init_from_model(layers, settings)

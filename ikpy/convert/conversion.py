@@ -40,6 +40,7 @@ _BLOCK_FILE_TYPES = {
 # Read by the loader as f32, or too small for anything else to matter.
 _ALWAYS_F32 = (
     "norm.weight",
+    "_conv_base",
     ".bias",
     "ffn_gate_inp.weight",
     "attn_sinks.weight",

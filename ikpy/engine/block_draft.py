@@ -1,8 +1,10 @@
-"""Drafts of layers that guess a block of tokens at once (DFlash), perhaps with a Markov head behind (DSpark)."""
+"""Drafts of layers that guess a block of tokens at once (DFlash), perhaps with a Markov head (DSpark) or a selector
+(DFlash 2) behind.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from ikpy.engine.reading_draft import ReadingDraft
 from ikpy.graph.builder import Graph
 from ikpy.graph.plan import CompiledPlan, aligned_bytes
 from ikpy.graph.planner import plan_arena
-from ikpy.models.dflash import DFlash, MarkovHead
+from ikpy.models.dflash import DFlash, MarkovHead, Selector
 from ikpy.signals.held_interrupts import held_back
 
 if TYPE_CHECKING:
@@ -63,6 +65,46 @@ class MarkovSteps:
         return float(1 / (1 + np.exp(-logit)))
 
 
+class SelectorWalk:
+    """Chooses among the likeliest tokens of every place, one place after the other."""
+
+    def __init__(self, selector: Selector) -> None:
+        self._n_best = selector.n_best
+        self._before, self._after = _Rows(selector.before, 1), _Rows(selector.after, selector.n_best)
+        rank = selector.gate.shape[1]
+        self._gate = _Rows(selector.gate, rank)(np.arange(rank)).copy()
+
+    def guesses(
+        self,
+        logits: NDArray[np.float32],
+        states: NDArray[np.float32],
+        token: int,
+        p_min: float,
+        tokens: NDArray[np.int64] | None,
+    ) -> list[int]:
+        """Tokens from logits [n, rows] and states [n, D] of the places, while their probability among the candidates is
+        at least ``p_min``; ``tokens``: of the rows, None if these are all.
+        """
+        found: list[int] = []
+        for row, state in zip(logits, states, strict=True):
+            candidates, scores = self.scores(row, state, token, tokens)
+            choice = int(scores.argmax())
+            if 1.0 / np.exp(scores.astype(np.float64) - scores[choice]).sum() < p_min:
+                break
+            token = int(candidates[choice])
+            found.append(token)
+        return found
+
+    def scores(
+        self, logits: NDArray[np.float32], state: NDArray[np.float32], token: int, tokens: NDArray[np.int64] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Candidates of a place behind a token, and their scores."""
+        best = np.argpartition(-logits, self._n_best - 1)[: self._n_best]
+        candidates = best if tokens is None else tokens[best]
+        condition = self._before(np.array([token]))[0] * (self._gate @ state)
+        return candidates, logits[best] + self._after(candidates) @ condition
+
+
 class BlockDraft(ReadingDraft):
     """Entry i of the caches is the model's state of token i; a draft reads the text's last token and masks behind it.
 
@@ -78,6 +120,7 @@ class BlockDraft(ReadingDraft):
         super().__init__(context, arch.target_tokens, p_min=p_min, n_ctx=n_ctx, seq_id=seq_id)
         self._arch = arch
         self._markov = None if arch.markov is None else MarkovSteps(arch.markov, context.n_threads)
+        self._walk = None if arch.selector is None else SelectorWalk(arch.selector)
         self._first = 0 if self._markov and arch.guesses_first else 1
         """Place in the block of the first guess."""
 
@@ -100,7 +143,8 @@ class BlockDraft(ReadingDraft):
         (context,) = self._contexts
         pos, turn = self._place(end)
         masks = [self._arch.mask_token] * (n - 1)
-        batch = Batch.single([token], pos, self._seq_id, "none" if self._first else "all", turn)
+        all_rows = self._walk is not None or not self._first
+        batch = Batch.single([token], pos, self._seq_id, "all" if all_rows else "none", turn)
         if masks:
             batch.add(masks, pos + 1, self._seq_id, "all", turn)
         with held_back():
@@ -109,6 +153,9 @@ class BlockDraft(ReadingDraft):
     def _guesses(self, logits: NDArray[np.float32], token: int, p_min: float) -> list[int]:
         found: list[int] = []
         states = self._contexts[0].embeddings
+        if self._walk is not None:
+            assert states is not None
+            return self._walk.guesses(logits[1:], states[1:], token, p_min, self._tokens)
         for i, own in enumerate(logits):
             row = own if self._markov is None else own + self._markov.added(token)
             best = int(row.argmax())
@@ -124,13 +171,26 @@ class BlockDraft(ReadingDraft):
         return found
 
 
+class _Rows:
+    """Rows of a weight as f32, so many at a time; valid until the next call."""
+
+    def __init__(self, weight: Value, n: int) -> None:
+        self._numbers = np.zeros(n, np.int32)
+        g = Graph(core)
+        rows = g.get_rows(weight, as_input(self._numbers, n, "rows"))
+        arena = plan_arena(g.nodes, {rows.buffer})
+        self._memory = aligned_bytes(arena.nbytes)
+        self._plan = CompiledPlan(core, g.nodes, arena, self._memory.ctypes.data)
+        start, size = arena.offsets[rows.buffer] + rows.offset, n * weight.shape[0]
+        self._rows = self._memory[start : start + 4 * size].view(np.float32).reshape(n, -1)
+
+    def __call__(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+        self._numbers[:] = numbers
+        self._plan.run(0, 1)
+        return self._rows
+
+
 def _values(weight: Value) -> NDArray[np.float32]:
     """All elements of a small weight."""
-    g = Graph(core)
-    numbers = np.arange(weight.shape[1], dtype=np.int32)
-    rows = g.get_rows(weight, as_input(numbers, len(numbers), "rows"))
-    arena = plan_arena(g.nodes, {rows.buffer})
-    memory = aligned_bytes(arena.nbytes)
-    CompiledPlan(core, g.nodes, arena, memory.ctypes.data).run(0, 1)
-    start = arena.offsets[rows.buffer] + rows.offset
-    return memory[start : start + 4 * weight.n_elements].view(np.float32).copy()
+    n = weight.shape[1]
+    return _Rows(weight, n)(np.arange(n)).reshape(-1).copy()

@@ -1,4 +1,5 @@
-"""dflash: DFlash drafters (arXiv:2602.06036), which guess a block of tokens at once, and DSpark's with a Markov head.
+"""dflash: DFlash drafters (arXiv:2602.06036), which guess a block of tokens at once, DSpark's with a Markov head, and
+DFlash 2 with convolutions over the block and a selector of candidates.
 
 Two graphs. Without outputs the tokens' states, which a matrix has made of inputs of layers of the model, become keys
 and values. With outputs the tokens are a block: the last one of the text and masks behind it, which see the whole text
@@ -7,6 +8,7 @@ and each other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ikpy.errors import FileFormatError, UnsupportedError
@@ -14,6 +16,7 @@ from ikpy.graph.ir import Value
 from ikpy.models.base import Decoder
 from ikpy.models.batch import BatchGraph
 from ikpy.models.blocks import split_heads, store_heads
+from ikpy.models.dynamic_conv import DynamicConv
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.layer_reading import LayerReading
@@ -23,8 +26,28 @@ from ikpy.models.weights import WeightSource
 USUAL_BLOCK, MAX_BLOCK = 16, 1024
 MASK = "tokenizer.ggml.mask_token_id"
 MARKOV = "markov_w1.weight"
-# Keys of kinds that have further parts.
-FURTHER = {"selector_rank": "DFlash 2 (a selector of candidates)", "hyper_connection.count": "blocks of DeepSeek V4"}
+SELECTOR = "selector_hidden.weight"
+
+
+@dataclass
+class Selector:
+    """Scores of the n_best likeliest tokens of every place in a block, by the token chosen before: to a logit is added
+    the product of a row of ``after`` [R, V] for the token, one of ``before`` [R, V] for the token before it, and what
+    ``gate`` [D, R] makes of the state.
+    """
+
+    n_best: int
+    before: Value
+    after: Value
+    gate: Value
+
+
+@dataclass
+class BlockLayer(Layer):
+    """A layer with convolutions around its branches."""
+
+    attn_conv: DynamicConv | None = None
+    ffn_conv: DynamicConv | None = None
 
 
 @dataclass
@@ -53,9 +76,9 @@ class DFlash(LayerReading):
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
         path = keys.gguf.path
-        for name, what in FURTHER.items():
-            if keys.u32(name, 0):
-                raise UnsupportedError(f"{path}: {what} ({keys.arch}.{name}) is not supported")
+        if keys.u32("hyper_connection.count", 0):
+            what = f"layers of DeepSeek V4 ({keys.arch}.hyper_connection.count)"
+            raise UnsupportedError(f"{path}: {what} are not supported")
         self.target_layers = tuple(keys.integers("target_layers"))
         self.target_size = keys.u32("target_hidden_size", hp.n_embd)
         if not self.target_layers:
@@ -63,6 +86,10 @@ class DFlash(LayerReading):
         hp.embedding_scale = keys.f32("embedding_scale", 1.0)
         self.score_scale = keys.f32("attention.scale", 0.0)
         self.value_scale = keys.f32("attention.value_scale", 1.0)
+        hp.logit_scale = keys.f32("logit_scale", 1.0) or 1.0
+        hp.final_softcap = keys.f32("final_logit_softcapping", 0.0)
+        self.n_taps, self.conv_group = keys.u32("conv_kernel_size", 0), keys.u32("conv_group_size", 0)
+        self.n_rank, self.n_best = keys.u32("selector_rank", 0), keys.u32("selector_top_k", 0)
         hp.causal = keys.boolean("attention.causal", False)
         self.n_block = keys.u32("block_size", USUAL_BLOCK)
         if not 2 <= self.n_block <= MAX_BLOCK:
@@ -82,6 +109,11 @@ class DFlash(LayerReading):
         super().load_global(weights)
         self.state_norm = self.take_norm(weights, "enc.output_norm")
         self.markov = self._take_markov(weights) if weights.has(MARKOV) else None
+        self.selector = self._take_selector(weights) if weights.has(SELECTOR) else None
+        if not self.selector:
+            self.hp.logit_scale, self.hp.final_softcap = 1.0, 0.0
+        if self.markov and self.selector:
+            raise UnsupportedError(f"{weights.gguf.path}: a selector beside a Markov head is not supported")
 
     def _take_markov(self, weights: WeightSource) -> MarkovHead:
         rank, d = weights.gguf.tensors[MARKOV].shape[0], self.hp.n_embd
@@ -92,6 +124,22 @@ class DFlash(LayerReading):
             weights.take("conf_proj.bias", (1,), required=False),
         )
 
+    def _take_selector(self, weights: WeightSource) -> Selector:
+        rank, n_vocab, path = self.n_rank, self.hp.n_vocab, weights.gguf.path
+        sizes = self.n_taps, self.conv_group, self.n_best, rank
+        if 0 in sizes or self.hp.n_embd % self.conv_group or self.n_best > self.n_rows:
+            raise FileFormatError(f"{path}: impossible convolutions or selector: taps, group, candidates, rank {sizes}")
+        before, after = (weights.take(f"selector_{x}.weight", (rank, n_vocab)) for x in ("predecessor", "successor"))
+        return Selector(self.n_best, before, after, weights.take(SELECTOR, (self.hp.n_embd, rank)))
+
+    def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
+        layer = super().load_layer(weights, il, prefix)
+        if not self.selector:
+            return layer
+        sizes = self.hp.n_embd, self.n_taps, self.hp.n_embd // self.conv_group
+        attn, ffn = (DynamicConv.take(weights, f"{prefix}.{name}_conv", *sizes) for name in ("attn", "ffn"))
+        return BlockLayer(**vars(layer), attn_conv=attn, ffn_conv=ffn)
+
     # graph
 
     def attention_scale(self, layer: int) -> float:
@@ -101,6 +149,28 @@ class DFlash(LayerReading):
         # All values have the factor, and so has what is made of them.
         rows = attended if self.value_scale == 1.0 else b.graph.scale(attended, self.value_scale)
         return super().attention_output(b, attn, rows)
+
+    def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
+        layer: Layer = self.layers[il]  # type: ignore[assignment]
+        if not isinstance(layer, BlockLayer):
+            return super().layer(b, il, x)
+        assert layer.attn_conv is not None and layer.ffn_conv is not None
+
+        def attend(h: Value) -> Value:
+            return self.attention_output(b, layer.attn, self.attention(b, il, layer.attn, h))
+
+        x = self._convolved(b, x, layer.attn_norm, layer.attn_conv, attend)
+        x = self._convolved(b, x, layer.ffn_norm, layer.ffn_conv, lambda h: self.ffn(b, layer.ffn, h))
+        (kept,) = b.keep_outputs(il, self.hp.n_layer, x)
+        return kept
+
+    def _convolved(
+        self, b: BatchGraph, x: Value, norm: Value | None, conv: DynamicConv, branch: Callable[[Value], Value]
+    ) -> Value:
+        """x [D, T] plus a branch whose input and output are convolved; the input makes the filters of both."""
+        g, h = b.graph, self.norm(b, x, norm)
+        filters = g.mul_mat(conv.made, h)
+        return g.add(x, conv.run(g, branch(conv.run(g, h, filters, given=False)), filters, given=True))
 
     def build(self, b: BatchGraph) -> Value | None:
         if b.n_outputs:

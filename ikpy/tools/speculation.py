@@ -191,7 +191,8 @@ def _reading_maker(
     if isinstance(arch, DFlash):
         # All tokens of a batch see each other; a block must not drop what its tokens see through a window.
         n_batch = max(own.n_ubatch or own.n_batch, LEAST_BATCH, arch.n_block)
-        own = replace(own, embeddings=arch.markov is not None, n_batch=n_batch, n_ubatch=n_batch, swa_full=True)
+        reads_rows = bool(arch.markov or arch.selector)
+        own = replace(own, embeddings=reads_rows, n_batch=n_batch, n_ubatch=n_batch, swa_full=True)
     context = Context(layers, own, log=log)
     n_ctx = context.n_ctx // own.n_seq_max
     if isinstance(arch, DFlash):

@@ -1,4 +1,6 @@
-"""DFlash drafters (arXiv:2602.06036) as their authors and SpecForge store them, and DSpark's: layers as Qwen 3 has."""
+"""DFlash (arXiv:2602.06036) and DFlash 2 drafters as their authors and SpecForge store them, and DSpark's: layers as
+Qwen 3 has.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,13 @@ from ikpy.convert.families.drafter import LayerDrafter
 from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.models.dflash import MASK
 
-# Values of `dflash_config` that are read here, or tell of training alone.
-_KNOWN = frozenset(
-    {
-        "block_size",
-        "causal",
-        "confidence_head_alpha",
-        "confidence_head_with_markov",
-        "enable_confidence_head",
-        "markov_head_type",
-        "markov_rank",
-        "mask_token_id",
-        "num_target_layers",
-        "projector_type",
-        "sample_from_anchor",
-        "target_layer_ids",
-    }
-)
-_PROJECTORS = ("dflash", "dspark")
+_SELECTOR = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+_CAPS = {"output_multiplier": "logit_scale", "final_logit_softcapping": "final_logit_softcapping"}
+_TRAINING = ("confidence_head_alpha", "enable_confidence_head", "markov_rank", "num_target_layers")
+_READ = ("block_size", "causal", "confidence_head_with_markov", "markov_head_type", "mask_token_id", "projector_type")
+_KNOWN = {*_SELECTOR, *_CAPS, *_TRAINING, *_READ, "sample_from_anchor", "target_layer_ids"}
+"""Values of `dflash_config` that are read here, or tell of training alone."""
+_PROJECTORS = ("dflash", "dflash2", "dspark")
 _ANCHORED = ("Qwen3DSpark",)
 """Beginnings of the names of classes whose blocks guess from the first token on."""
 
@@ -39,7 +30,16 @@ class DFlash(LayerDrafter):
 
     arch = "dflash"
     has_windows = True
-    modules: ClassVar[Modules] = {**ATTENTION, **HEAD_NORMS, **DENSE}
+    modules: ClassVar[Modules] = {
+        **ATTENTION,
+        **HEAD_NORMS,
+        **DENSE,
+        "attention_conv.base_kernel": "attn_conv_base",
+        "attention_conv.kernel_projection": "attn_conv_proj",
+        "mlp_conv.base_kernel": "ffn_conv_base",
+        "mlp_conv.kernel_projection": "ffn_conv_proj",
+    }
+    bare = frozenset({"attn_conv_base", "ffn_conv_base"})
     outer: ClassVar[Mapping[str, str]] = {
         "embed_tokens": "token_embd",
         "norm": "output_norm",
@@ -49,6 +49,9 @@ class DFlash(LayerDrafter):
         "markov_head.markov_w1": "markov_w1",
         "markov_head.markov_w2": "markov_w2",
         "confidence_head.proj": "conf_proj",
+        "candidate_selector.predecessor_codebook": "selector_predecessor",
+        "candidate_selector.successor_codebook": "selector_successor",
+        "candidate_selector.hidden_projection": "selector_hidden",
     }
     biases = frozenset({"conf_proj"})
 
@@ -99,6 +102,12 @@ class DFlash(LayerDrafter):
             raise FileFormatError(f"{self.config.path}: '{name}' is {value!r}, not an integer from 0 on")
         return value
 
+    def _factor(self, name: str) -> float:
+        value = self._setting(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise FileFormatError(f"{self.config.path}: '{name}' is {value!r}, not a number above 0")
+        return float(value)
+
     @property
     def target_layers(self) -> list[int]:
         """Layers of the target whose inputs are read: checkpoints count outputs of layers from 0 on."""
@@ -124,6 +133,9 @@ class DFlash(LayerDrafter):
             keys["attention.sliding_window_pattern"] = windows
         if self._setting("causal") or config.get("is_causal", default=False):
             keys["attention.causal"] = True
+        if self._setting("selector_rank"):
+            keys |= {name: self._number(name) for name in _SELECTOR}
+            keys |= {key: self._factor(name) for name, key in _CAPS.items() if self._setting(name)}
         if self._has_markov:
             anchored = self.config.class_name.startswith(_ANCHORED)
             keys["sample_from_anchor"] = bool(self._setting("sample_from_anchor", anchored))

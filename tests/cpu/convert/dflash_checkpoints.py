@@ -23,6 +23,7 @@ _LAYER = {
     **{f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"},
     "self_attn.o_proj": "attn_output",
     **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
+    **{f"{x}_conv.kernel_projection": f"{y}_conv_proj" for x, y in (("attention", "attn"), ("mlp", "ffn"))},
 }
 _OUTER = {
     "fc": "fc",
@@ -33,7 +34,11 @@ _OUTER = {
     "markov_head.markov_w1": "markov_w1",
     "markov_head.markov_w2": "markov_w2",
     "confidence_head.proj": "conf_proj",
+    "candidate_selector.hidden_projection": "selector_hidden",
 }
+# Without ".weight" in their names.
+_BARE_LAYER = {"attention_conv.base_kernel": "attn_conv_base", "mlp_conv.base_kernel": "ffn_conv_base"}
+_BARE = {f"candidate_selector.{name}_codebook": f"selector_{name}" for name in ("predecessor", "successor")}
 
 
 def config(**more: Any) -> dict[str, Any]:
@@ -61,10 +66,14 @@ def config(**more: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def write(folder: Path, *, markov: bool = False, own: bool = False, prefix: str = "", **more: Any) -> RandomModel:
+def write(
+    folder: Path, *, markov: bool = False, own: bool = False, selector: bool = False, prefix: str = "", **more: Any
+) -> RandomModel:
     """The checkpoint; returns its weights. own: with an output matrix of 96 of the tokens."""
     folder.mkdir(parents=True, exist_ok=True)
-    m = dflash.drafter(markov="anchor" if markov else "")
+    m = dflash.drafter(markov="anchor" if markov else "", selector=selector)
+    for name in _BARE.values() if selector else ():
+        m.matrix(name, N_VOCAB, dflash.RANK)
     tensors: Tensors = {}
     if own:
         m.matrix("output", 96, dflash.D)
@@ -84,5 +93,11 @@ def write(folder: Path, *, markov: bool = False, own: bool = False, prefix: str 
             values = m.weights.get(f"{name}{end}")
             if values is not None:
                 tensors[f"{prefix}{module}.{suffix}"] = "F32", values.shape, values.tobytes()
+    bare = dict(_BARE)
+    for il in range(dflash.LAYERS):
+        bare |= {f"layers.{il}.{module}": f"blk.{il}.{name}" for module, name in _BARE_LAYER.items()}
+    for module, name in bare.items():
+        if name in m.weights:
+            tensors[f"{prefix}{module}"] = "F32", m.weights[name].shape, m.weights[name].tobytes()
     write_tensors(folder / "model.safetensors", tensors)
     return m

@@ -18,6 +18,16 @@ from tests.cpu.models import dflash_model as dflash
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
 DSPARK: dict[str, Any] = {"markov": True, "architectures": ["Qwen3DSparkModel"]}
 BEHIND = {"projector_type": "dspark", "target_layer_ids": [0, 2, 5], "mask_token_id": 5, "block_size": 4}
+SELECTOR = {
+    "mask_token_id": drafters.MASK,
+    "target_layer_ids": drafters.IDS,
+    "conv_kernel_size": dflash.TAPS,
+    "conv_group_size": dflash.GROUP,
+    "selector_rank": dflash.RANK,
+    "selector_top_k": dflash.BEST,
+    "output_multiplier": 0.5,
+    "final_logit_softcapping": 20.0,
+}
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "authors": ({}, {}),
     "windows": (
@@ -30,6 +40,10 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"markov": True, "own": True, "block_size": None, "dflash_config": BEHIND, "is_causal": True},
         {"sample_from_anchor": False, "target_layers": [1, 3, 6], "block_size": 4, "attention.causal": True},
     ),
+    "dflash2": (
+        {"selector": True, "architectures": ["DFlash2DraftModel"], "dflash_config": SELECTOR},
+        {"logit_scale": 0.5, "final_logit_softcapping": 20.0, "selector_rank": dflash.RANK, "selector_top_k": 7},
+    ),
     "no layers": ({"dflash_config": {"mask_token_id": 5}}, {"target_layers": [2, 4, 6]}),
 }
 
@@ -41,7 +55,8 @@ def test_the_file(form: str, tmp_path: Path) -> None:
     target = eagle3.target(tmp_path)
     wanted = drafters.write(tmp_path / "drafter", **given)
     file = convert(tmp_path / "drafter", tmp_path, outtype="f32", target=str(target))
-    names = {name if name.endswith(".bias") else f"{name}.weight": values for name, values in wanted.weights.items()}
+    bare = (".bias", "_conv_base")
+    names = {name if name.endswith(bare) else f"{name}.weight": values for name, values in wanted.weights.items()}
     assert set(file.tensors) - {"d2t"} == set(names)
     for name, values in names.items():
         found = file.data(file.tensors[name]).view("<f4").reshape(values.shape)
@@ -57,10 +72,11 @@ def test_the_file(form: str, tmp_path: Path) -> None:
     assert list(file.metadata["tokenizer.ggml.tokens"]) == list(whole.metadata["tokenizer.ggml.tokens"])
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "dflash2"])
 def test_programs(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, draft = eagle3.target(tmp_path), tmp_path / "drafter"
-    drafters.write(draft, **(DSPARK if kind == "dspark" else {}))
+    second: dict[str, Any] = {"selector": True, "dflash_config": SELECTOR}
+    drafters.write(draft, **{"dspark": DSPARK, "dflash2": second}.get(kind, {}))
     assert main(["convert", str(target), "--outfile", str(tmp_path / "m.gguf")]) == 0
     small = ["--outtype", "f16", "--outfile", str(tmp_path / "d.gguf")]
     assert main(["convert", str(draft), "--target", str(target), *small]) == 0
@@ -68,7 +84,7 @@ def test_programs(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     capsys.readouterr()
     assert main(["cli", *common, "-no-cnv"]) == 0
     plain = capsys.readouterr().out
-    drafted = ["-md", str(tmp_path / "d.gguf"), "--spec-type", kind, "--draft-p-min", "0"]
+    drafted = ["-md", str(tmp_path / "d.gguf"), "--spec-type", kind.removesuffix("2"), "--draft-p-min", "0"]
     assert main(["cli", *common, "-no-cnv", *drafted]) == 0
     shown = capsys.readouterr()
     assert shown.out == plain and "statistics dflash" in shown.err
@@ -80,7 +96,7 @@ def test_programs(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ({"attention_bias": True}, "attention_bias true"),
         ({"hidden_size": 96}, "embed_tokens is missing, and that of the model has 64 columns instead of 96"),
         ({"dflash_config": 3}, "'dflash_config' is 3, not an object"),
-        ({"dflash_config": {"selector_rank": 16}}, "dflash_config.selector_rank 16 is not supported"),
+        ({"dflash_config": {"fc_layernorm": True}}, "dflash_config.fc_layernorm True is not supported"),
         ({"dflash_config": {"projector_type": "domino"}}, "projector_type 'domino' is not supported"),
         ({"dflash_config": {"markov_head_type": "gru"}}, "markov_head_type 'gru'"),
         ({"dflash_config": {"target_layer_ids": [1]}}, "'mask_token_id' is None, not an integer"),

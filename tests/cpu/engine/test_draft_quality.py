@@ -49,7 +49,7 @@ NGRAMS: dict[str, Callable[[], Drafter]] = {
     "ngram-cache": CacheDraft,
     "suffix": lambda: SuffixDraft(PARAMS),
 }
-KINDS = ("draft", "mtp", "eagle3", "assistant", "dflash", "dspark")
+KINDS = ("draft", "mtp", "eagle3", "assistant", "dflash", "dspark", "dflash2")
 TEXT = TOKENS[:20].tolist()
 CRITICAL = 4.0
 """Standard deviations of the chi-square distribution above its mean that count as another distribution."""
@@ -113,8 +113,8 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     if kind == "assistant":
         layers = cache_reading_layers(model, assistant.drafter().write(tmp_path / "draft.gguf"))
         return Made(model, lambda of: AssistantDraft(CacheReader(layers, of, 1, silent), p_min=0.0), True)
-    if kind in ("dflash", "dspark"):
-        draft = dflash.drafter(markov="anchor" if kind == "dspark" else "")
+    if kind in ("dflash", "dspark", "dflash2"):
+        draft = dflash.drafter(markov="anchor" if kind == "dspark" else "", selector=kind == "dflash2")
         layers = reading_layer(model, draft.write(tmp_path / "draft.gguf"))
         own = Context(layers, replace(settings, n_batch=64, n_ubatch=64, swa_full=True))
         return Made(model, lambda _: BlockDraft(*_empty([own]), p_min=0.0, n_ctx=256), True)

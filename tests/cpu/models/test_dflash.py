@@ -36,6 +36,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "own": {"own": True},
     "markov": {"markov": "anchor"},
     "markov-behind": {"markov": "bonus", "own": True},
+    "selector": {"selector": True},
+    "selector-capped": {"selector": True, "own": True, "windows": True, "capped": True},
 }
 
 
@@ -135,7 +137,7 @@ def test_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["-p", "word9 word10", "-n", "8", "--temp", "0", "-t", "1", "-c", "128", "-no-cnv"]
     assert main(["cli", "-m", model, *common]) == 0
     text = capsys.readouterr().out
-    for kind, form in (("dflash", {}), ("dspark", {"markov": "anchor"})):
+    for kind, form in (("dflash", {"selector": True}), ("dflash", {}), ("dspark", {"markov": "anchor"})):
         draft, small = (str(tmp_path / f"{kind}{end}.gguf") for end in ("", "-small"))
         dflash.drafter(**form).write(Path(draft))
         assert main(["quantize", draft, small, "Q8_0"]) == 0
@@ -173,7 +175,7 @@ def test_errors(tmp_path: Path) -> None:
         ("target_layers", [1, 2, 5], "the drafter reads layer 5, the model has 5"),
         ("target_layers", [1, 2], "tensor 'fc.weight' has wrong shape"),
         ("block_size", 1, "block_size 1: blocks have 2 to 1024 tokens"),
-        ("hyper_connection.count", 4, r"blocks of DeepSeek V4 \(dflash.hyper_connection.count\) is not supported"),
+        ("hyper_connection.count", 4, r"layers of DeepSeek V4 \(dflash.hyper_connection.count\) are not supported"),
         ("mask", N_VOCAB, "mask_token_id is 160, and a drafter of blocks needs one of 160 tokens"),
     ):
         changed = dflash.drafter()

@@ -80,7 +80,7 @@ class DFlash(LayerReading):
             what = f"layers of DeepSeek V4 ({keys.arch}.hyper_connection.count)"
             raise UnsupportedError(f"{path}: {what} are not supported")
         self.target_layers = tuple(keys.integers("target_layers"))
-        self.target_size = keys.u32("target_hidden_size", hp.n_embd)
+        self.target_size = hp.n_embd
         if not self.target_layers:
             raise FileFormatError(f"{path}: {keys.arch}.target_layers is empty")
         hp.embedding_scale = keys.f32("embedding_scale", 1.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ikpy.engine.assistant_draft import AssistantDraft
-from ikpy.engine.block_draft import BlockDraft
+from ikpy.engine.block_draft import BlockDraft, MarkovDraft
 from ikpy.engine.cache_reader import CacheReader
 from ikpy.engine.context import Context
 from ikpy.engine.head_draft import HeadDraft
@@ -196,7 +196,8 @@ def _reading_maker(
     context = Context(layers, own, log=log)
     n_ctx = context.n_ctx // own.n_seq_max
     if isinstance(arch, DFlash):
-        return lambda seq_id: BlockDraft(context, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
+        kind = MarkovDraft if arch.markov else BlockDraft
+        return lambda seq_id: kind(context, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
     return lambda seq_id: ReadingDraft(context, arch.target_tokens, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
 
 

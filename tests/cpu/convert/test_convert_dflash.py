@@ -87,7 +87,7 @@ def test_programs(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     drafted = ["-md", str(tmp_path / "d.gguf"), "--spec-type", kind.removesuffix("2"), "--draft-p-min", "0"]
     assert main(["cli", *common, "-no-cnv", *drafted]) == 0
     shown = capsys.readouterr()
-    assert shown.out == plain and "statistics dflash" in shown.err
+    assert shown.out == plain and f"statistics {kind.removesuffix('2')}" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for name, file in ((kind, draft), (f"draft-{kind}", small)):
             assert main(["cli", "-m", model, "-md", file, "--spec-type", name, "--draft-p-min", "0", *common]) == 0
             shown = capsys.readouterr()
-            assert shown.out == text and "statistics dflash" in shown.err
+            assert shown.out == text and f"statistics {kind}" in shown.err
     params = SpeculativeParams(types=("dspark",), p_min=0.0)
     llm = LLM(model, speculative=params, draft_files=DraftFiles(draft), n_ctx=128, n_threads=1)
     llm.generate("word9 word10", 8)

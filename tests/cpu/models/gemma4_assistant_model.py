@@ -127,10 +127,13 @@ def behind(w: ref.Weights, p: str, x: np.ndarray, attended: np.ndarray) -> np.nd
     return (x + ref.rms_norm(y, w[f"{p}.post_ffw_norm"], EPS)) * w[f"{p}.layer_output_scale"]
 
 
-def evaluate(m: RandomModel, tokens: np.ndarray) -> Evaluated:
+def evaluate(m: RandomModel, tokens: np.ndarray, rows: dict[int, np.ndarray] | None = None) -> Evaluated:
+    """rows: embeddings [n, D] of a picture from a token on."""
     w = {name: each.astype(np.float64) for name, each in m.weights.items()}
     pos = np.arange(len(tokens), dtype=np.float64)
     x = w["token_embd"][tokens] * math.sqrt(D)
+    for start, values in (rows or {}).items():
+        x[start : start + len(values)] = values
     caches: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for il, is_window in enumerate(IS_WINDOW):
         p, head = f"blk.{il}", head_size(is_window)
@@ -167,10 +170,12 @@ def guess(
     return w["token_embd"] @ y, w["nextn.post_projection"] @ y
 
 
-def guesses(m: RandomModel, of: RandomModel, text: list[int], n: int) -> list[int]:
-    """A draft behind a text whose last token the model has not read."""
+def guesses(
+    m: RandomModel, of: RandomModel, text: list[int], n: int, rows: dict[int, np.ndarray] | None = None
+) -> list[int]:
+    """A draft behind a text whose last token the model has not read; rows: as of `evaluate`."""
     pos, found = len(text) - 1, [text[-1]]
-    read = evaluate(of, np.array(text[:-1]))
+    read = evaluate(of, np.array(text[:-1]), rows)
     state = read.states[-1]
     for _ in range(n):
         logits, state = guess(m, of, read, found[-1], pos, state)

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ikpy.cli import main
@@ -13,6 +14,7 @@ from ikpy.engine.assistant_draft import AssistantDraft
 from ikpy.engine.batch import Batch
 from ikpy.engine.cache_reader import CacheReader
 from ikpy.engine.context import Context
+from ikpy.engine.media import MediaStore
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.engine.reading_layer import cache_reading_layers
@@ -24,6 +26,7 @@ from ikpy.llm import LLM
 from ikpy.models import silent
 from ikpy.tools.generation import GrowingSequence
 from ikpy.tools.speculation import DraftFiles
+from ikpy.vision.rows import MediaRows
 from tests.cpu.models import definition_checks as checks
 from tests.cpu.models import eagle3_model as eagle3
 from tests.cpu.models import gemma4_assistant_model as assistant
@@ -110,6 +113,23 @@ def test_texts_are_those_without_drafts(made: tuple[RandomModel, RandomModel, Mo
         texts.append(list(islice(sequence.generate(sampler, sequence.feed(TOKENS.tolist()), frozenset()), 300)))
     assert texts[0] == texts[1]
     assert speculator is not None and speculator.n_drafted > 500
+
+
+def test_behind_a_picture(made: tuple[RandomModel, RandomModel, Model, Model]) -> None:
+    """Guesses where a picture stands in the caches, at the end of the text or within it; nothing else is needed."""
+    of, draft, model, layers = made
+    values = np.random.default_rng(6).normal(0, 1, (7, assistant.D)).astype(np.float32)
+    store = MediaStore(N_VOCAB, 1 << 20)
+    ids = [5, 9, *store.add(b"picture", lambda: MediaRows(values, (1, 7), False)), 11, 12, 13]
+    context = Context(model, settings(media=store))
+    drafter, start = AssistantDraft(CacheReader(layers, context, 1, silent), p_min=0.0), 0
+    for end in (9, 10, 11):
+        context.decode(Batch.single(ids[start:end], start, logits="none"))
+        assert context.token_states is not None
+        drafter.observe(ids[:end], context.token_states)
+        text = [0 if token >= N_VOCAB else token for token in ids[: end + 1]]
+        assert drafter.draft(ids[: end + 1], 4) == assistant.guesses(draft, of, text, 4, {2: values})
+        start = end
 
 
 def test_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

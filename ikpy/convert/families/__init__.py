@@ -101,6 +101,7 @@ FAMILIES = {
     "mamba": "jamba:Mamba",
     "mamba2": "mamba2:Mamba2",
     "mellum": "qwen:Mellum",
+    "mimo_v2_flash": "mimo2:Mimo2",
     "minicpm": "minicpm:MiniCPM",
     "minicpm3": "minicpm:MiniCPM3",
     "minimax_m2": "moe:MiniMaxM2",

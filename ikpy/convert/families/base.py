@@ -151,6 +151,8 @@ class Family:
     prediction_modules: ClassVar[Modules] = {}
     # Modules of theirs whose matrices lie side by side in nextn.eh_proj, with their places.
     prediction_columns: ClassVar[Mapping[str, int]] = {}
+    # Modules of theirs whose rows follow each other in attn_qkv, with their places (`n_shards` in all).
+    prediction_rows: ClassVar[Mapping[str, int]] = {}
     # Modules of theirs that files of a model have no place for -> their tensors in a file of prediction layers alone.
     prediction_ends: ClassVar[Mapping[str, str]] = {}
     n_predict: int = 0  # prediction layers of the file

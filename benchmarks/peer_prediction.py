@@ -103,7 +103,7 @@ def library() -> ctypes.CDLL:
 class Peer:
     """A model and its prediction layers."""
 
-    def __init__(self, path: str, draft: str | None = None) -> None:
+    def __init__(self, path: str, draft: str | None = None, *, flash: bool = True) -> None:
         lib = self.lib = library()
         self.model = self._load(path)
         layers = self._load(draft) if draft else self.model
@@ -113,6 +113,8 @@ class Peer:
         settings.n_ctx = settings.n_outputs_max = settings.n_outputs_max_per_seq = 512
         settings.type_k = settings.type_v = 0
         settings.n_threads = settings.n_threads_batch = 1
+        if not flash:
+            settings.flash_attn = 0
         self.target = lib.llama_init_from_model(self.model, settings)
         settings.ctx_type, settings.ctx_other = PREDICTING, self.target
         self.drafting = lib.llama_init_from_model(layers, settings)
@@ -133,13 +135,15 @@ class Peer:
     def _array(self, address: int, n: int) -> np.ndarray:
         return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(F32)), (n,)).copy()
 
-    def run(self, context: int, tokens: list[int], states: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Logits [T, V] and states [T, W] of tokens from position 0 on."""
+    def run(
+        self, context: int, tokens: list[int], states: np.ndarray | None = None, start: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Logits [T, V] and states [T, W] of tokens from a position on."""
         lib, kept = self.lib, []
         batch = lib.llama_batch_ext_init(context)
         for i, token in enumerate(tokens):
             lib.llama_batch_ext_add_token(batch, 0, token)
-            place = (I32 * 4)(i, i, i, 0)
+            place = (I32 * 4)(*[start + i] * 3, 0)
             kept.append(place)
             lib.llama_batch_ext_set_pos(batch, i, place)
             lib.llama_batch_ext_set_output_logits(batch, i, True)

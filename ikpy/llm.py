@@ -123,9 +123,9 @@ class LLM:
     ) -> Speculator | None:
         if params is None and files is None:
             return None
-        context = replace(self.context_params, adapters=(), n_seq_max=1, n_kept_states=0)
-        params = params or SpeculativeParams()
-        made = make_speculation(params, self.vocab, files, draft_params=context, model=self.model, log=log)
+        own = replace(self.context_params, adapters=(), n_seq_max=1, n_kept_states=0)
+        params, model, context = params or SpeculativeParams(), self.model, self.context
+        made = make_speculation(params, self.vocab, files, draft_params=own, model=model, context=context, log=log)
         return made.speculator() if made else None
 
     # text

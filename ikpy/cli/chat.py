@@ -76,7 +76,7 @@ def run_session(session: Session) -> bool:
     sampling = params.sampling
     sampler = make_sampler(sampling, session.vocab, session.model.hparams.n_vocab, context.n_ctx)
     sampler.guidance = guidance(session)
-    drafters = speculation(session)
+    drafters = speculation(session, context)
     speculator = drafters.speculator() if drafters else None
     text_run = TextRun(session, context, sampler, speculator=speculator)
     work = conversation or Completion(text_run)

@@ -54,7 +54,7 @@ def convert(
         typer.Option(
             "--target",
             "--target-model-dir",
-            help="Folder of the model that an EAGLE-3 drafter reads: its config.json and tokenizer.",
+            help="Folder of the model that a drafter reads: its config.json and tokenizer.",
             metavar="FOLDER",
         ),
     ] = None,

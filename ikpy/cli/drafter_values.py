@@ -43,6 +43,7 @@ def to_draft_settings(text: str, warn: Warn) -> list[tuple[str, Any]]:
 
 
 SPECULATION_ALIASES = {"draft-simple": "draft", "draft-mtp": "mtp", "draft-eagle3": "eagle3"}
+SPECULATION_ALIASES |= {f"draft-{name}": name for name in ("dflash", "dspark")}
 
 
 def to_speculation(text: str, warn: Warn) -> list[str]:

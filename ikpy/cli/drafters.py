@@ -9,11 +9,12 @@ from ikpy.cli.params import CommonParams
 
 if TYPE_CHECKING:
     from ikpy.cli.session import Session
+    from ikpy.engine.context import Context
     from ikpy.engine.speculative import Speculation, SpeculativeParams
 
 
-def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
-    """Drafters of the command line for ``n_seq`` sequences, None without any."""
+def speculation(session: Session, context: Context, n_seq: int = 1) -> Speculation | None:
+    """Drafters of the command line for ``n_seq`` sequences of a context, None without any."""
     options = session.params.speculative
     if options.model_draft is None and not options.types:
         return None
@@ -42,6 +43,7 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
         files,
         draft_params=replace(session.params.context_params(**changes), media=media),
         model=session.model,
+        context=context,
         log=lambda line: session.log([line]),
     )
     if found is not None:

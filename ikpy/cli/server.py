@@ -242,7 +242,7 @@ def make_server(session: Session, log: ServerLog) -> Server:
     n_slots = settings.n_slots
     context = session.new_context(n_seq_max=n_slots, **needs_of_drafts(session))
     check_slots(replace(context.params, n_ctx=context.n_ctx))
-    drafters = speculation(session, n_slots)
+    drafters = speculation(session, context, n_slots)
     return build_server(
         settings, session.model, session.vocab, context, log, drafters, session.directions, session.media
     )

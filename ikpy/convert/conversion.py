@@ -40,6 +40,7 @@ _BLOCK_FILE_TYPES = {
 # Read by the loader as f32, or too small for anything else to matter.
 _ALWAYS_F32 = (
     "norm.weight",
+    "_conv_base",
     ".bias",
     "ffn_gate_inp.weight",
     "attn_sinks.weight",
@@ -119,10 +120,9 @@ class Conversion(PlannedFile):
         told. UsageError unless --target is given for drafters alone.
         """
         folder, target = self.checkpoint.folder, self.options.target
-        if bool(target) != self.family.reads_target:
+        if bool(target) != self.family.reads_target and not self.family.may_read_target:
             raise UsageError(
-                f"{folder}: an EAGLE-3 drafter; --target names the folder of the model that it reads (config.json and "
-                "tokenizer)"
+                f"{folder}: a drafter; --target names the folder of the model that it reads (config.json and tokenizer)"
                 if self.family.reads_target
                 else f"{folder}: --target is for drafters, and this is a model"
             )
@@ -227,7 +227,7 @@ class Conversion(PlannedFile):
             pre=self.options.pre,
             usual_pre=self.family.usual_pre,
         )
-        return values | keys | self._templates()
+        return values | keys | self.family.keys_of_tokens() | self._templates()
 
     def _n_vocab(self) -> int:
         """Tokens of the vocabulary: rows of the embedding, or those of the target."""

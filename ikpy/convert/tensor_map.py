@@ -122,7 +122,12 @@ class _Mapper:
         if module in self.family.factors:
             self.factors[f"blk.{il}.{self.family.factors[module]}.weight"] = name
             return
-        column = self.family.prediction_columns.get(module) if il >= self.family.config.n_layer else None
+        predicts = il >= self.family.config.n_layer
+        row = self.family.prediction_rows.get(module) if predicts and suffix and suffix[1] == "weight" else None
+        if row is not None:
+            self._add(f"blk.{il}.attn_qkv.weight", None, Part(name, None, row), is_sharded=True)
+            return
+        column = self.family.prediction_columns.get(module) if predicts else None
         if column is not None:
             self._add(f"blk.{il}.nextn.eh_proj.weight", None, Part(name, None, column), joins_columns=True)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -272,10 +272,10 @@ class Context:
             finally:
                 self.kv.clear()
 
-    def sync_caches_to_host(self) -> None:
-        """Makes the cache tensors in host memory up to date, to be read."""
+    def sync_caches_to_host(self, names: Collection[str] = ()) -> None:
+        """Makes the cache tensors in host memory up to date, to be read; names: of buffers, if others are not."""
         if self.devices:
-            self.devices.download_caches()
+            self.devices.download_caches(names)
 
     def sync_caches_to_devices(self) -> None:
         """Takes over cache tensors that were written in host memory."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -50,6 +50,8 @@ class HeadDraft(Drafter):
 
     name = "mtp"
     needs_states = True
+    guesses_from_entries: ClassVar[bool] = True
+    """Whether the last entry gives the logits of the first guess."""
 
     def __init__(self, *contexts: Context, p_min: float, n_ctx: int, seq_id: int = 0) -> None:
         self._contexts, self._p_min, self._n_ctx, self._seq_id = contexts, p_min, n_ctx, seq_id
@@ -215,7 +217,7 @@ class HeadDraft(Drafter):
                 pos, turn = self._place(self._next)
                 for context in others:
                     context.decode(Batch.single(tokens, pos, self._seq_id, "none", turn), states, copy=False)
-                wanted = "last" if n_drafted and step == n else "none"
+                wanted = "last" if n_drafted and step == n and self.guesses_from_entries else "none"
                 logits = first.decode(Batch.single(tokens, pos, self._seq_id, wanted, turn), states, copy=False)
                 self._numbers.add(self._next, step)
                 del self._states[:step]

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from ikpy.engine.session import SequenceState
 
 NGRAM_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
-SPECULATION_TYPES = ("none", *NGRAM_TYPES, "suffix", "draft", "mtp", "eagle3")
-READING_TYPES = frozenset({"mtp", "eagle3"})
+SPECULATION_TYPES = ("none", *NGRAM_TYPES, "suffix", "draft", "mtp", "eagle3", "dflash", "dspark")
+LAYER_READING_TYPES = frozenset({"eagle3", "dflash", "dspark"})
+"""Drafters of files of their own that read inputs of layers of the model."""
+READING_TYPES = LAYER_READING_TYPES | {"mtp"}
 """Drafters that read states of the model, which its context must keep."""
 
 

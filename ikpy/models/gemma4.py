@@ -64,18 +64,18 @@ class Gemma4(Gemma):
         hp.final_softcap = keys.f32("final_logit_softcapping", 0.0)
         self.is_window = self.read_windows(keys, hp.n_layer)
         self.n_layer_input = keys.u32("embedding_length_per_layer_input", 0)
-        n_shared = keys.u32("attention.shared_kv_layers", 0)
-        if n_shared >= hp.n_layer:
-            raise FileFormatError(f"{keys.gguf.path}: {n_shared} of {hp.n_layer} layers share the caches of others")
-        self.cache_layers = self._cache_layers(hp, n_shared, keys.gguf.path)
+        self.cache_layers = self.read_cache_layers(keys, hp)
         return hp
 
     def read_windows(self, keys: Keys, n_layer: int) -> list[bool]:
         """Whether each layer attends to a window."""
         return [bool(flag) for flag in keys.per_layer("attention.sliding_window_pattern", n_layer)]
 
-    def _cache_layers(self, hp: HParams, n_shared: int, path: str) -> list[int]:
+    def read_cache_layers(self, keys: Keys, hp: HParams) -> list[int]:
         """The layer whose cache each layer attends to: the last one of its kind that has a cache."""
+        path, n_shared = keys.gguf.path, keys.u32("attention.shared_kv_layers", 0)
+        if n_shared >= hp.n_layer:
+            raise FileFormatError(f"{path}: {n_shared} of {hp.n_layer} layers share the caches of others")
         n_own = hp.n_layer - n_shared
         layers = list(range(n_own))
         for il in range(n_own, hp.n_layer):

@@ -42,6 +42,7 @@ ELEMENT_WISE = (
     "altup_correct_scale.weight",
     *(f"ssm_conv1d{part}.weight" for part in ("", "_q", "_k", "_v")),
     "shortconv.conv.weight",
+    "_conv_base",
     *(f"time_mix_{name}.weight" for name in ("w0", "a0", "v0", "k_k", "k_a", "r_k", "ln", "first", "decay")),
     *(f"time_mix_lerp_{name}.weight" for name in ("fused", "x", "w", "k", "v", "r", "g")),
     *(f"channel_mix_lerp_{name}.weight" for name in ("k", "r")),

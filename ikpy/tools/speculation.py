@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ikpy.engine.assistant_draft import AssistantDraft
+from ikpy.engine.block_draft import BlockDraft, MarkovDraft
+from ikpy.engine.cache_reader import CacheReader
 from ikpy.engine.context import Context
 from ikpy.engine.head_draft import HeadDraft
 from ikpy.engine.model import Model
@@ -15,16 +18,23 @@ from ikpy.engine.ngram_cache import CacheDraft, EarlierTexts, NgramCache
 from ikpy.engine.ngram_draft import NgramMapKey, NgramMapValues, NgramMod, NgramPool, NgramSimple
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.reading_draft import ReadingDraft
-from ikpy.engine.reading_layer import reading_layer
-from ikpy.engine.speculative import Drafter, Speculation, SpeculativeParams
+from ikpy.engine.reading_layer import cache_reading_layers, reading_layer
+from ikpy.engine.speculative import LAYER_READING_TYPES, Drafter, Speculation, SpeculativeParams
 from ikpy.engine.suffix_draft import SuffixAutomaton, SuffixDraft
 from ikpy.errors import UsageError
 from ikpy.gguf.reader import GGUFFile
-from ikpy.models.eagle3 import Eagle3
+from ikpy.models import silent
+from ikpy.models.dflash import MARKOV, DFlash
+from ikpy.models.layer_reading import LayerReading
 from ikpy.models.prediction import has_heads_alone
 from ikpy.vocab import Vocab
 
 Maker = Callable[[int], Drafter]
+ASSISTANT = "gemma4-assistant"
+OWN_KINDS = {"eagle3": "eagle3", "dflash": "dflash", ASSISTANT: "mtp"}
+"""Drafters by architectures of their files that have nothing else."""
+LEAST_BATCH = 64
+"""Tokens of a batch of a drafter of blocks, whatever -ub says: a block is one batch."""
 MAX_SIZE_DIFFERENCE = 128
 MAX_KEPT_STATES = 16
 """Copies of a sequence's recurrent states at most: each is as large as the states, 75 MB for Qwen3-Next 80B."""
@@ -47,15 +57,16 @@ def make_speculation(
     *,
     draft_params: ContextParams | None = None,
     model: Model | None = None,
+    context: Context | None = None,
     log: Callable[[str], None] | None = None,
 ) -> Speculation | None:
     """Drafters for the sequences of a context, None if nothing drafts.
 
     ``model``: the one whose prediction head may draft ("mtp"), or that of a draft file which has heads alone; its
-    context must keep token_states. A draft model is asked last unless ``params.types`` places it.
-    ``draft_params.n_seq_max`` is the number of sequences of the draft model's and of the head's context,
-    ``draft_params.media`` the pictures of the model's own, which heads see; that one must keep `kept_states`. Raises
-    UsageError for files that cannot be used.
+    context must keep token_states. ``context``: that one, for draft files whose layers read its caches. A draft model
+    is asked last unless ``params.types`` places it. ``draft_params.n_seq_max`` is the number of sequences of the draft
+    model's and of the head's context, ``draft_params.media`` the pictures of the model's own, which heads see; that one
+    must keep `kept_states`. Raises UsageError for files that cannot be used.
     """
     files = files or DraftFiles()
     types = [name for name in params.types if name != "none"]
@@ -64,10 +75,12 @@ def make_speculation(
         types.append("draft")
     makers: list[Maker] = []
     for name in types:
-        if name == "mtp":
+        if name == "mtp" and architecture_of(files.model) == ASSISTANT:
+            makers.append(_assistant_maker(params, files, context, vocab, draft_params or ContextParams(), log))
+        elif name == "mtp":
             source = None if model is None or kind != "mtp" else _model_of_heads(files.model, model, vocab, log)
             makers.append(_head_maker(params, source or model, draft_params or ContextParams(), log))
-        elif name == "eagle3":
+        elif name in LAYER_READING_TYPES:
             makers.append(_reading_maker(params, files, model, vocab, draft_params or ContextParams(), log))
         else:
             makers.append(_maker(name, params, vocab, files, draft_params or ContextParams(), log))
@@ -116,32 +129,41 @@ def _head_maker(
     return lambda seq_id: HeadDraft(*contexts, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
 
 
+def architecture_of(path: str | os.PathLike[str] | None) -> str:
+    """The architecture of a draft file; "" for no file."""
+    return "" if path is None else str(GGUFFile.open(Path(path), header_only=True).get("general.architecture"))
+
+
 def kind_of_drafter(path: str | os.PathLike[str] | None) -> str:
-    """Which drafter a draft file is for: draft (a model), mtp (prediction layers alone) or eagle3; "" for no file."""
+    """Which drafter a draft file is for: draft (a model), mtp (prediction layers alone, or a drafter that reads caches
+    of the model), eagle3, dflash or dspark; "" for no file."""
     if path is None:
         return ""
+    arch = architecture_of(path)
     gguf = GGUFFile.open(Path(path), header_only=True)
-    if gguf.get("general.architecture") == "eagle3":
-        return "eagle3"
-    return "mtp" if has_heads_alone(gguf) else "draft"
+    if arch == "dflash" and MARKOV in gguf.tensors:
+        return "dspark"
+    return OWN_KINDS.get(arch) or ("mtp" if has_heads_alone(gguf) else "draft")
 
 
 def _check_kind(types: list[str], path: str | os.PathLike[str] | None) -> str:
     """The kind of a draft file. UsageError unless the types are those that it can be for."""
     kind = kind_of_drafter(path)
-    own = {"mtp": "has prediction layers alone", "eagle3": "reads what layers of a model read"}
+    layers = "reads caches of a model" if architecture_of(path) == ASSISTANT else "has prediction layers alone"
+    own = {"mtp": layers, **dict.fromkeys(LAYER_READING_TYPES, "reads what layers of a model read")}
     if kind in own and (kind not in types or "draft" in types):
         raise UsageError(f"'{path}' {own[kind]}: --spec-type {kind} drafts from it")
-    if "eagle3" in types and kind != "eagle3":
-        raise UsageError("--spec-type eagle3 needs a drafter of that kind: give its file with -md")
-    if {"mtp", "eagle3"} <= set(types):
-        raise UsageError("--spec-type mtp and eagle3 read other states of the model: name one of them")
+    for name in LAYER_READING_TYPES.intersection(types):
+        if kind != name:
+            raise UsageError(f"--spec-type {name} needs a drafter of that kind: give its file with -md")
+        if "mtp" in types:
+            raise UsageError(f"--spec-type mtp and {name} read other states of the model: name one of them")
     return kind
 
 
 def prepare_model(types: Iterable[str], path: str | os.PathLike[str] | None, model: Model) -> bool:
     """Whether contexts of a model must keep states for these drafts; it is told which. UsageError if it has none."""
-    if "eagle3" in types:
+    if not LAYER_READING_TYPES.isdisjoint(types):
         _check_kind(list(types), path)
         assert path is not None
         reading_layer(model, path)
@@ -160,15 +182,39 @@ def _reading_maker(
     log: Callable[[str], None] | None,
 ) -> Maker:
     if model is None or files.model is None:
-        raise UsageError("--spec-type eagle3 needs the model itself and a draft file: give one with -md")
-    layer = reading_layer(model, files.model)
-    assert isinstance(layer.arch, Eagle3)
-    common_vocabulary(vocab, Vocab.from_metadata(layer.gguf.metadata))
-    tokens = layer.arch.target_tokens
+        raise UsageError("drafters that read layers of a model need the model itself and a file: give one with -md")
+    layers = reading_layer(model, files.model)
+    arch = layers.arch
+    assert isinstance(arch, LayerReading)
+    common_vocabulary(vocab, Vocab.from_metadata(layers.gguf.metadata))
     own = replace(draft_params, embeddings=True, token_states=False, n_kept_states=0, adapters=(), media=None)
-    context = Context(layer, own, log=log)
+    if isinstance(arch, DFlash):
+        # All tokens of a batch see each other; a block must not drop what its tokens see through a window.
+        n_batch = max(own.n_ubatch or own.n_batch, LEAST_BATCH, arch.n_block)
+        reads_rows = bool(arch.markov or arch.selector)
+        own = replace(own, embeddings=reads_rows, n_batch=n_batch, n_ubatch=n_batch, swa_full=True)
+    context = Context(layers, own, log=log)
     n_ctx = context.n_ctx // own.n_seq_max
-    return lambda seq_id: ReadingDraft(context, tokens, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
+    if isinstance(arch, DFlash):
+        kind = MarkovDraft if arch.markov else BlockDraft
+        return lambda seq_id: kind(context, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
+    return lambda seq_id: ReadingDraft(context, arch.target_tokens, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
+
+
+def _assistant_maker(
+    params: SpeculativeParams,
+    files: DraftFiles,
+    context: Context | None,
+    vocab: Vocab,
+    draft_params: ContextParams,
+    log: Callable[[str], None] | None,
+) -> Maker:
+    if context is None or files.model is None:
+        raise UsageError(f"'{files.model}' reads caches of a model: it needs the context of that one")
+    layers = cache_reading_layers(context.model, files.model)
+    common_vocabulary(vocab, Vocab.from_metadata(layers.gguf.metadata))
+    reader = CacheReader(layers, context, draft_params.n_threads, log or silent)
+    return lambda seq_id: AssistantDraft(reader, p_min=params.p_min, seq_id=seq_id)
 
 
 def _model_of_heads(

@@ -1,4 +1,6 @@
-"""Servers with an EAGLE-3 drafter answer as servers without, slot by slot, and tidy up behind cancelled requests."""
+"""Servers with drafters that read a model answer as servers without, slot by slot, and tidy up behind cancelled
+requests.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from starlette.testclient import TestClient
 
 from ikpy.server.read_params import read_generation
 from ikpy.server.tasks import CompletionTask
+from tests.cpu.models import dflash_model as dflash
 from tests.cpu.models import eagle3_model as eagle3
+from tests.cpu.models import gemma4_assistant_model as assistant
 from tests.cpu.models.reference_models import N_VOCAB
 from tests.server.harness import MODELS, running, start_server
 from tests.server.live import wait_for
@@ -21,13 +25,22 @@ NAME = "READ-MODEL"
 PROMPTS = np.random.default_rng(4).integers(4, N_VOCAB - 8, (4, 30)).tolist()
 
 
-@pytest.fixture
-def command(tmp_path: Path) -> tuple[str, str]:
+PAIRS = {
+    "eagle3": lambda: (eagle3.target(), eagle3.drafter(own=True)),
+    "dflash": lambda: (eagle3.target(), dflash.drafter()),
+    "dspark": lambda: (eagle3.target(), dflash.drafter(own=True, markov="bonus")),
+    "mtp": lambda: (assistant.target(), assistant.drafter()),
+}
+
+
+@pytest.fixture(params=PAIRS)
+def command(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     """Options of a server, and those of its drafts."""
-    MODELS[NAME] = str(eagle3.target().write(tmp_path / "model.gguf"))
-    draft = eagle3.drafter(own=True).write(tmp_path / "draft.gguf")
+    target, drafter = PAIRS[request.param]()
+    MODELS[NAME] = str(target.write(tmp_path / "model.gguf"))
+    draft = drafter.write(tmp_path / "draft.gguf")
     server = f"llama-server -m {NAME} -t 1 -ctk f32 -ctv f32 -b 64 -ub 32"
-    return server, f"-md {draft} --spec-type eagle3 --draft-p-min 0 --draft-max 3"
+    return server, f"-md {draft} --spec-type {request.param} --draft-p-min 0 --draft-max 3"
 
 
 def complete(client: TestClient, prompt: list[int], **body: Any) -> dict[str, Any]:
@@ -60,6 +73,22 @@ def test_full_slots(command: tuple[str, str]) -> None:
         wanted, got = (complete(client, PROMPTS[0], **body) for client in (plain, drafting))
     assert wanted["truncated"] and got["truncated"]
     assert got["content"] == wanted["content"] and got["timings"]["draft_n"] > 150
+
+
+def test_saved_slots(command: tuple[str, str], tmp_path: Path) -> None:
+    """A slot that was saved, and restored in another server, goes on with drafts."""
+    server, drafts = command
+    server = f"{server} -c 512 -np 2 --slot-save-path X"
+    with running(server) as plain:
+        wanted = complete(plain, [*PROMPTS[0], *PROMPTS[1]])
+    with running(f"{server} {drafts}", tmp_path) as first:
+        complete(first, PROMPTS[0], id_slot=1, n_predict=1)
+        assert first.post("/slots/1?action=save", json={"filename": "text"}).status_code == 200
+    with running(f"{server} {drafts}", tmp_path) as second:
+        assert second.post("/slots/0?action=restore", json={"filename": "text"}).status_code == 200
+        got = complete(second, [*PROMPTS[0], *PROMPTS[1]], id_slot=0)
+    assert got["content"] == wanted["content"] and got["timings"]["draft_n"] > 25
+    assert got["tokens_cached"] > 0 and got["timings"]["prompt_n"] < len(PROMPTS[0]) + len(PROMPTS[1])
 
 
 def test_a_cancelled_request(command: tuple[str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -335,10 +335,10 @@ class DeviceRuntime:
 
     # caches as host memory
 
-    def download_caches(self) -> None:
-        """Makes the cache tensors in host memory the same as on the devices."""
+    def download_caches(self, names: Collection[str] = ()) -> None:
+        """Makes the cache tensors in host memory the same as on the devices; names: of the buffers, if not all."""
         for state in self.states.values():
-            state.download_caches()
+            state.download_caches(names)
 
     def upload_caches(self) -> None:
         """Takes the caches of the devices from the tensors in host memory."""

@@ -126,10 +126,11 @@ class DeviceState:
     def _mirrors(self) -> Iterator[tuple[int, Buffer]]:
         return (self._caches[name] for name in self._mirrored)
 
-    def download_caches(self) -> None:
-        """Makes the host's copies of the caches up to date."""
+    def download_caches(self, names: Collection[str] = ()) -> None:
+        """Makes the host's copies of the caches up to date; names: of whole caches, if not all."""
         for address, buffer in self._mirrors():
-            if buffer.name not in self._copies:
+            whole, _, _ = buffer.name.partition(" ")
+            if buffer.name not in self._copies and (not names or whole in names):
                 fill_host(buffer, partial(self._download, address))
 
     def _download(self, address: int, memory: np.ndarray, start: int) -> None:

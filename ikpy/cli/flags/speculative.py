@@ -63,7 +63,7 @@ ROWS = (
         Kind("TYPE[:K=V,..]", drafter_values.to_speculation, many=True),
         "speculative.types",
         "what drafts: none, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, suffix, draft, "
-        "mtp, eagle3. Repeatable; asked in the given order",
+        "mtp, eagle3, dflash, dspark. Repeatable; asked in the given order",
         "SC",
     ),
     option(

@@ -32,6 +32,7 @@ FAMILIES = {
     "deepseek_v3": "deepseek:DeepSeekV3",
     "deepseek_v32": "deepseek:DeepSeekV32",
     "deepseek_v4": "deepseek4:DeepSeekV4",
+    "dflash": "dflash:DFlash",
     "dots1": "moe:Dots1",
     "dots3_note": "dots3note:Dots3Note",
     "dots3_note_text": "dots3note:Dots3Note",
@@ -51,6 +52,7 @@ FAMILIES = {
     "gemma2": "gemma:Gemma2",
     "gemma3_text": "gemma:Gemma3",
     "gemma3n_text": "gemma3n:Gemma3n",
+    "gemma4_assistant": "gemma4_assistant:Gemma4Assistant",
     "gemma4_text": "gemma4:Gemma4",
     "glm": "glm:Glm",
     "glm4": "glm:Glm4",
@@ -102,6 +104,7 @@ FAMILIES = {
     "mamba": "jamba:Mamba",
     "mamba2": "mamba2:Mamba2",
     "mellum": "qwen:Mellum",
+    "mimo_v2_flash": "mimo2:Mimo2",
     "minicpm": "minicpm:MiniCPM",
     "minicpm3": "minicpm:MiniCPM3",
     "minimax_m2": "moe:MiniMaxM2",
@@ -175,6 +178,8 @@ _MODEL_TYPES = {
     **dict.fromkeys(("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"), "jina_bert_v2"),
     "BailingMoeV2ForCausalLM": "bailing_moe_v2",
     "DeepseekV2ForCausalLM": "deepseek_v2",
+    "Gemma4AssistantForCausalLM": "gemma4_assistant",
+    "Gemma4UnifiedAssistantForCausalLM": "gemma4_assistant",
     "MiniMaxM2ForCausalLM": "minimax_m2",
 }
 
@@ -191,8 +196,18 @@ def _is_eagle3(config: Config) -> bool:
     return is_drafter and "dflash_config" not in config.values and config.values.get("num_hidden_layers") == 1
 
 
+def _is_dflash(config: Config) -> bool:
+    """Whether a configuration is that of a drafter of blocks, most of which say that they are a Qwen 3."""
+    name = config.class_name.lower()
+    return config.model_type != "deepseek_v4" and (
+        "dflash_config" in config.values or "dflash" in name or "dspark" in name
+    )
+
+
 def _model_type(config: Config) -> str:
     """The model type that tells the family."""
+    if _is_dflash(config):
+        return "dflash"
     if _is_eagle3(config):
         return "eagle3"
     if config.model_type in ("minicpmv", "minicpmo"):

@@ -130,6 +130,7 @@ class Family:
     has_output: ClassVar[bool] = True
     needs_embedding: ClassVar[bool] = True
     reads_target: ClassVar[bool] = False  # whether it drafts for another model, whose folder tells what is read
+    may_read_target: ClassVar[bool] = False  # whether the tokenizer may be that of a folder which is named
     own_tensors: ClassVar[frozenset[str]] = frozenset()  # that the family reads itself
     writes_texts: ClassVar[bool] = True
     template: ClassVar[str] = ""  # built-in chat template of the published models, for checkpoints without one
@@ -150,6 +151,8 @@ class Family:
     prediction_modules: ClassVar[Modules] = {}
     # Modules of theirs whose matrices lie side by side in nextn.eh_proj, with their places.
     prediction_columns: ClassVar[Mapping[str, int]] = {}
+    # Modules of theirs whose rows follow each other in attn_qkv, with their places (`n_shards` in all).
+    prediction_rows: ClassVar[Mapping[str, int]] = {}
     # Modules of theirs that files of a model have no place for -> their tensors in a file of prediction layers alone.
     prediction_ends: ClassVar[Mapping[str, str]] = {}
     n_predict: int = 0  # prediction layers of the file
@@ -243,6 +246,10 @@ class Family:
             keys["expert_count"] = self.n_expert
             keys["expert_used_count"] = config.integer("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
         return keys
+
+    def keys_of_tokens(self) -> Keys:
+        """Metadata of the vocabulary that the tokenizer does not tell."""
+        return {}
 
     def targets(self, module: str, layer: int) -> Targets | None:
         """What a module of a layer becomes; None: it has no place."""

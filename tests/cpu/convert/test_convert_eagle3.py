@@ -205,7 +205,7 @@ def test_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A drafter needs one, a model has none; a folder without a tokenizer is none."""
     target, draft = drafters.target(tmp_path), tmp_path / "drafter"
     drafters.write(draft, target)
-    with pytest.raises(UsageError, match="an EAGLE-3 drafter; --target names the folder"):
+    with pytest.raises(UsageError, match="a drafter; --target names the folder"):
         convert(draft, tmp_path)
     with pytest.raises(UsageError, match="--target is for drafters"):
         convert(copy("qwen3", tmp_path), tmp_path, target=str(target))

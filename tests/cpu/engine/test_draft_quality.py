@@ -6,14 +6,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ikpy.engine.assistant_draft import AssistantDraft
 from ikpy.engine.batch import Batch
+from ikpy.engine.block_draft import BlockDraft
+from ikpy.engine.cache_reader import CacheReader
 from ikpy.engine.context import Context
 from ikpy.engine.head_draft import HeadDraft
 from ikpy.engine.model import Model
@@ -22,13 +25,16 @@ from ikpy.engine.ngram_cache import CacheDraft
 from ikpy.engine.ngram_draft import NgramMapKey, NgramMapValues, NgramMod, NgramPool, NgramSimple
 from ikpy.engine.params import ContextParams
 from ikpy.engine.reading_draft import ReadingDraft
-from ikpy.engine.reading_layer import reading_layer
+from ikpy.engine.reading_layer import cache_reading_layers, reading_layer
 from ikpy.engine.sampling import Sampler
 from ikpy.engine.sampling_params import SamplingParams
 from ikpy.engine.speculative import Drafter, SpeculativeParams, Speculator
 from ikpy.engine.suffix_draft import SuffixDraft
+from ikpy.models import silent
 from ikpy.tools.generation import GrowingSequence
+from tests.cpu.models import dflash_model as dflash
 from tests.cpu.models import eagle3_model as eagle3
+from tests.cpu.models import gemma4_assistant_model as assistant
 from tests.cpu.models.bigram_model import BigramContext, random_table
 from tests.cpu.models.definition_checks import TOKENS
 from tests.cpu.models.prediction_models import MODELS
@@ -43,7 +49,7 @@ NGRAMS: dict[str, Callable[[], Drafter]] = {
     "ngram-cache": CacheDraft,
     "suffix": lambda: SuffixDraft(PARAMS),
 }
-KINDS = ("draft", "mtp", "eagle3")
+KINDS = ("draft", "mtp", "eagle3", "assistant", "dflash", "dspark", "dflash2")
 TEXT = TOKENS[:20].tolist()
 CRITICAL = 4.0
 """Standard deviations of the chi-square distribution above its mean that count as another distribution."""
@@ -85,10 +91,10 @@ def test_transitions_have_their_probabilities(name: str) -> None:
 
 @dataclass
 class Made:
-    """A model and what makes a drafter of a new sequence for it."""
+    """A model and what makes a drafter of a new sequence of a context of it."""
 
     model: Model
-    drafter: Callable[[], Drafter]
+    drafter: Callable[[Context], Drafter]
     states: bool
 
 
@@ -96,17 +102,25 @@ class Made:
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     kind = request.param
     settings = ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32", embeddings=kind != "draft")
-    random = MODELS["mimo2"]().model if kind == "mtp" else eagle3.target()
+    random = {"mtp": MODELS["mimo2"]().model, "assistant": assistant.target()}.get(kind, eagle3.target())
     model = Model.load(random.write(tmp_path / "model.gguf"))
     if kind == "draft":
         context = Context(model, settings)  # its guesses are the model's likeliest tokens
-        return Made(model, lambda: ModelDraft(context, p_min=0.0, n_vocab=N_VOCAB, n_ctx=256), False)
+        return Made(model, lambda _: ModelDraft(context, p_min=0.0, n_vocab=N_VOCAB, n_ctx=256), False)
     if kind == "mtp":
         heads = [Context(head, settings) for head in model.prediction_heads()]
-        return Made(model, lambda: HeadDraft(*_empty(heads), p_min=0.0, n_ctx=256), True)
+        return Made(model, lambda _: HeadDraft(*_empty(heads), p_min=0.0, n_ctx=256), True)
+    if kind == "assistant":
+        layers = cache_reading_layers(model, assistant.drafter().write(tmp_path / "draft.gguf"))
+        return Made(model, lambda of: AssistantDraft(CacheReader(layers, of, 1, silent), p_min=0.0), True)
+    if kind in ("dflash", "dspark", "dflash2"):
+        draft = dflash.drafter(markov="anchor" if kind == "dspark" else "", selector=kind == "dflash2")
+        layers = reading_layer(model, draft.write(tmp_path / "draft.gguf"))
+        own = Context(layers, replace(settings, n_batch=64, n_ubatch=64, swa_full=True))
+        return Made(model, lambda _: BlockDraft(*_empty([own]), p_min=0.0, n_ctx=256), True)
     head = reading_layer(model, eagle3.drafter(own=True).write(tmp_path / "draft.gguf"))
     own = Context(head, settings)
-    return Made(model, lambda: ReadingDraft(*_empty([own]), head.arch.target_tokens, p_min=0.0, n_ctx=256), True)
+    return Made(model, lambda _: ReadingDraft(*_empty([own]), head.arch.target_tokens, p_min=0.0, n_ctx=256), True)
 
 
 def _empty(contexts: list[Context]) -> list[Context]:
@@ -153,7 +167,7 @@ def test_sampled_texts_have_the_distribution_of_the_model(made: Made) -> None:
     context, n_drafted = context_of(made, drafts=True), 0
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(500):
-        speculator = Speculator([made.drafter()], SpeculativeParams(n_max=2, p_min=0.0))
+        speculator = Speculator([made.drafter(context)], SpeculativeParams(n_max=2, p_min=0.0))
         counts[tuple(generated(context, speculator, 3, seed=seed, temperature=1.5, top_k=3, top_p=1, min_p=0))] += 1
         n_drafted += speculator.n_drafted
     assert n_drafted > 500
@@ -164,7 +178,8 @@ def test_sampled_texts_have_the_distribution_of_the_model(made: Made) -> None:
 def test_acceptance_is_what_happened(made: Made, sampling: dict[str, float]) -> None:
     """Guesses are recorded and compared with the text that came, which is that without drafts."""
     plain = generated(context_of(made, drafts=False), None, 60, **sampling)
-    drafter, drafts = made.drafter(), list[tuple[int, list[int]]]()
+    context = context_of(made, drafts=True)
+    drafter, drafts = made.drafter(context), list[tuple[int, list[int]]]()
     draft = drafter.draft
 
     def recorded(tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
@@ -174,7 +189,7 @@ def test_acceptance_is_what_happened(made: Made, sampling: dict[str, float]) -> 
 
     drafter.draft = recorded  # type: ignore[method-assign]
     speculator = Speculator([drafter], SpeculativeParams(n_max=3, p_min=0.0))
-    found = generated(context_of(made, drafts=True), speculator, 60, **sampling)
+    found = generated(context, speculator, 60, **sampling)
     assert found == plain
     text, n_right = [*TEXT, *generated(context_of(made, drafts=False), None, 70, **sampling)], 0
     for start, guesses in drafts:
@@ -191,8 +206,9 @@ def test_acceptance_is_what_happened(made: Made, sampling: dict[str, float]) -> 
 def test_full_contexts(made: Made) -> None:
     """Texts that outgrow the context, so that both caches move, are those without drafts."""
     plain = generated(context_of(made, drafts=False), None, 300)
-    speculator = Speculator([made.drafter()], SpeculativeParams(n_max=4, p_min=0.0))
-    found = generated(context_of(made, drafts=True), speculator, 300)
+    context = context_of(made, drafts=True)
+    speculator = Speculator([made.drafter(context)], SpeculativeParams(n_max=4, p_min=0.0))
+    found = generated(context, speculator, 300)
     differs = next((i for i, (a, b) in enumerate(zip(found, plain, strict=True)) if a != b), None)
     assert differs is None, f"token {differs}"
     assert speculator.n_drafted > 250

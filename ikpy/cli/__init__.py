@@ -6,14 +6,12 @@ are read by `ikpy.cli.parser`, not by Typer.
 
 from __future__ import annotations
 
-import codecs
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from io import TextIOWrapper
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from ikpy.cli.streams import prepare_streams
 from ikpy.errors import IkpyError, UsageError, printable
 from ikpy.signals import lost_interrupts, termination
 
@@ -160,22 +159,6 @@ def check_command(arguments: Sequence[str]) -> None:
     raise UsageError(f"no such command: {name}{hint}")
 
 
-def accept_all_text() -> None:
-    """Keep characters that the locale does not know from ending a program: models write any.
-
-    A locale of ASCII alone stands for none, and then texts are UTF-8. Bytes of the input that are no text stay what
-    they are, as in arguments. Streams that are closed become empty ones: without standard error, log lines would be
-    printed as results.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the whole program
-    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
-        if isinstance(stream, TextIOWrapper):
-            is_ascii = codecs.lookup(stream.encoding).name == "ascii"
-            stream.reconfigure(encoding="utf-8" if is_ascii else None, errors=errors)
-
-
 def named_command(program: str, arguments: Sequence[str]) -> list[str]:
     """The subcommand that a program name such as `llama-quantize`, a link to ikpy, stands for; none for others."""
     name = Path(program).name
@@ -193,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An error the user can cause is one line on standard error and status 1; `--verbose` adds the traceback.
     """
     lost_interrupts.install()
-    accept_all_text()
+    prepare_streams()
     if arguments is None:
         arguments = named_command(sys.argv[0], sys.argv) + sys.argv[1:]
     arguments = list(arguments) or ["--help"]

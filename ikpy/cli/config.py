@@ -21,7 +21,7 @@ def config_arguments(path: str, tool: str) -> list[str]:
     Raises UsageError naming file and key.
     """
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # also numbers and nesting without bound

@@ -247,7 +247,7 @@ def _tensor_types(name: str, value: str) -> list[Rule]:
     items = [value]
     if name == "--tensor-type-file":
         try:
-            items = Path(value).read_text(encoding="utf-8").split()
+            items = Path(value).read_text(encoding="utf-8-sig").split()
         except (OSError, UnicodeDecodeError) as error:
             raise CommandLineError(f"{name} {value}: {getattr(error, 'strerror', None) or error}") from None
         if not items:

@@ -135,7 +135,7 @@ class RecipeFile:
 def read_recipe(path: str) -> RecipeFile:
     """Read a recipe, YAML if the name ends so; UsageError naming the file for anything that is wrong in it."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read recipe {path}: {getattr(error, 'strerror', None) or error}") from None
     try:

@@ -105,7 +105,7 @@ def read_manifest(
         UsageError: it cannot be read, or has no line about the file.
     """
     try:
-        text = Path(manifest).read_text(encoding="utf-8")
+        text = Path(manifest).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{manifest}: {getattr(error, 'strerror', None) or error}") from None
     wanted, found = Path(path).name, []

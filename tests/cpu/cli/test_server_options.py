@@ -67,5 +67,5 @@ def test_options_mean_the_same_wherever_they_are_given(row: Option, tmp_path: Pa
         assert value([], {variable: " ".join(values) or "1"}) == wanted, variable
     config = tmp_path / "server.toml"
     text = "true" if not values else json.dumps(values[0] if len(values) == 1 else [values])
-    config.write_text(f"[server]\n{name[2:]} = {text}\n")
+    config.write_text(f"[server]\n{name[2:]} = {text}\n", encoding="utf-8-sig")  # as editors of Windows do
     assert value(["--config", str(config)], {}) == wanted

@@ -85,6 +85,8 @@ def test_digests_are_checked(model, tmp_path):
     mixed = "md5     0123456789abcdef  " + str(model) + "\n" + run("hash", model, "--uuid")[0]
     (tmp_path / "mixed.txt").write_text(mixed)
     assert run("hash", model, "--check", tmp_path / "mixed.txt")[0] == f"{model}: 1 of 1 digests agree\n"
+    (tmp_path / "marked.txt").write_text(run("hash", model, "--no-layer")[0], encoding="utf-8-sig")
+    assert run("hash", model, "--check", tmp_path / "marked.txt")[0] == f"{model}: 1 of 1 digests agree\n"
     data = bytearray(model.read_bytes())
     with GGUFFile.open(model) as file:
         data[list(file.tensors.values())[-1].offset] ^= 1

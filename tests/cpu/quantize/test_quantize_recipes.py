@@ -187,6 +187,16 @@ def test_rules_from_a_pipe_and_with_blanks(tmp_path, tensors, capfd):
     assert types["blk.0.ffn_up.weight"] == "q6_K" and types["blk.1.ffn_up_exps.weight"] == "iq4_nl"
 
 
+@pytest.mark.parametrize("option", ["--custom-q", "--tensor-type-file"])
+def test_rules_behind_a_byte_order_mark(tmp_path, tensors, capfd, option):
+    """Editors of Windows put it first in a file; it belongs to no rule."""
+    write_model(tmp_path / "in.gguf", tensors)
+    (tmp_path / "rules.txt").write_text("ffn_up\\.weight=q6_K\n", encoding="utf-8-sig")
+    arguments = [option, str(tmp_path / "rules.txt"), str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_0"]
+    assert run(arguments) == 0
+    assert types_of(tmp_path / "out.gguf")["blk.0.ffn_up.weight"] == "q6_K"
+
+
 def test_long_text_without_a_rule(capfd):
     assert run(["--custom-q", "x" * 5000, "in.gguf", "out.gguf", "Q4_0"]) == 1
     assert "expected REGEX=TYPE or the name of a file of rules" in capfd.readouterr().err

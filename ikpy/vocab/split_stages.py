@@ -91,14 +91,13 @@ class _SpaceTable(dict[int, str]):
 _CATEGORIES = _CategoryTable()
 _SPACES = _SpaceTable()
 
-# ASCII members and placeholder of each category in the collapsed text. The reference knows no category of "~"; that
-# it is a symbol, as for the published tokenizers (and today's llama.cpp), matters to DeepSeek V3: " ~" is one piece.
+# ASCII members and placeholder of each category in the collapsed text; "~" belongs to none.
 _COLLAPSED_SETS = {
     "N": "0-9\xd1",
     "L": "A-Za-z\xd2",
     "P": r"!-#%-*,-/:;?@\[-\]_{}" + "\xd3",
     "M": "\xd4",
-    "S": r"$+<=>\^`|~" + "\xd5",
+    "S": r"$+<=>\^`|" + "\xd5",
 }
 
 

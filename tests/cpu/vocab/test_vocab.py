@@ -106,8 +106,6 @@ def test_pre_tokenizer(name, plain):
         ("KIMI-K2", "中文x々y", ["中文", "x々y"]),
         ("LLAMA3", "O'Doherty 12345", ["O", "'D", "oherty", " ", "123", "45"]),
         ("DEEPSEEK3", "a~b", ["a", "~b"]),
-        ("DEEPSEEK3", "a ~5 ~/bin", ["a", " ~", "5", " ~/", "bin"]),
-        ("AFMOE", "about ~ 5 ~~\n", ["about", " ~", " ", "5", " ~~\n"]),
         ("GPT2", "x  y\n", ["x", " ", " y", "\n"]),
         ("LAGUNA", "f(12);\n\n  x  \n", ["f", "(", "1", "2", ");", "\n\n", " ", " x", "  ", "\n"]),
     ],

@@ -72,12 +72,13 @@ def probable_tokens(
 ) -> list[int]:
     """The most likely tokens, one behind the other, while their probability is at least ``p_min``; at most ``n_max``.
 
-    ``logits``: float32 [n_vocab] of the first one. ``follow``: those behind the tokens found so far.
+    ``logits``: float32 [n_vocab] of the first one. ``follow``: those behind the tokens found so far. A largest one that
+    is no finite number, as a damaged draft model gives, ends the guesses.
     """
     found: list[int] = []
     while True:
         token = int(logits.argmax())
-        if 1.0 / np.exp(logits.astype(np.float64) - logits[token]).sum() < p_min:
+        if not np.isfinite(logits[token]) or 1.0 / np.exp(logits.astype(np.float64) - logits[token]).sum() < p_min:
             return found
         found.append(token)
         if len(found) == n_max:

@@ -19,7 +19,7 @@ from ikpy.engine.ngram_cache import CacheDraft, EarlierTexts, NgramCache
 from ikpy.engine.ngram_draft import NgramMapKey, NgramMapValues, NgramMod, NgramPool, NgramSimple
 from ikpy.engine.params import ContextParams
 from ikpy.engine.sampling import Sampler, SamplingParams
-from ikpy.engine.speculative import Drafter, SpeculativeParams, Speculator
+from ikpy.engine.speculative import Drafter, SpeculativeParams, Speculator, probable_tokens
 from ikpy.engine.suffix_draft import SuffixAutomaton, SuffixDraft
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.tools.generation import GrowingSequence
@@ -442,3 +442,14 @@ def test_long_drafts_fit_a_small_context() -> None:
     drafter = ModelDraft(context(BUNDLED, n_ctx=32, flash_attn=False), p_min=0.0, n_vocab=4000, n_ctx=32)
     for n in (3, 20, 40):
         assert len(drafter.draft(list(range(10, 10 + n)), 30)) == 16
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_numbers_end_the_guesses(broken: float) -> None:
+    """Those of a damaged draft model."""
+    good = np.array([0.0, 3.0, -np.inf], np.float32)
+    bad = np.full(3, broken, np.float32)
+    assert probable_tokens(bad, 4, 0.0, lambda found: good) == []
+    assert probable_tokens(good, 4, 0.0, lambda found: good if len(found) < 2 else bad) == [1, 1]
+    assert probable_tokens(good, 2, 0.9, lambda found: good) == [1, 1]

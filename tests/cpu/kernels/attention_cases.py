@@ -11,11 +11,11 @@ from benchmarks.reference_attention import (
 from ikpy._native import core, tier
 
 
-def tolerance_of(*types, n_tokens=1, floats=2e-5):
+def tolerance_of(*types, n_tokens=1, floats=2e-5, large_scores=False):
     """Products of codes meet queries and weights rounded to 1/65000 of the largest of 64 elements and more; those of
-    many tokens to bf16 where test_attention_dots.py says so."""
+    many tokens to bf16 where test_attention_dots.py says so, which shows more where scores are large."""
     if ref.MULTIPLIES_BF16 and set(types) <= {BF16, *CODED} and n_tokens >= ref.DOT_TOKENS:
-        return 1.2e-2
+        return 2e-2 if large_scores else 1.2e-2
     codes = core.has_tiles() or core.has_byte_permutes() or tier in ("avxvnni", "avx2")
     return 2.5e-4 if codes and set(types) & set(CODED) else floats
 
@@ -60,7 +60,7 @@ def run_case(
 ):
     """Runs native attention for every thread count and compares with the float64 reference."""
     types = (k_type, v_type, F16) if segment else (k_type, v_type)
-    tolerance = tolerance or tolerance_of(*types, n_tokens=n_tokens)
+    tolerance = tolerance or tolerance_of(*types, n_tokens=n_tokens, large_scores=softcap != 0)
     rng = np.random.default_rng(seed)
     d0 = dk - segment
     q = rng.standard_normal((n_tokens, n_heads, dk)).astype(np.float32)

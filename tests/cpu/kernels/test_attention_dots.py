@@ -11,9 +11,20 @@ import numpy as np
 import pytest
 
 from benchmarks import reference_attention as ref
-from benchmarks.reference_attention import BF16, CODED, DOT_TOKENS, F16, MULTIPLIES_BF16, Q8_0
+from benchmarks.reference_attention import (
+    BF16,
+    CODED,
+    DOT_TOKENS,
+    F16,
+    IQ4_NL,
+    MULTIPLIES_BF16,
+    Q5_1,
+    Q6_0,
+    Q8_0,
+)
 from ikpy._native import cpu, tier
-from tests.cpu.kernels.attention_cases import run_case
+from tests.cpu.kernels import bf16_attention
+from tests.cpu.kernels.attention_cases import causal_case, run_case
 
 HERE = Path(__file__).parent
 needs_dots = pytest.mark.skipif(not MULTIPLIES_BF16, reason="no fast dot products of bf16 in use")
@@ -62,6 +73,47 @@ def test_rounding_loses_less_than_the_type_of_the_cache(kind, dims, flash):
     want = exact(k_values, v_values)
     of_rounding, of_type = rms(got - want), rms(want - exact(k, v))
     assert of_rounding < of_type, f"{of_rounding:.2e} of {rms(want):.2e}; the type itself {of_type:.2e}"
+
+
+@needs_dots
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("k_type", "v_type", "shape", "options"),
+    [
+        (Q6_0, Q5_1, (65, 75, 8, 2, 128, 96), {"softcap": 30.0}),
+        (Q6_0, Q5_1, (65, 65, 4, 1, 32, 64), {"softcap": 30.0, "sinks": True}),
+        (Q6_0, Q5_1, (130, 430, 4, 2, 96, 32), {}),
+        (BF16, BF16, (40, 300, 4, 4, 40, 17), {"softcap": 3.0}),
+        (Q8_0, IQ4_NL, (24, 500, 6, 3, 64, 64), {"sinks": True}),
+    ],
+    ids=["scores of 20", "scores of 20, sinks", "plain", "bf16", "several tiles"],
+)
+def test_nothing_else_is_rounded(k_type, v_type, shape, options, seed):
+    """Where scores are large, outputs differ by more than 1 % of the largest: all of that are the four roundings.
+
+    What the emulation lacks are sums of floats, by which few weights are rounded to the other side.
+    """
+    rng = np.random.default_rng(seed)
+    n_tokens, n_kv, n_heads, n_kv_heads, dk, dv = shape
+    softcap = options.get("softcap", 0.0)
+    q = rng.standard_normal((n_tokens, n_heads, dk)).astype(np.float32)
+    k, k_values = ref.make_cache(rng.standard_normal((n_kv, n_kv_heads, dk)).astype(np.float32), k_type)
+    v, v_values = ref.make_cache(rng.standard_normal((n_kv, n_kv_heads, dv)).astype(np.float32), v_type)
+    k_values, v_values = (np.repeat(x, n_heads // n_kv_heads, 1) for x in (k_values, v_values))
+    cell_pos, cell_seq, pos, seq = causal_case(rng, n_tokens, n_kv)
+    mask, ranges = ref.kq_mask(cell_pos, cell_seq, pos, seq, n_kv)
+    visible = ref.visible_cells(cell_pos, cell_seq, pos, seq)
+    sinks = rng.standard_normal(n_heads).astype(np.float32) * 2 if "sinks" in options else None
+    scale = (4.0 if softcap else 1.0) / np.sqrt(dk)
+    settings = {"scale": scale, "softcap": softcap, "sinks": sinks}
+    got = ref.attention(q, k, v, mask, ranges, k_type=k_type, v_type=v_type, dv=dv, **settings)
+    operands = q, k_values, v_values, visible
+    want = ref.attend(*operands, **settings)
+    emulated = bf16_attention.attend(*operands, **settings, first=int(ranges[:, 0].min()))
+    exact = bf16_attention.attend(*operands, **settings, first=int(ranges[:, 0].min()), steps=())
+    assert rms(exact - want) < 1e-6 * rms(want)
+    of_rounding, unexplained = rms(got - want), rms(got - emulated)
+    assert unexplained < 3e-4 * rms(want) and unexplained < of_rounding / 10, f"{unexplained:.1e} of {of_rounding:.1e}"
 
 
 @needs_dots

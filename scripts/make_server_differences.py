@@ -52,7 +52,7 @@ names and types of fields, events and their order agree but for these. Names of 
 | topic | llama.cpp | ikpy |
 |---|---|---|
 | prompt longer than the context | 400 | its middle is left out (`truncated`); 400 with `--context-shift off` |
-| fields of a wrong type | 400 | the default, and a warning in the log |
+| fields of a wrong type | 400; some are ignored (`stop`, `grammar`, `logit_bias`) | 400 |
 | limit reached: `/v1/responses` | `completed` | `incomplete`, `response.incomplete` |
 | `stop_sequences` of `/v1/messages` | `end_turn` | `stop_sequence` and the string |
 | an assistant message to be continued | the answer repeats it | the answer is what follows |

@@ -358,6 +358,9 @@ def named_schema(wanted: Mapping[str, Any]) -> Any:
 
 def read_logprobs(body: Body) -> int | None:
     """How many of the most probable tokens are shown; None if no log probabilities are wanted."""
+    wanted = body.get("logprobs")
+    if isinstance(wanted, int) and not isinstance(wanted, bool):  # the number, as at /v1/completions
+        return wanted if wanted > 0 else None
     if flag(body, "logprobs"):
         return max(0, integer(body, "top_logprobs", DEFAULT_TOP_LOGPROBS))
     if isinstance(body.get("top_logprobs"), int) and body["top_logprobs"]:

@@ -134,11 +134,13 @@ def describe(
         "timings_per_token": params.timings_per_token,
         "min_keep": s.min_keep,
         "grammar": grammar_text(s),
+        "grammar_lazy": params.trigger is not None,
         "grammar_triggers": [] if params.trigger is None else [{"type": "word", "value": params.trigger.marker}],
         "preserved_tokens": sorted(params.preserved_tokens),
         "chat_format": params.chat_format,
         "reasoning_format": params.reasoning_format,
         "reasoning_in_content": False,
+        "lora": [{"id": i, "scale": scale} for i, scale in (params.lora or {}).items()],
         "samplers": [*s.samplers, ""] if params.default_samplers else list(s.samplers),
     }
 

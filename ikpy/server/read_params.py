@@ -136,7 +136,7 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         if body.get(name):
             raise bad_request(f"{name} is not supported: use {instead}")
     limit = -1
-    for key in ("max_completion_tokens", "max_tokens", "n_predict"):
+    for key in ("max_tokens", "max_completion_tokens", "n_predict"):
         limit = integer(body, key, limit)
     id_slot = integer(body, "id_slot", -1)
     if id_slot >= n_slots:

@@ -74,6 +74,8 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     n_top = read_logprobs(body)
     if n_top is not None and tools and params.stream:
         raise bad_request("logprobs is not supported with tools + stream")
+    if n_top is None and params.n_probs > 0 and not (tools and params.stream):
+        n_top = params.n_probs
     if tools and format_ is not None:
         callable_tools = allowed_tools(body, tools)
         called = forced_tools(callable_tools, choice)

@@ -235,6 +235,8 @@ def check_calls(calls: Any) -> None:
 def check_part(part: Any) -> None:
     """Raises ApiError 400 for a content part that is neither text nor a picture nor a sound."""
     kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise bad_request("unsupported content[].type")
     if kind in OTHER_MEDIA:
         raise bad_request(NO_MEDIA.format(OTHER_MEDIA[kind]))
     if kind not in FIELDS and (kind != "text" or not isinstance(part.get("text"), str)):

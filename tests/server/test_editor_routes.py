@@ -64,6 +64,12 @@ def test_infill_goes_on_with_the_prompt() -> None:
         infill_tokens({"prompt": [1]})
 
 
+@pytest.mark.parametrize("file", [{"filename": "f"}, {"text": 5}, {"text": None}, {"filename": 5, "text": "t"}, "f", 5])
+def test_other_files_are_texts(file: Any) -> None:
+    with pytest.raises(ApiError, match='"input_extra"'):
+        infill_tokens({"input_prefix": "a", "input_extra": [{"text": "t"}, file]})
+
+
 def test_infill_keeps_what_is_nearest_to_the_gap() -> None:
     extra = [{"filename": name, "text": "t"} for name in "fgh"]
     body = {"input_prefix": "0123456789", "input_suffix": "abcdefgh", "prompt": "de", "input_extra": extra}

@@ -298,7 +298,8 @@ class Front:
         if params.limit >= 0 and (params.limit <= longest or params.n_probs > FEW_PROBABILITIES):
             longest = params.limit
         elif params.n_probs <= FEW_PROBABILITIES:
-            longest = max(1, min(longest, (MOST_PROBABILITIES - n_scored) // n_each))
+            wanted = longest if params.limit < 0 else params.limit
+            longest = max(1, min(wanted, (MOST_PROBABILITIES - n_scored) // n_each))
             params = replace(params, limit=longest)
         check_probabilities(n_scored + n_each * longest)
         return params

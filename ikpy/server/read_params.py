@@ -116,6 +116,16 @@ def string(body: Body, key: str) -> str:
     return value
 
 
+def mapping(body: Body, key: str) -> Mapping[str, Any]:
+    """An object of the body, empty without it. Raises ApiError 400 for another type."""
+    value = body.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise wrong_type(key, "object", value)
+    return value
+
+
 def strings(body: Body, key: str) -> tuple[str, ...] | None:
     """A list of strings (or one string); None without it. Raises ApiError 400 for anything else."""
     value = body.get(key)

@@ -78,6 +78,25 @@ def test_a_field_of_a_wrong_type_is_named(client: TestClient, path: str, name: s
         ("/v1/responses", {"input": "Hi", "max_output_tokens": "5"}),
         ("/tokenize", {"content": "a", "with_pieces": "yes"}),
         ("/tokenize", {"content": "a", "add_special": 1}),
+        *(
+            ("/v1/chat/completions", {"messages": MESSAGES, name: value})
+            for name in ("stream_options", "response_format", "chat_template_kwargs")
+            for value in (5, "json", [1])
+        ),
+        *(
+            ("/v1/messages", {"messages": MESSAGES, name: value})
+            for name in ("thinking", "output_config", "tool_choice")
+            for value in (5, "auto", [1])
+        ),
+        *(("/v1/messages", {"messages": MESSAGES, "system": value}) for value in (5, True, {"a": 1})),
+        *(
+            ("/v1/responses", {"input": "Hi", name: value})
+            for name in ("text", "reasoning")
+            for value in (5, "low", [1])
+        ),
+        ("/v1/responses", {"input": "Hi", "instructions": ["a"]}),
+        ("/v1/responses", {"input": "Hi", "text": {"format": "json"}}),
+        ("/api/chat", {"messages": MESSAGES, "think": 5}),
         ("/api/chat", {"messages": MESSAGES, "stream": "no"}),
         ("/api/generate", {"prompt": "a", "options": {"temperature": "hot"}}),
         ("/api/generate", {"prompt": "a", "logprobs": 3}),
@@ -85,6 +104,21 @@ def test_a_field_of_a_wrong_type_is_named(client: TestClient, path: str, name: s
 )
 def test_fields_of_one_route(client: TestClient, path: str, body: dict[str, Any]) -> None:
     assert "type must be" in refusal(client, path, body)
+
+
+def test_objects_of_these_names_are_taken(client: TestClient) -> None:
+    """Also null in their places, and the form of answers as clients of text-generation-inference write it."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/messages", dict.fromkeys(("system", "thinking", "output_config", "tool_choice"))),
+        ("/v1/responses", dict.fromkeys(("text", "reasoning", "instructions", "tool_choice"))),
+        ("/v1/responses", {"text": {"format": None}, "reasoning": {}}),
+        ("/v1/chat/completions", dict.fromkeys(("stream_options", "response_format", "chat_template_kwargs"))),
+        ("/v1/chat/completions", {"response_format": {"type": "json", "value": schema}}),
+    ]
+    for path, more in bodies:
+        response = client.post(path, json=BODIES[path] | more)
+        assert response.status_code == 200, f"{more}: {response.text}"
 
 
 def test_null_is_the_default_and_a_boolean_a_number(client: TestClient) -> None:

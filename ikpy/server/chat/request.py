@@ -21,7 +21,7 @@ from ikpy.server.http import aside, to_json
 from ikpy.server.media import FIELDS, NO_MEDIA, ChatMedia
 from ikpy.server.params import GenerationParams, schema_grammar
 from ikpy.server.prompts import Prompt
-from ikpy.server.read_params import flag, integer
+from ikpy.server.read_params import flag, integer, mapping
 from ikpy.server.structured import with_structured
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
         chat_format="peg-native" if format_ is not None else "Content-only",
         reasoning_format=reasoning_format,
     )
-    options = body.get("stream_options")
-    usage = isinstance(options, dict) and options.get("include_usage") is True
+    usage = mapping(body, "stream_options").get("include_usage") is True
     return ChatRequest(prompt, params, output, model_of(body, front), n_top, usage)
 
 
@@ -336,14 +335,12 @@ def check_grammar(body: Body, tools: list[dict[str, Any]]) -> None:
 def constrained(body: Body) -> dict[str, Any]:
     """The body with ``response_format`` turned into ``json_schema``.
 
-    Clients of Hugging Face's text-generation-inference name the schema of a json_object ``value``.
+    Clients of Hugging Face's text-generation-inference name the schema of a json_object, or json, ``value``.
     """
     out = dict(body)
-    wanted = body.get("response_format")
-    if not isinstance(wanted, dict):
-        return out
+    wanted = mapping(body, "response_format")
     kind = wanted.get("type")
-    if kind == "json_object":
+    if kind in ("json_object", "json"):
         given = (wanted[name] for name in ("schema", "value") if wanted.get(name) is not None)
         out["json_schema"] = next(given, {"type": "object"})
     elif kind == "json_schema":

@@ -43,32 +43,103 @@ answers and are left out before the comparison; [below](#differences-from-llamac
 that server.
 
 """
+DIFFERENCES = (
+    (
+        "prompt longer than the context",
+        "400",
+        "its middle is left out (`truncated`); 400 with `--context-shift off`",
+        "as ik_llama.cpp",
+    ),
+    (
+        "fields of a wrong type",
+        "400; some are ignored (`stop`, `grammar`, `logit_bias`)",
+        "400",
+        "a field that is ignored gives another answer than was asked for",
+    ),
+    (
+        "values out of range (`repeat_last_n` below 0, limits above 31 bits)",
+        "400",
+        "the nearest that can be used; below 0 as ik_llama.cpp",
+        "its clients send them",
+    ),
+    ("empty `prompt`, for a model without a BOS token", "an empty answer", "400", "there is nothing to go on from"),
+    ("limit reached: `/v1/responses`", "`completed`", "`incomplete`, `response.incomplete`", "OpenAI's form"),
+    ("`stop_sequences` of `/v1/messages`", "`end_turn`", "`stop_sequence` and the string", "Anthropic's form"),
+    (
+        "fields of llama.cpp in `/v1/messages` and `/v1/responses` (`logit_bias`, `grammar`)",
+        "left out",
+        "taken",
+        "they are asked for",
+    ),
+    (
+        "an assistant message to be continued",
+        "the answer repeats it",
+        "the answer is what follows",
+        "clients put both together",
+    ),
+    (
+        "errors of `/v1/messages`",
+        "OpenAI's form",
+        'with Anthropic\'s `"type": "error"`; `prompt is too long: ...`',
+        "what its clients read",
+    ),
+    (
+        "connections without a request",
+        "closed after 5 seconds",
+        "closed after 75 seconds",
+        "clients that keep them meet fewer closed ones",
+    ),
+    ("events of `/v1/responses`", "without places and numbers", "with all fields of OpenAI's", "OpenAI's form"),
+    ("`model` of chats and completions", "the alias", "what the request names", "as ik_llama.cpp"),
+    ("`usage` with `n` above 1, or of several prompts", "tokens of one answer", "of all answers", "OpenAI's form"),
+    ("`n_predict` or `max_tokens` 0", "one token", "none", "it fills the cache"),
+    ("unknown `id_slot`", "any slot", "400", "the cached text is not where it was looked for"),
+    (
+        "`prompt` of `/completion` answers",
+        "the text with its BOS token",
+        "what was sent, null for lists of several",
+        "as ik_llama.cpp",
+    ),
+    ("`logit_bias` of settings", '`{"bias", "token"}`', "`[token, bias]`", "as ik_llama.cpp"),
+    (
+        "`backend_sampling`, `generation_prompt`, `speculative.types` of settings; `__verbose`; `ui_settings`",
+        "there",
+        "not there",
+        "about parts that ikpy does not have",
+    ),
+    ("`id_slot` of native chunks", "-1", "the slot", "as ik_llama.cpp"),
+    ("`next_token` of `/slots`", "a list", "an object", "as ik_llama.cpp"),
+    ("`input_prefix` or `input_suffix` of `/infill` is missing", "400", "empty", "files have beginnings and ends"),
+    (
+        "`prompt` of `/infill`",
+        "end of the prefix",
+        "behind the token of the middle, as the documentation of both says",
+        "what is typed there leaves the cached text as it is",
+    ),
+    ("`/rerank` with `--embeddings` alone", "501", "cosines of the embeddings", "any model can do it"),
+    (
+        "`tools`, pictures, roles that cannot be used; token ids out of range; texts to embed above a micro-batch",
+        "500",
+        "400 with the same or a plainer message",
+        "the client can mend it",
+    ),
+    (
+        "tool calls of the conversation whose arguments are no JSON",
+        "500",
+        "text, where the template can write it",
+        "an answer that a limit cut off does not end the conversation",
+    ),
+    ("wrong method on a route", "404", "405", "HTTP"),
+    ("`n_predict` of `generation_settings`", "the request's limit, as `max_tokens`", "the server's", "as ik_llama.cpp"),
+)
+"""Topic, llama.cpp's server, ikpy, and why."""
 LLAMA = """## Differences from llama.cpp's server
 
-Requests of some 200 kinds were sent to ikpy and to llama.cpp's server of October 2026 with the same model. Status,
+Requests of some 640 kinds were sent to ikpy and to llama.cpp's server of October 2026 with the same model. Status,
 names and types of fields, events and their order agree but for these. Names of ik_llama.cpp (`generated_text`,
 `stopped_eos`, `tok_str`, the flat settings of `/slots`) stand beside those of llama.cpp's.
 
-| topic | llama.cpp | ikpy |
-|---|---|---|
-| prompt longer than the context | 400 | its middle is left out (`truncated`); 400 with `--context-shift off` |
-| fields of a wrong type | 400 | the default, and a warning in the log |
-| limit reached: `/v1/responses` | `completed` | `incomplete`, `response.incomplete` |
-| `stop_sequences` of `/v1/messages` | `end_turn` | `stop_sequence` and the string |
-| an assistant message to be continued | the answer repeats it | the answer is what follows |
-| errors of `/v1/messages` | OpenAI's form | with Anthropic's `"type": "error"`; `prompt is too long: ...` |
-| connections without a request | closed after 5 seconds | closed after 75 seconds |
-| events of `/v1/responses` | without places and numbers | with all fields of OpenAI's |
-| `model` of chats and completions | the alias | what the request names |
-| `usage` with `n` above 1 | tokens of one answer | of all answers |
-| `n_predict` or `max_tokens` 0 | one token | none |
-| unknown `id_slot` | any slot | 400 |
-| `prompt` of `/completion` answers | the text with its BOS token | what was sent |
-| `id_slot` of native chunks | -1 | the slot |
-| `next_token` of `/slots` | a list | an object |
-| `tools`, pictures, roles that cannot be used; token ids out of range | 500 | 400 with the same or a plainer message |
-| wrong method on a route | 404 | 405 |
-| `n_predict` of `generation_settings` | the request's limit, as `max_tokens` | the server's |
+{differences}
 
 With several models (`--models-dir`, `--models-preset`) statuses, fields and routes are those of llama.cpp, but:
 
@@ -154,7 +225,9 @@ def page() -> str:
     lines = section("Everything is compared, with these expected differences", values)
     lines += section("Names, order and types of fields are compared, values are not", shape)
     lines += section("Only the status is compared; the behaviour has tests of its own", status)
-    return HEAD.format(total=len(captures), full=full) + "\n".join([*lines, LLAMA])
+    rows = [f"| {' | '.join(row)} |" for row in DIFFERENCES]
+    table = "\n".join(["| topic | llama.cpp | ikpy | why |", "|---|---|---|---|", *rows])
+    return HEAD.format(total=len(captures), full=full) + "\n".join([*lines, LLAMA.replace("{differences}", table)])
 
 
 def main() -> None:

@@ -50,7 +50,10 @@ PAGE_FILES = {
     "/page.js": ("page.js", "text/javascript"),
     "/markdown.js": ("markdown.js", "text/javascript"),
     "/clipboard.js": ("clipboard.js", "text/javascript"),
+    "/files.js": ("files.js", "text/javascript"),
+    "/media.js": ("media.js", "text/javascript"),
     "/pictures.js": ("pictures.js", "text/javascript"),
+    "/sounds.js": ("sounds.js", "text/javascript"),
 }
 OPEN_PATHS = frozenset({*PAGE_FILES, "/health", "/v1/health", "/models", "/v1/models", "/api/tags", "/api/version"})
 """Paths that need no API key."""
@@ -143,7 +146,7 @@ def page_files() -> list[Route]:
     headers = {
         "Cross-Origin-Embedder-Policy": "require-corp",
         "Cross-Origin-Opener-Policy": "same-origin",
-        "Content-Security-Policy": "default-src 'self'; img-src 'self' data:",
+        "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; media-src data:",
         "Cache-Control": "no-cache",
     }
 

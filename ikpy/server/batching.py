@@ -52,10 +52,14 @@ class BatchPlan:
     def report_progress(self) -> None:
         """Tells clients that want to know how much of their prompts is evaluated."""
         for slot, _, _ in self.parts:
-            task = slot.task
-            if slot.state is SlotState.PROMPT and isinstance(task, CompletionTask) and task.params.return_progress:
-                ms = timings_of(slot).prompt_ms
-                slot.emit(Progress(task.index, slot.id, len(slot.prompt), slot.n_cached, len(slot.tokens), ms))
+            report_progress(slot, timings_of(slot).prompt_ms)
+
+
+def report_progress(slot: Slot, ms: float) -> None:
+    """Tells a client that wants to know how much of its prompt is evaluated, behind ``ms`` milliseconds."""
+    task = slot.task
+    if slot.state is SlotState.PROMPT and isinstance(task, CompletionTask) and task.params.return_progress:
+        slot.emit(Progress(task.index, slot.id, len(slot.prompt), slot.n_cached, len(slot.tokens), ms))
 
 
 class PromptFeeder:
@@ -106,6 +110,8 @@ class PromptFeeder:
             if n <= 0:
                 continue
             budget -= n
+            if len(slot.tokens) == slot.n_cached:
+                report_progress(slot, 0.0)
             tokens = slot.take_prompt(n)
             if isinstance(slot.task, EmbeddingTask) or slot.scores_prompt:
                 plan.add(slot, tokens, "all")

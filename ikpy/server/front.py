@@ -271,9 +271,6 @@ class Front:
         ``request``, whose body must have been read, goes away before."""
         if self.model.arch.is_encoder:
             raise ApiError(501, "This model embeds texts and writes none: use /v1/embeddings")
-        if params.wrong_types:
-            message = "fields of the wrong type, defaults are used"
-            self.engine.log.caution("read_generation", message, fields=list(params.wrong_types))
         n_answers = len(prompts) * params.n
         check_number(n_answers)
         params = self._with_few_probabilities(prompts, params)
@@ -301,7 +298,8 @@ class Front:
         if params.limit >= 0 and (params.limit <= longest or params.n_probs > FEW_PROBABILITIES):
             longest = params.limit
         elif params.n_probs <= FEW_PROBABILITIES:
-            longest = max(1, min(longest, (MOST_PROBABILITIES - n_scored) // n_each))
+            wanted = longest if params.limit < 0 else params.limit
+            longest = max(1, min(wanted, (MOST_PROBABILITIES - n_scored) // n_each))
             params = replace(params, limit=longest)
         check_probabilities(n_scored + n_each * longest)
         return params

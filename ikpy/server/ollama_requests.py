@@ -7,7 +7,7 @@ from typing import Any
 
 from ikpy.server.chat.tool_ids import with_ids
 from ikpy.server.errors import bad_request
-from ikpy.server.read_params import flag, integer
+from ikpy.server.read_params import flag, integer, wrong_type
 
 OPTIONS = {
     "num_predict": "n_predict", "num_keep": "n_keep", "tfs_z": "tfs_z", "typical_p": "typical_p", "stop": "stop",
@@ -45,6 +45,8 @@ def common_fields(body: Mapping[str, Any]) -> dict[str, Any]:
         out["chat_template_kwargs"] = {"enable_thinking": think}
     elif isinstance(think, str):
         out["reasoning_effort"] = think
+    elif think is not None:
+        raise wrong_type("think", "boolean or string", think)
     return out
 
 

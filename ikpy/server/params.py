@@ -33,7 +33,7 @@ class GenerationParams:
     ``draft_p_min`` replaces the server's least probability of drafts, ``lora`` are scales of adapters by id (None: the
     server's), ``thinking`` limits reasoning (None: no limit), ``cache_reuse`` is the least length in tokens of moved
     pieces of the cache (0: none), ``banned`` are phrases that may not appear, ``penalty_prompt`` are tokens that the
-    penalties see instead of the prompt, ``wrong_types`` are fields of the request that were not taken.
+    penalties see instead of the prompt.
     """
 
     sampling: SamplingParams
@@ -68,7 +68,6 @@ class GenerationParams:
     thinking: ThinkingLimit | None = None
     banned: BannedPhrases | None = None
     penalty_prompt: tuple[int, ...] | None = None
-    wrong_types: tuple[str, ...] = ()
 
     @property
     def has_quick_sampler(self) -> bool:
@@ -135,11 +134,13 @@ def describe(
         "timings_per_token": params.timings_per_token,
         "min_keep": s.min_keep,
         "grammar": grammar_text(s),
+        "grammar_lazy": params.trigger is not None,
         "grammar_triggers": [] if params.trigger is None else [{"type": "word", "value": params.trigger.marker}],
         "preserved_tokens": sorted(params.preserved_tokens),
         "chat_format": params.chat_format,
         "reasoning_format": params.reasoning_format,
         "reasoning_in_content": False,
+        "lora": [{"id": i, "scale": scale} for i, scale in (params.lora or {}).items()],
         "samplers": [*s.samplers, ""] if params.default_samplers else list(s.samplers),
     }
 

@@ -52,12 +52,14 @@ def read_prompts(value: Any, vocab: Vocab) -> list[Prompt]:
         return [Prompt(check_tokens(value, vocab), value)]
     if any(is_token(item) for item in value):
         return [Prompt(_mixed(value, vocab), None)]
+    if len(value) == 1 and isinstance(value[0], str):
+        return read_prompts(value[0], vocab)
     return [_one(item, vocab) for item in value]
 
 
 def is_batch(value: Any) -> bool:
-    """Whether a prompt field is a list of prompts, which is answered with a list."""
-    return isinstance(value, list) and bool(value) and not any(is_token(item) for item in value)
+    """Whether a prompt field is a list of several prompts, which is answered with a list."""
+    return isinstance(value, list) and len(value) > 1 and not any(is_token(item) for item in value)
 
 
 def _one(value: Any, vocab: Vocab) -> Prompt:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ikpy.engine.grammars.grammar import LARK_MARK, NO_FORCING
 from ikpy.engine.sampling import SamplingParams, sampler_sequence, sampler_sequence_from_letters
 from ikpy.errors import UsageError
-from ikpy.server.errors import bad_request
+from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.params import GenerationParams
 from ikpy.server.structured import with_structured
 
@@ -29,12 +29,6 @@ FLOATS = (
 )  # fmt: skip
 INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "min_keep")
 FLAGS = ("penalize_nl", "adaptive_updt_w_cur", "ignore_eos")
-OTHER_NUMBERS = (
-    "max_completion_tokens", "max_tokens", "n_predict", "id_slot", "n", "n_cmpl", "n_keep", "n_discard", "n_probs",
-    "seed", "n_cache_reuse", "t_max_predict_ms", "n_indent", "banned_n", "banned_bias", "banbuffer_size",
-    "rewind_count_max", "speculative.n_max", "speculative.n_min", "speculative.p_min",
-)  # fmt: skip
-OTHER_FLAGS = ("stream", "cache_prompt", "timings_per_token", "post_sampling_probs", "return_progress", "return_tokens")
 MOST_STOPS, LONGEST_STOPS = 1024, 65536
 """Stop strings of a request, and their characters together; each is looked for behind every token."""
 UNSUPPORTED = {
@@ -43,6 +37,9 @@ UNSUPPORTED = {
     "expiring_logit_bias": "logit_bias",
 }
 """Fields of llama.cpp that would change the answer, and what can be used instead."""
+JSON_TYPES: dict[str, type | tuple[type, ...]] = {
+    "boolean": bool, "number": (int, float), "string": str, "array": list, "object": dict,
+}  # fmt: skip
 LARGEST_INTEGER = 2**31 - 1
 MOST_DIGITS = 20
 """Of an id; Python converts some thousand at most."""
@@ -60,11 +57,20 @@ LARGEST_FLOAT = 1e30
 """Bound of sampling values and biases; sums and products of a few stay within 32-bit floats."""
 
 
+def wrong_type(key: str, wanted: str, value: Any) -> ApiError:
+    """The error for a field of another type than it must have."""
+    kind = next((name for name, types in JSON_TYPES.items() if isinstance(value, types)), "null")
+    return bad_request(f"Field '{key}': type must be {wanted}, but is {kind}")
+
+
 def number(body: Body, key: str, default: float) -> float:
-    """A number of the body; the default for another type or a value that is not finite."""
+    """A number of the body, 1 and 0 for true and false as in llama.cpp; the default without it, or for one that is not
+    finite. Raises ApiError 400 for another type."""
     value = body.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if value is None:
         return default
+    if not isinstance(value, (int, float)):
+        raise wrong_type(key, "number", value)
     try:
         found = float(value)
     except OverflowError:  # an integer of hundreds of digits
@@ -91,26 +97,47 @@ def from_digits(text: str) -> int | None:
 
 
 def flag(body: Body, key: str, default: bool = False) -> bool:
-    """A boolean of the body; the default for another type."""
+    """A boolean of the body; the default without it. Raises ApiError 400 for another type."""
     value = body.get(key)
-    return value if isinstance(value, bool) else default
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise wrong_type(key, "boolean", value)
+    return value
 
 
-def strings(value: Any) -> tuple[str, ...] | None:
-    """A list of strings (or one string); None for anything else."""
-    if isinstance(value, str):
-        return (value,)
-    if isinstance(value, list):
-        return tuple(item for item in value if isinstance(item, str))
-    return None
+def string(body: Body, key: str) -> str:
+    """A text of the body, empty without it. Raises ApiError 400 for another type."""
+    value = body.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise wrong_type(key, "string", value)
+    return value
 
 
-def wrong_types(body: Body) -> tuple[str, ...]:
-    """Fields whose values have another type than they should, for which the defaults are taken."""
-    numbers = [name for name in (*FLOATS, *INTEGERS, *OTHER_NUMBERS) if name in body]
-    flags = [name for name in (*FLAGS, *OTHER_FLAGS) if name in body]
-    wrong = [n for n in numbers if isinstance(body[n], bool) or not isinstance(body[n], (int, float, type(None)))]
-    return tuple(wrong + [name for name in flags if not isinstance(body[name], (bool, type(None)))])
+def mapping(body: Body, key: str) -> Mapping[str, Any]:
+    """An object of the body, empty without it. Raises ApiError 400 for another type."""
+    value = body.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise wrong_type(key, "object", value)
+    return value
+
+
+def strings(body: Body, key: str) -> tuple[str, ...] | None:
+    """A list of strings (or one string); None without it. Raises ApiError 400 for anything else."""
+    value = body.get(key)
+    if value is None:
+        return None
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list):
+        raise wrong_type(key, "string or array of strings", value)
+    for item in items:
+        if not isinstance(item, str):
+            raise wrong_type(key, "array of strings", item)
+    return tuple(items)
 
 
 def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots: int) -> GenerationParams:
@@ -119,7 +146,7 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         if body.get(name):
             raise bad_request(f"{name} is not supported: use {instead}")
     limit = -1
-    for key in ("max_completion_tokens", "max_tokens", "n_predict"):
+    for key in ("max_tokens", "max_completion_tokens", "n_predict"):
         limit = integer(body, key, limit)
     id_slot = integer(body, "id_slot", -1)
     if id_slot >= n_slots:
@@ -127,7 +154,9 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
     n = integer(body, "n_cmpl", integer(body, "n", 1))
     if not 1 <= n <= 128:
         raise bad_request(f"n must be between 1 and 128, not {n}")
-    samplers = read_samplers(body.get("samplers"))
+    samplers = read_samplers(body)
+    if not isinstance(body.get("lora"), (list, type(None))):
+        raise wrong_type("lora", "array", body["lora"])
     p_min = number(body, "speculative.p_min", math.nan)
     stop = read_stop(body)
     return GenerationParams(
@@ -149,7 +178,7 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         t_max_predict_ms=integer(body, "t_max_predict_ms", 0),
         n_indent=integer(body, "n_indent", 0),
         n=n,
-        response_fields=strings(body.get("response_fields")) or (),
+        response_fields=strings(body, "response_fields") or (),
         default_samplers=settings.default_samplers and samplers is None,
         reasoning_format=settings.reasoning_format,
         draft_n_max=draft_limit(body, "speculative.n_max"),
@@ -158,13 +187,12 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         lora=read_scales(body.get("lora")),
         banned=read_banned(body, settings),
         penalty_prompt=read_penalty_prompt(body.get("penalty_prompt"), vocab),
-        wrong_types=wrong_types(body),
     )
 
 
 def read_stop(body: Body) -> tuple[str, ...] | None:
     """Stop strings of the request; None without the field. Raises ApiError 400 for too many, or too much text."""
-    stop = strings(body.get("stop") if body.get("stop") != "" else None)  # clients send "" for no stop string
+    stop = strings(body, "stop") if body.get("stop") != "" else None  # clients send "" for no stop string
     if stop and len(stop) > MOST_STOPS:
         raise bad_request(f"{len(stop)} stop strings are too many: at most {MOST_STOPS} are looked for")
     if stop and sum(map(len, stop)) > LONGEST_STOPS:
@@ -173,18 +201,21 @@ def read_stop(body: Body) -> tuple[str, ...] | None:
 
 
 def read_penalty_prompt(value: Any, vocab: Vocab) -> tuple[int, ...] | None:
-    """Tokens of a text or of a list of ids; None for anything else. Ids outside the vocabulary are left out."""
+    """Tokens of a text or of a list of ids; None without it. Ids outside the vocabulary are left out. Raises ApiError
+    400 for another type."""
     if isinstance(value, str):
         return tuple(vocab.tokenize(value, add_special=False, parse_special=True))
     if isinstance(value, list):
         ids = (item for item in value if isinstance(item, int) and not isinstance(item, bool))
         return tuple(item for item in ids if 0 <= item < vocab.n_tokens)
+    if value is not None:
+        raise wrong_type("penalty_prompt", "string or array", value)
     return None
 
 
 def read_banned(body: Body, settings: ServerSettings) -> BannedPhrases | None:
     """Phrases and patterns the request or the command line bans; None without any. Raises ApiError 400."""
-    given = strings(body.get("banned_strings"))
+    given = strings(body, "banned_strings")
     given = settings.banned_strings if given is None else given
     patterns = read_patterns(body)
     if not any(given) and patterns is None:
@@ -213,7 +244,7 @@ def read_banned(body: Body, settings: ServerSettings) -> BannedPhrases | None:
 def read_patterns(body: Body) -> BanPatterns | None:
     """Regular expressions the request bans; None without any. Raises ApiError 400."""
     names = {"banned_regex": False, "banned_regex_case_insensitive": True}
-    given = [(text, ignore) for name, ignore in names.items() for text in strings(body.get(name)) or () if text]
+    given = [(text, ignore) for name, ignore in names.items() for text in strings(body, name) or () if text]
     if not given:
         return None
     from ikpy.server.ban_patterns import LONGEST_PATTERN, MOST_PATTERNS, BanPatterns, PatternError
@@ -240,9 +271,10 @@ def draft_limit(body: Body, key: str) -> int | None:
     return None if value < 0 else value
 
 
-def read_samplers(value: Any) -> tuple[str, ...] | None:
+def read_samplers(body: Body) -> tuple[str, ...] | None:
     """Sampler order given as names or letters; None when it is not given. Raises ApiError 400 for a long one."""
-    names = value if isinstance(value, str) else strings(value)
+    value = body.get("samplers")
+    names = value if isinstance(value, str) else strings(body, "samplers")
     if names is None:
         return None
     if len(names) > MOST_NAMES:
@@ -306,30 +338,32 @@ def read_grammar(body: Body) -> dict[str, Any]:
     """Fields ``grammar`` (GBNF, or Lark behind ``%llguidance``), ``lark``, ``regex`` and ``json_schema``, and those of
     vLLM; giving more than one is an error."""
     body = with_structured(body)
-    grammar, schema, lark = body.get("grammar"), body.get("json_schema"), body.get("lark")
+    grammar, lark, regex = (string(body, name) for name in ("grammar", "lark", "regex"))
+    schema = body.get("json_schema")
     if grammar and schema is not None:
         raise bad_request('Either "json_schema" or "grammar" can be specified, but not both')
     given = [name for name in ("grammar", "json_schema", "lark", "regex") if body.get(name)]
     if len(given) > 1:
         raise bad_request(f"{' and '.join(given)} exclude each other")
-    if isinstance(lark, str) and lark:
+    if lark:
         grammar = lark if lark.lstrip().startswith(LARK_MARK) else f"{NO_FORCING}\n{lark}"
-    if isinstance(body.get("regex"), str) and body["regex"]:
-        return {"regex": body["regex"], "grammar": "", "json_schema": None}
+    if regex:
+        return {"regex": regex, "grammar": "", "json_schema": None}
     if schema is not None:
         return {"json_schema": schema if isinstance(schema, str) else json.dumps(schema), "grammar": ""}
-    if isinstance(grammar, str):
-        return {"grammar": grammar, "json_schema": None} if grammar else {}
-    return {}
+    return {"grammar": grammar, "json_schema": None} if grammar else {}
 
 
 def read_logit_bias(value: Any, vocab: Vocab) -> tuple[tuple[int, float], ...]:
-    """Biases from ``[[id or text, number or false], ...]`` or ``{id or text: number}``; what is neither is left out."""
+    """Biases from ``[[id or text, number or false], ...]`` or ``{id or text: number}``; pairs that are neither are left
+    out. Raises ApiError 400 for another type."""
     if isinstance(value, Mapping):
         pairs: list[Any] = [[_as_id(key), bias] for key, bias in value.items()]
     elif isinstance(value, list):
         pairs = value
     else:
+        if value:
+            raise wrong_type("logit_bias", "object or array", value)
         return ()
     found: dict[int, float] = {}
     for pair in pairs:

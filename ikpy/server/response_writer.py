@@ -278,7 +278,7 @@ class ResponseWriter:
         """Events that close the last item, and the whole answer."""
         status = ended_status(event)
         out = self._close(status) if self._items else []
-        return [*out, self._event(f"response.{status}", response=self._finished(event))]
+        return [*out, self._event(f"response.{status}", response=self._finished(event), timings=event.timings.json())]
 
 
 def ended_status(event: Finished) -> str:

@@ -17,6 +17,7 @@ from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Front, random_id
 from ikpy.server.generation import Generation
 from ikpy.server.http import EventStream, json_response, named_event, read_body, with_anthropic_words
+from ikpy.server.read_params import mapping, wrong_type
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece
 
@@ -37,6 +38,8 @@ def to_chat(body: Mapping[str, Any]) -> Object:
     if not isinstance(body["messages"], list):
         raise bad_request("Expected 'messages' to be an array")
     out = {k: v for k, v in body.items() if k not in OWN_FIELDS}
+    if not isinstance(body.get("system"), (str, list, type(None))):
+        raise wrong_type("system", "string or array", body["system"])
     system = _content(body.get("system"))
     messages: list[Object] = [{"role": "system", "content": system}] if system else []
     for message in body["messages"]:
@@ -46,21 +49,20 @@ def to_chat(body: Mapping[str, Any]) -> Object:
         out["stop"] = out.pop("stop_sequences")
     if body.get("tools") is not None:
         out["tools"] = _tools(body["tools"])
-    out |= _choice(body.get("tool_choice"))
+    if body.get("tool_choice") is not None:
+        out |= _choice(mapping(body, "tool_choice"))
     out |= _output(body)
-    thinking = body.get("thinking")
-    if isinstance(thinking, dict) and thinking.get("type") == "disabled":
-        given = body.get("chat_template_kwargs")
-        out["chat_template_kwargs"] = (given if isinstance(given, dict) else {}) | {"enable_thinking": False}
-    if isinstance(thinking, dict) and thinking.get("type") == "enabled" and "budget_tokens" in thinking:
+    thinking = mapping(body, "thinking")
+    if thinking.get("type") == "disabled":
+        out["chat_template_kwargs"] = {**mapping(body, "chat_template_kwargs"), "enable_thinking": False}
+    if thinking.get("type") == "enabled" and "budget_tokens" in thinking:
         out["thinking_budget_tokens"] = thinking["budget_tokens"]
     return out
 
 
 def _output(body: Mapping[str, Any]) -> Object:
     """Form and effort of the answer: ``output_config``, or ``output_format`` of older clients."""
-    config = body.get("output_config")
-    config = config if isinstance(config, dict) else {}
+    config = mapping(body, "output_config")
     out: Object = {"reasoning_effort": config["effort"]} if isinstance(config.get("effort"), str) else {}
     form = config.get("format") or body.get("output_format")
     if isinstance(form, dict):
@@ -114,9 +116,7 @@ def _tools(tools: Any) -> Any:
     ]
 
 
-def _choice(choice: Any) -> Object:
-    if not isinstance(choice, dict):
-        return {}
+def _choice(choice: Mapping[str, Any]) -> Object:
     kind, alone = choice.get("type"), choice.get("disable_parallel_tool_use")
     out: Object = {"parallel_tool_calls": not alone} if isinstance(alone, bool) else {}
     if kind == "tool":

@@ -73,6 +73,8 @@ def extra_files(vocab: Vocab, body: dict[str, Any], n_room: int) -> list[int]:
     extra = body.get("input_extra") or []
     if not isinstance(extra, list) or not all(isinstance(item, dict) for item in extra):
         raise bad_request('"input_extra" must be an array of objects with filename and text')
+    if not all(isinstance(item.get("text"), str) and isinstance(item.get("filename", ""), str) for item in extra):
+        raise bad_request('"input_extra": "text" of every file must be a string, and "filename" one if it is given')
     repository = [] if vocab.fim_rep is None else [vocab.fim_rep, *vocab.tokenize("myproject\n", add_special=False)]
     mark = [] if vocab.fim_sep is None else [vocab.fim_sep]
     present = [*mark, *vocab.tokenize("filename\n", add_special=False)] if mark else []

@@ -184,7 +184,7 @@ def last_object(front: Front, generation: Generation, params: GenerationParams, 
 
 
 def selected(answer: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
-    """Parts of an answer by their paths (``timings/predicted_n``), under their last name; unknown ones are left out."""
+    """Parts of an answer by their paths (``timings/predicted_n``), which are their names; unknown ones are left out."""
     found: dict[str, Any] = {}
     for path in fields:
         value: Any = answer
@@ -193,7 +193,7 @@ def selected(answer: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
                 break
             value = value[name]
         else:
-            found[path.rpartition("/")[2]] = value
+            found[path] = value
     return found
 
 

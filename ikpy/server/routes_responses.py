@@ -12,6 +12,7 @@ from ikpy.server.chat.request import chat_request
 from ikpy.server.errors import bad_request
 from ikpy.server.front import check_repeated
 from ikpy.server.http import EventStream, aside, encoded_size, made_response, read_body
+from ikpy.server.read_params import mapping, string
 from ikpy.server.response_writer import EVENTS_WITH_SETTINGS, Object, ResponseWriter, settings
 from ikpy.server.routes_openai import count_tokens
 from ikpy.server.routes_status import front_of
@@ -28,9 +29,9 @@ def to_chat(body: Mapping[str, Any]) -> Object:
         raise bad_request("ikpy does not support 'previous_response_id'.")
     dropped = ("reasoning", "input", "instructions", "tools", "max_output_tokens", "previous_response_id", "text", "n")
     out = {k: v for k, v in body.items() if k not in dropped}
-    instructions = body.get("instructions")
+    instructions = string(body, "instructions")
     messages: list[Object] = []
-    if isinstance(instructions, str) and instructions:
+    if instructions:
         messages.append({"role": "system", "content": instructions})
     given = body["input"]
     if isinstance(given, str):
@@ -46,12 +47,11 @@ def to_chat(body: Mapping[str, Any]) -> Object:
         out["tools"] = _tools(body["tools"])
     out |= _choice(body.get("tool_choice"))
     out |= _logprobs(body)
-    reasoning = body.get("reasoning")
-    if isinstance(reasoning, dict) and isinstance(reasoning.get("effort"), str):
+    reasoning = mapping(body, "reasoning")
+    if isinstance(reasoning.get("effort"), str):
         out["reasoning_effort"] = reasoning["effort"]
-    wanted = body.get("text")
-    if isinstance(wanted, dict) and isinstance(wanted.get("format"), dict):
-        form = wanted["format"]
+    form = mapping(mapping(body, "text"), "format")
+    if form:
         out["response_format"] = {"type": form.get("type"), "json_schema": {"schema": form.get("schema", {})}}
     return out
 

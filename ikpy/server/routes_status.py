@@ -98,7 +98,7 @@ async def props(request: Request) -> Response:
 
 def modalities(front: Front) -> dict[str, bool]:
     """What the model understands beside text."""
-    return {"vision": front.takes["image"], "audio": front.takes["audio"]}
+    return {"vision": front.takes["image"], "video": False, "audio": front.takes["audio"]}
 
 
 def capabilities(front: Front) -> dict[str, bool]:
@@ -106,6 +106,9 @@ def capabilities(front: Front) -> dict[str, bool]:
     template, tools = front.template, tool_format(front.tool_template.source) is not None
     return {
         "supports_object_arguments": template.wants_object_arguments,
+        "supports_parallel_tool_calls": tools and front.tool_template.shows_several_calls,
+        "supports_preserve_reasoning": template.shows_earlier_reasoning,
+        "supports_reasoning_effort": "reasoning_effort" in template.source,
         "supports_string_content": True,  # which becomes a list of parts where the template wants one
         "supports_system_role": template.shows_system,
         "supports_tool_calls": tools,

@@ -238,6 +238,25 @@ class ChatTemplate:
         return "<system needle>" in self._probe(system, user)
 
     @functools.cached_property
+    def shows_earlier_reasoning(self) -> bool:
+        """Whether the reasoning of an answer stays in the prompt when the conversation has gone on."""
+        user = self._prepare({"role": "user", "content": "probe"})
+        answer = {"role": "assistant", "content": "probe", "reasoning_content": "<reasoning needle>"}
+        return "<reasoning needle>" in self._probe(user, self._prepare(answer), user)
+
+    @functools.cached_property
+    def shows_several_calls(self) -> bool:
+        """Whether all calls of a message appear in the prompt."""
+        needles = "firstprobe", "secondprobe"
+        calls = [
+            {"id": f"call0000{i}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+            for i, name in enumerate(needles)
+        ]
+        answer = self._prepare({"role": "assistant", "content": "", "tool_calls": calls})
+        text = self._probe(self._prepare({"role": "user", "content": "probe"}), answer)
+        return all(name in text for name in needles)
+
+    @functools.cached_property
     def switches_thinking(self) -> bool:
         """Whether ``enable_thinking``, or ``thinking``, changes the prompt."""
         user = self._prepare({"role": "user", "content": "probe"})

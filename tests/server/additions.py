@@ -7,7 +7,8 @@ import re
 from typing import Any
 
 SETTINGS = {
-    "top_n_sigma", "xtc_probability", "xtc_threshold", "post_sampling_probs", "timings_per_token",
+    "top_n_sigma", "xtc_probability", "xtc_threshold", "post_sampling_probs", "timings_per_token", "grammar_lazy",
+    "lora",
 }  # fmt: skip
 PROBABILITY = {"id", "token", "bytes", "logprob", "top_logprobs", "prob", "top_probs"}
 SLOT = {
@@ -32,8 +33,10 @@ ADDED: dict[str, set[str]] = {
     },
     "chat_template_caps": {
         "supports_object_arguments", "supports_string_content", "supports_system_role", "supports_tool_calls",
-        "supports_tools", "supports_typed_content",
+        "supports_tools", "supports_typed_content", "supports_parallel_tool_calls", "supports_preserve_reasoning",
+        "supports_reasoning_effort",
     },
+    "modalities": {"video"},
 }  # fmt: skip
 """Fields of llama.cpp's server that the recorded program does not have, by the field whose value has them."""
 RESPONSES = ("/v1/responses", "/responses")

@@ -49,6 +49,10 @@ BAD_BODIES = [
     ("/lora-adapters", b"{"), ("/delete_prompt", b"{}"),
     ("/v1/messages", b'{"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": []}}'),
     ("/v1/messages/count_tokens", b'{"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": {}}}'),
+    *((path, b'{"messages": [{"role": "user", "content": [{"type": %s, "text": "a"}]}]}' % kind)
+      for path in ("/v1/chat/completions", "/v1/messages", "/apply-template")
+      for kind in (b"[]", b"{}", b"5", b"null")),
+    ("/v1/responses", b'{"input": [{"role": "user", "content": [{"type": {}, "text": "a"}]}]}'),
     ("/completion", b'{"prompt": "x", "json_schema": "{\\"enum\\": [1e400]}"}'),
 ]  # fmt: skip
 

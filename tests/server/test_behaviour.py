@@ -63,7 +63,7 @@ def test_streamed_n_answers_carry_their_index(tiny: TestClient) -> None:
 
 def test_response_fields(tiny: TestClient) -> None:
     got = complete(tiny, response_fields=["content", "timings/predicted_n", "nothing/here"])
-    assert got == {"content": " the room, and the\n", "predicted_n": 6}
+    assert got == {"content": " the room, and the\n", "timings/predicted_n": 6}
 
 
 def test_n_predict_0_evaluates_the_prompt_only(tiny: TestClient) -> None:

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from ikpy.server.app import routes
 from ikpy.server.build import Server
 from ikpy.server.front import MOST_TASKS
+from ikpy.server.prompts import Prompt
 from ikpy.server.routes_unsupported import UNSUPPORTED
 from tests.server.harness import start_server
 
@@ -116,3 +117,9 @@ def test_answers_without_a_limit_end_with_their_probabilities(server: Server, mo
         found = client.post("/completion", json=body | {"n_predict": limit}).json()
         assert [(item["tokens_predicted"], item["stopped_limit"]) for item in found] == [(20, True)] * 2
         assert found[0]["generation_settings"]["max_tokens"] == limit
+
+
+def test_a_limit_above_the_training_context_holds_with_probabilities(server: Server) -> None:
+    limit = server.engine.longest_answer + 500
+    params = server.front.read_params({"n_predict": limit, "n_probs": 20})
+    assert server.front._with_few_probabilities([Prompt([5], "x")], params).limit == limit

@@ -64,6 +64,12 @@ def test_infill_goes_on_with_the_prompt() -> None:
         infill_tokens({"prompt": [1]})
 
 
+@pytest.mark.parametrize("file", [{"filename": "f"}, {"text": 5}, {"text": None}, {"filename": 5, "text": "t"}, "f", 5])
+def test_other_files_are_texts(file: Any) -> None:
+    with pytest.raises(ApiError, match='"input_extra"'):
+        infill_tokens({"input_prefix": "a", "input_extra": [{"text": "t"}, file]})
+
+
 def test_infill_keeps_what_is_nearest_to_the_gap() -> None:
     extra = [{"filename": name, "text": "t"} for name in "fgh"]
     body = {"input_prefix": "0123456789", "input_suffix": "abcdefgh", "prompt": "de", "input_extra": extra}
@@ -196,11 +202,11 @@ def test_progress_of_prompts(path: str) -> None:
             events = [event["data"] for event in read_events(client.post(path, json=body).text)]
             found = [event["prompt_progress"] for event in events if "prompt_progress" in event]
             done = [item["processed"] for item in found]
-            assert done == sorted(done) and done[-1] == found[0]["total"]
-            assert len(done) == 1 if cached else len(done) == -(-found[0]["total"] // 64)
+            assert done == sorted(done) and done[-1] == found[0]["total"] and done[0] == found[0]["cache"]
+            assert len(done) == 1 + (1 if cached else -(-found[0]["total"] // 64))
             assert {item["cache"] for item in found} == {found[0]["total"] - 1 if cached else 0}
             times = [item["time_ms"] for item in found]
-            assert times == sorted(times) and times[0] > 0
+            assert times == sorted(times) and times[0] == 0 < times[1]
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/completion", "/v1/chat/completions"])

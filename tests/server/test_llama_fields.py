@@ -120,6 +120,12 @@ def test_capabilities_are_those_of_the_template(tmp_path: Path) -> None:
     with running(f"{COMMAND} --chat-template-file {file}") as client:
         can = client.get("/props").json()["chat_template_caps"]
         assert can["supports_typed_content"] and can["supports_tools"]
+        assert not (can["supports_parallel_tool_calls"] or can["supports_preserve_reasoning"])
+    with running("llama-server -m PUPPET -t 1 -c 512 -np 1") as client:
+        props = client.get("/props").json()
+        can = props["chat_template_caps"]
+        assert can["supports_parallel_tool_calls"] and can["supports_preserve_reasoning"]
+        assert not can["supports_reasoning_effort"] and props["modalities"]["video"] is False
 
 
 def test_lists_of_models(tiny: TestClient) -> None:
@@ -193,3 +199,38 @@ def test_claude_code_finds_that_a_conversation_is_too_long() -> None:
         assert error["type"] == "invalid_request_error"
         chat = client.post("/v1/chat/completions", json=body).json()["error"]
         assert chat["type"] == "exceed_context_size_error" and "prompt is too long" not in chat["message"]
+
+
+def test_a_list_of_one_prompt_is_one_answer(tiny: TestClient) -> None:
+    got, alone = post(tiny, **BODY | {"prompt": [BODY["prompt"]]}), post(tiny, **BODY)
+    assert (got["content"], got["prompt"]) == (alone["content"], BODY["prompt"])
+    assert post(tiny, **BODY | {"prompt": [[4090, 464]]})["tokens_evaluated"] == 2
+    assert len(post(tiny, **BODY | {"prompt": [BODY["prompt"]], "n": 2})) == 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "n"),
+    [({"max_tokens": 4, "max_completion_tokens": 2}, 2), ({"n_predict": 3, "max_tokens": 4}, 3),
+     ({"n_predict": 3, "max_completion_tokens": 2}, 3), ({"max_tokens": 4, "max_completion_tokens": None}, 4)],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
+def test_which_limit_holds(tiny: TestClient, path: str, limits: dict[str, Any], n: int) -> None:
+    got = post(tiny, path, prompt="The old man", messages=HELLO, **limits)
+    assert (got["usage"]["completion_tokens"] if "usage" in got else got["tokens_predicted"]) == n
+
+
+def test_n_probs_of_chats(tiny: TestClient) -> None:
+    body = {"messages": HELLO, "max_tokens": 2, "temperature": 0}
+    shown = post(tiny, "/v1/chat/completions", **body, n_probs=3)["choices"][0]["logprobs"]["content"]
+    assert [len(entry["top_logprobs"]) for entry in shown] == [3, 3]
+    assert "logprobs" not in post(tiny, "/v1/chat/completions", **body)["choices"][0]
+
+
+def test_the_last_event_of_responses_has_the_timings(tiny: TestClient) -> None:
+    last = streamed(tiny, "/v1/responses", input="Hello", max_output_tokens=3)[-1]
+    assert last["type"] == "response.incomplete" and last["timings"]["predicted_n"] == 3
+
+
+def test_settings_say_whether_a_grammar_waits_and_which_scales_hold(tiny: TestClient) -> None:
+    shown = post(tiny, **BODY, lora=[{"id": 0, "scale": 0.5}])["generation_settings"]
+    assert shown["lora"] == [{"id": 0, "scale": 0.5}] and shown["grammar_lazy"] is False

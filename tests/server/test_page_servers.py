@@ -1,13 +1,15 @@
-"""The web page beside servers of several kinds: errors, keys, models, pictures; skipped without a Chromium."""
+"""The web page beside servers of several kinds: errors, keys, models, pictures, sounds; skipped without a Chromium."""
 
 from __future__ import annotations
 
 import base64
 import io
+import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -17,8 +19,10 @@ from tests.server.harness import MODELS
 from tests.server.live import listening, wait_for
 from tests.server.picture_requests import start
 from tests.server.test_router import router
+from tests.sound_models import tone, wav, write_hearing_model
 
 pytestmark = NEEDS_BROWSER
+MEDIA = "/files.js", "/media.js", "/pictures.js", "/sounds.js"
 
 
 @pytest.fixture(scope="module", name="driver")
@@ -106,15 +110,15 @@ def test_pictures(driver: Any, tmp_path: Path) -> None:
         page = new_page(driver, client)
         assert wait_for(lambda: page.find("#attach").is_displayed())
         page.find("#files").send_keys(f"{tmp_path / 'a.png'}\n{tmp_path / 'large.png'}")
-        assert wait_for(lambda: len(page.texts("#pictures button")) == 2)
+        assert wait_for(lambda: len(page.texts("#attached button")) == 2)
         page.set(max_tokens="4", temperature="0")
         page.send("what")
         assert wait_for(lambda: page.idle() and page.texts(".message .rate") != [])
-        assert page.texts("#pictures button") == [] and len(page.texts(".message.user img")) == 2
+        assert page.texts("#attached button") == [] and len(page.texts(".message.user img")) == 2
         page.open()
         assert wait_for(lambda: len(page.texts(".message.user img")) == 2)
         page.click("Edit")
-        page.find("#pictures button").click()
+        page.find("#attached button").click()
         page.answer_with("yes")
         page.send("ever")
         assert wait_for(lambda: page.texts(".message .text") == ["yes"])
@@ -131,13 +135,50 @@ def test_pictures(driver: Any, tmp_path: Path) -> None:
         assert page.errors() == []
 
 
-def test_no_pictures_without_a_projector(page: Page) -> None:
+def test_sounds(driver: Any, tmp_path: Path) -> None:
+    """They can be heard, and are sent in front of the text: as they are, or as WAV of what encoders hear."""
+    write_hearing_model(tmp_path)
+    (tmp_path / "a.wav").write_bytes(wav(tone(0.5, 1)))
+    t = np.arange(8 * 48000) / 48000
+    both = np.stack([0.6 * np.sin(2 * np.pi * 440 * t), 0.2 * np.sin(2 * np.pi * 440 * t)], 1)
+    (tmp_path / "large.wav").write_bytes(wav(both, 48000))
+    (tmp_path / "bad.ogg").write_bytes(b"OggS and nothing else")
+    with listening(start(tmp_path)) as (client, _):
+        page = new_page(driver, client)
+        assert wait_for(lambda: page.find("#attach").is_displayed())
+        assert page.find("#files").get_attribute("accept") == "audio/*", "the model sees no pictures"
+        page.find("#files").send_keys("\n".join(str(tmp_path / name) for name in ("a.wav", "large.wav", "bad.ogg")))
+        assert wait_for(lambda: page.texts("#status") == ["bad.ogg is no sound that this browser can read"])
+        assert page.texts("#attached button") == ["♪ sound", "♪ sound"]
+        page.set(max_tokens="4", temperature="0")
+        page.send("what")
+        assert wait_for(lambda: page.idle() and page.texts(".message .rate") != [])
+        assert page.texts("#attached button") == []
+        length = "return [...document.querySelectorAll('.message.user audio')].map(node => node.duration ?? 0)"
+        assert wait_for(lambda: np.allclose(driver.execute_script(length) or [0], [0.5, 8]), 20)
+        page.answer_with("yes")
+        page.click("Regenerate")
+        assert wait_for(lambda: page.texts(".message .text") == ["yes"])
+        first, second, text = driver.execute_script("return window.sent.messages[0].content")
+        assert text == {"type": "text", "text": "what"}
+        assert base64.b64decode(first["input_audio"]["data"]) == (tmp_path / "a.wav").read_bytes()
+        assert [part["input_audio"]["format"] for part in (first, second)] == ["wav", "wav"]
+        with wave.open(io.BytesIO(base64.b64decode(second["input_audio"]["data"]))) as file:
+            assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 16000)
+            samples = np.frombuffer(file.readframes(1 << 20), "<i2") / 32767
+        wanted = 0.4 * np.sin(2 * np.pi * 440 * np.arange(len(samples)) / 16000)
+        inside = slice(1600, -1600)  # the ends are the resampler's own
+        assert len(samples) == 8 * 16000 and np.abs(samples - wanted)[inside].max() < 2e-3
+        assert page.errors() == []
+
+
+def test_no_pictures_and_sounds_without_a_projector(page: Page) -> None:
     assert not page.find("#attach").is_displayed()
 
 
 def test_nothing_comes_from_elsewhere() -> None:
     with listening("llama-server -m PUPPET -t 1 -c 512 -np 1") as (client, _):
-        for path in ("/", "/page.js", "/page.css", "/markdown.js", "/clipboard.js", "/pictures.js"):
+        for path in ("/", "/page.js", "/page.css", "/markdown.js", "/clipboard.js", *MEDIA):
             answer = client.get(path)
             assert answer.status_code == 200
             assert "default-src 'self'" in answer.headers["content-security-policy"]

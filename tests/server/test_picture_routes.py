@@ -139,7 +139,7 @@ def test_ollama(client: TestClient) -> None:
 
 def test_what_clients_are_told(client: TestClient) -> None:
     props = client.get("/props").json()
-    assert props["modalities"] == {"vision": True, "audio": False} and props["media_marker"] == MARKER
+    assert props["modalities"] == {"vision": True, "video": False, "audio": False} and props["media_marker"] == MARKER
     assert client.get("/v1/props").json()["modalities"]["vision"]
     models = client.get("/v1/models").json()
     assert models["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
@@ -192,7 +192,7 @@ def test_without_a_projector(files: Path) -> None:
         assert refused(client.post("/api/chat", json={"messages": [message]})) == HINT
         prompt = {"prompt_string": MARKER, "multimodal_data": [base64_of(1)]}
         assert refused(client.post("/completion", json={"prompt": prompt})) == NO_PROJECTOR
-        assert client.get("/props").json()["modalities"] == {"vision": False, "audio": False}
+        assert client.get("/props").json()["modalities"] == {"vision": False, "video": False, "audio": False}
         assert client.get("/v1/models").json()["models"][0]["input_modalities"] == ["text"]
 
 

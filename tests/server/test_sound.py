@@ -125,7 +125,7 @@ def test_other_routes(client: TestClient) -> None:
 
 
 def test_what_the_server_says_of_itself(client: TestClient) -> None:
-    assert client.get("/props").json()["modalities"] == {"vision": False, "audio": True}
+    assert client.get("/props").json()["modalities"] == {"vision": False, "video": False, "audio": True}
     entry = client.get("/v1/models").json()["data"][0]
     assert entry["architecture"] == {"input_modalities": ["text", "audio"], "output_modalities": ["text"]}
     assert "audio" in client.post("/api/show", json={}).json()["capabilities"]
@@ -354,7 +354,7 @@ def test_both_kinds_in_one_text(tmp_path: Path) -> None:
     started = start(tmp_path)
     try:
         both = TestClient(started.app, raise_server_exceptions=False)
-        assert both.get("/props").json()["modalities"] == {"vision": True, "audio": True}
+        assert both.get("/props").json()["modalities"] == {"vision": True, "video": False, "audio": True}
         picture = {"type": "image_url", "image_url": {"url": data_uri(png(1))}}
         answer = chat(both, text("whatis"), picture, text("and"), sound())
         seen, heard = chat(both, text("whatis"), picture, text("and")), chat(both, text("whatis"), text("and"), sound())

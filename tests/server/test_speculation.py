@@ -86,14 +86,14 @@ def test_guesses_are_made_and_limited_by_the_request(drafting: TestClient) -> No
 
 
 def test_least_probability_of_a_request() -> None:
-    """Replaces the server's for one request; what is no number is not given."""
+    """Replaces the server's for one request; null is not given."""
 
     def drafted(client: TestClient, p_min: object) -> int:
         return complete(client, prompt=PROMPTS[0], **{"speculative.p_min": p_min})["timings"]["draft_n"]
 
     with running(f"{COMMAND} -md {MODELS['MODEL']} -cd 256 --draft-p-min 0.1 --draft-max 4") as client:
         default = complete(client, prompt=PROMPTS[0])["timings"]["draft_n"]
-        assert drafted(client, 0) > drafted(client, 0.1) == default == drafted(client, "0.999")
+        assert drafted(client, 0) > drafted(client, 0.1) == default == drafted(client, None)
         assert default > drafted(client, 0.5) >= drafted(client, 0.999) == 0
     with running(f"{COMMAND} --spec-type suffix --suffix-pattern-len 1 --draft-p-min 0.1") as client:
         assert drafted(client, 0.1) > drafted(client, 1.5) == 0

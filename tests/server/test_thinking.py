@@ -55,7 +55,7 @@ def test_a_stream_shows_the_forced_end(puppet: TestClient) -> None:
 def test_no_budget_and_a_large_one_change_nothing(puppet: TestClient) -> None:
     free = chat(puppet)
     assert free["reasoning_content"] == "The user greets me.\n"
-    for budget in (-1, 1000, None, "x"):
+    for budget in (-1, 1000, None):
         assert chat(puppet, thinking_budget_tokens=budget) == free
 
 

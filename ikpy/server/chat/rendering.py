@@ -29,7 +29,7 @@ from ikpy.server.chat.tool_ids import with_short_ids
 from ikpy.server.chat.tool_prompt import shows_tools, with_tools
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.errors import bad_request
-from ikpy.server.read_params import flag, integer
+from ikpy.server.read_params import flag, integer, mapping
 from ikpy.server.settings import REASONING_FORMATS
 
 if TYPE_CHECKING:
@@ -121,10 +121,9 @@ def template_variables(front: Front, template: ChatTemplate, body: Body) -> dict
         variables["reasoning_effort"] = effort
     if effort == "none":
         variables["enable_thinking"] = False
-    extra = body.get("chat_template_kwargs")
-    if isinstance(extra, dict):
-        reserved = {"messages", "add_generation_prompt", "tools", "continue_final_message", "drop_bos", "self"}
-        variables |= {name: value for name, value in extra.items() if name not in reserved}
+    extra = mapping(body, "chat_template_kwargs")
+    reserved = {"messages", "add_generation_prompt", "tools", "continue_final_message", "drop_bos", "self"}
+    variables |= {name: value for name, value in extra.items() if name not in reserved}
     if isinstance(variables.get("enable_thinking"), str):  # "false" would be true in a template
         raise bad_request('invalid type for "enable_thinking" (expected boolean, got string)')
     if "enable_thinking" in variables:  # what DeepSeek V3.1 and Granite call it

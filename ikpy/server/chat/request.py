@@ -21,7 +21,7 @@ from ikpy.server.http import aside, to_json
 from ikpy.server.media import FIELDS, NO_MEDIA, ChatMedia
 from ikpy.server.params import GenerationParams, schema_grammar
 from ikpy.server.prompts import Prompt
-from ikpy.server.read_params import flag, integer
+from ikpy.server.read_params import flag, integer, mapping
 from ikpy.server.structured import with_structured
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     n_top = read_logprobs(body)
     if n_top is not None and tools and params.stream:
         raise bad_request("logprobs is not supported with tools + stream")
+    if n_top is None and params.n_probs > 0 and not (tools and params.stream):
+        n_top = params.n_probs
     if tools and format_ is not None:
         callable_tools = allowed_tools(body, tools)
         called = forced_tools(callable_tools, choice)
@@ -92,8 +94,7 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
         chat_format="peg-native" if format_ is not None else "Content-only",
         reasoning_format=reasoning_format,
     )
-    options = body.get("stream_options")
-    usage = isinstance(options, dict) and options.get("include_usage") is True
+    usage = mapping(body, "stream_options").get("include_usage") is True
     return ChatRequest(prompt, params, output, model_of(body, front), n_top, usage)
 
 
@@ -233,6 +234,8 @@ def check_calls(calls: Any) -> None:
 def check_part(part: Any) -> None:
     """Raises ApiError 400 for a content part that is neither text nor a picture nor a sound."""
     kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise bad_request("unsupported content[].type")
     if kind in OTHER_MEDIA:
         raise bad_request(NO_MEDIA.format(OTHER_MEDIA[kind]))
     if kind not in FIELDS and (kind != "text" or not isinstance(part.get("text"), str)):
@@ -332,14 +335,12 @@ def check_grammar(body: Body, tools: list[dict[str, Any]]) -> None:
 def constrained(body: Body) -> dict[str, Any]:
     """The body with ``response_format`` turned into ``json_schema``.
 
-    Clients of Hugging Face's text-generation-inference name the schema of a json_object ``value``.
+    Clients of Hugging Face's text-generation-inference name the schema of a json_object, or json, ``value``.
     """
     out = dict(body)
-    wanted = body.get("response_format")
-    if not isinstance(wanted, dict):
-        return out
+    wanted = mapping(body, "response_format")
     kind = wanted.get("type")
-    if kind == "json_object":
+    if kind in ("json_object", "json"):
         given = (wanted[name] for name in ("schema", "value") if wanted.get(name) is not None)
         out["json_schema"] = next(given, {"type": "object"})
     elif kind == "json_schema":
@@ -358,6 +359,9 @@ def named_schema(wanted: Mapping[str, Any]) -> Any:
 
 def read_logprobs(body: Body) -> int | None:
     """How many of the most probable tokens are shown; None if no log probabilities are wanted."""
+    wanted = body.get("logprobs")
+    if isinstance(wanted, int) and not isinstance(wanted, bool):  # the number, as at /v1/completions
+        return wanted if wanted > 0 else None
     if flag(body, "logprobs"):
         return max(0, integer(body, "top_logprobs", DEFAULT_TOP_LOGPROBS))
     if isinstance(body.get("top_logprobs"), int) and body["top_logprobs"]:

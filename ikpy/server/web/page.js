@@ -1,6 +1,6 @@
 import { copy } from "./clipboard.js";
 import { markdown } from "./markdown.js";
-import { pictureOf } from "./pictures.js";
+import { asParts, kindOf, mediaOf, nameOf, sentContent, shown } from "./media.js";
 
 const $ = id => document.getElementById(id);
 // Labels and steps. What is left empty is not sent: the server's command line says what holds.
@@ -18,7 +18,8 @@ let settings = load("settings", {});
 let current = chats.find(chat => chat.id === load("current", null)) ?? chats[0] ?? null;
 let running = null;
 let edited = null; // the conversation, and its messages from the one that is edited on, which go when it is sent
-let attached = []; // data URLs of the pictures of the next message
+let attached = []; // data URLs of the pictures and sounds of the next message
+let taken = ["image", "audio"]; // what of both the model takes; a server of several does not know it of those not loaded
 const unfolded = new WeakMap(); // messages whose reasoning the user opened or closed
 
 // storage
@@ -35,11 +36,11 @@ function store() {
     sessionStorage.setItem("ikpy.key", key || "");
   } catch { /* private windows may forbid storage, and it may be full: the page works without it */ }
 }
-// Pictures may be more than there is room for: then texts stay.
+// Pictures and sounds may be more than there is room for: then texts stay.
 function storeChats() {
   const kept = chats.map(whole);
   try { localStorage.setItem("ikpy.chats", JSON.stringify(kept)); } catch {
-    localStorage.setItem("ikpy.chats", JSON.stringify(kept, (name, value) => name === "images" ? undefined : value));
+    localStorage.setItem("ikpy.chats", JSON.stringify(kept, (name, value) => name === "media" ? undefined : value));
   }
 }
 function whole(chat) {
@@ -112,25 +113,19 @@ function drawMessage(message, i) {
     const text = element("div", undefined, "text");
     text.append(...markdown(message.content || (running && last ? "…" : "")));
     node.append(text);
-  } else node.append(...(message.images ?? []).map(picture), element("span", message.content));
+  } else node.append(...(message.media ?? []).map(shown), element("span", message.content));
   if (message.error) node.append(element("div", message.error));
   if (message.rate) node.append(element("span", message.rate, "rate"));
   if (!running) node.append(drawActions(message, i, last));
   return node;
 }
-function picture(url) {
-  const node = element("img");
-  node.src = url;
-  node.alt = "picture";
-  return node;
-}
 function drawAttached() {
-  $("pictures").hidden = !attached.length;
-  $("pictures").replaceChildren(...attached.map((url, i) => {
+  $("attached").hidden = !attached.length;
+  $("attached").replaceChildren(...attached.map((url, i) => {
     const remove = button("", () => { attached.splice(i, 1); drawAttached(); });
-    remove.ariaLabel = "Remove picture";
+    remove.ariaLabel = "Remove " + nameOf(url);
     remove.title = "Remove";
-    remove.append(picture(url));
+    remove.append(kindOf(url) === "audio" ? "♪ sound" : shown(url));
     return remove;
   }));
 }
@@ -138,9 +133,9 @@ function attach(urls) {
   attached = urls;
   drawAttached();
 }
-async function addPictures(files) {
+async function addMedia(files) {
   for (const file of files) {
-    try { attached.push(await pictureOf(file)); } catch { $("status").textContent = `${file.name} is no picture that this browser can read`; }
+    try { attached.push(await mediaOf(file)); } catch { $("status").textContent = `${file.name} is no ${nameOf(file.type)} that this browser can read`; }
   }
   drawAttached();
 }
@@ -172,7 +167,7 @@ function edit(message, i) {
   endEdit();
   edited = { chat: current, rest: messages().splice(i) };
   $("input").value = message.content;
-  attach([...(message.images ?? [])]);
+  attach([...(message.media ?? [])]);
   draw(); resize();
   $("input").focus();
 }
@@ -197,7 +192,7 @@ function headers() {
 // one before. Only the message that is continued has its reasoning with it.
 function sentMessages(more) {
   const sent = [];
-  for (const message of messages().filter(message => message.content || message.images?.length)) {
+  for (const message of messages().filter(message => message.content || message.media?.length)) {
     const { role } = message, content = sentContent(message), last = sent.at(-1);
     if (last?.role !== role) sent.push({ role, content });
     else if (typeof content === "string" && typeof last.content === "string") last.content += "\n\n" + content;
@@ -206,13 +201,6 @@ function sentMessages(more) {
   const { content, reasoning } = messages().at(-1);
   if (!more || !reasoning) return sent;
   return [...(content ? sent.slice(0, -1) : sent), { role: "assistant", content, reasoning_content: reasoning }];
-}
-function asParts(content) {
-  return typeof content === "string" ? [{ type: "text", text: content }] : content;
-}
-function sentContent({ content, images }) {
-  if (!images?.length) return content;
-  return [...images.map(url => ({ type: "image_url", image_url: { url } })), ...(content ? asParts(content) : [])];
 }
 function requestBody(more) {
   const sent = sentMessages(more);
@@ -278,7 +266,7 @@ $("form").onsubmit = event => {
   event.preventDefault();
   const text = $("input").value.trim();
   if (!(text || attached.length) || running) return;
-  const title = text.slice(0, 60) || "Picture";
+  const title = text.slice(0, 60) || (attached.length && kindOf(attached[0]) === "audio" ? "Sound" : "Picture");
   $("input").value = "";
   resize();
   if (!current) {
@@ -286,7 +274,7 @@ $("form").onsubmit = event => {
     chats.unshift(current);
   }
   if (!messages().length) current.title = title;
-  messages().push({ role: "user", content: text, ...(attached.length ? { images: attached } : {}) });
+  messages().push({ role: "user", content: text, ...(attached.length ? { media: attached } : {}) });
   attach([]);
   answer();
 };
@@ -311,12 +299,12 @@ function newChat() {
 }
 $("input").oninput = resize;
 $("attach").onclick = () => $("files").click();
-$("files").onchange = async () => { await addPictures($("files").files); $("files").value = ""; };
+$("files").onchange = async () => { await addMedia($("files").files); $("files").value = ""; };
 $("input").onpaste = event => {
-  const files = [...event.clipboardData.files].filter(file => file.type.startsWith("image/"));
+  const files = [...event.clipboardData.files].filter(file => taken.some(kind => file.type.startsWith(kind + "/")));
   if ($("attach").hidden || !files.length) return;
   event.preventDefault();
-  addPictures(files);
+  addMedia(files);
 };
 $("stop").onclick = stop;
 $("new").onclick = newChat;
@@ -416,10 +404,17 @@ async function showModels() {
       $("model").onchange = () => { settings.model = $("model").value; store(); showTitle(); };
     } else delete settings.model;
     $("name").textContent = names.length === 1 ? names[0].split("/").pop() : "ikpy";
-    // A server of several models does not know what those see that are not loaded.
-    $("attach").hidden = names.length === 1 && !data[0].architecture?.input_modalities?.includes("image");
+    if (names.length === 1) taken = taken.filter(kind => data[0].architecture?.input_modalities?.includes(kind));
+    showAttach();
     showTitle();
   } catch { /* shown by the status */ }
+}
+function showAttach() {
+  $("attach").hidden = !taken.length;
+  $("files").accept = taken.map(kind => kind + "/*").join();
+  const names = taken.map(kind => nameOf(kind + "/") + "s").join(" and ");
+  $("attach").ariaLabel = "Add " + names;
+  $("attach").title = `Add ${names}; they can be pasted as well`;
 }
 function showTitle() {
   document.title = "ikpy: " + (settings.model || $("name").textContent);

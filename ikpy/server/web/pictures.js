@@ -1,3 +1,5 @@
+import { dataUrl } from "./files.js";
+
 const SENT = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"]; // what the server decodes
 const LARGEST_BYTES = 1 << 20, LONGEST_SIDE = 2048;
 
@@ -12,13 +14,4 @@ export async function pictureOf(file) {
   canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
   image.close();
   return canvas.toDataURL("image/jpeg", 0.9);
-}
-
-function dataUrl(file) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(file);
-  });
 }

@@ -53,8 +53,8 @@ DIFFERENCES = (
     (
         "fields of a wrong type",
         "400; some are ignored (`stop`, `grammar`, `logit_bias`)",
-        "400",
-        "a field that is ignored gives another answer than was asked for",
+        "numbers and booleans: the default, and a warning in the log; others 400",
+        "numbers as ik_llama.cpp; lists and grammars that are ignored give another answer than was asked for",
     ),
     (
         "values out of range (`repeat_last_n` below 0, limits above 31 bits)",

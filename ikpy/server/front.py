@@ -271,6 +271,9 @@ class Front:
         ``request``, whose body must have been read, goes away before."""
         if self.model.arch.is_encoder:
             raise ApiError(501, "This model embeds texts and writes none: use /v1/embeddings")
+        if params.wrong_types:
+            message = "fields of the wrong type, defaults are used"
+            self.engine.log.caution("read_generation", message, fields=list(params.wrong_types))
         n_answers = len(prompts) * params.n
         check_number(n_answers)
         params = self._with_few_probabilities(prompts, params)

@@ -33,7 +33,7 @@ class GenerationParams:
     ``draft_p_min`` replaces the server's least probability of drafts, ``lora`` are scales of adapters by id (None: the
     server's), ``thinking`` limits reasoning (None: no limit), ``cache_reuse`` is the least length in tokens of moved
     pieces of the cache (0: none), ``banned`` are phrases that may not appear, ``penalty_prompt`` are tokens that the
-    penalties see instead of the prompt.
+    penalties see instead of the prompt, ``wrong_types`` are fields of the request that were not taken.
     """
 
     sampling: SamplingParams
@@ -68,6 +68,7 @@ class GenerationParams:
     thinking: ThinkingLimit | None = None
     banned: BannedPhrases | None = None
     penalty_prompt: tuple[int, ...] | None = None
+    wrong_types: tuple[str, ...] = ()
 
     @property
     def has_quick_sampler(self) -> bool:

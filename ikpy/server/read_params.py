@@ -29,6 +29,12 @@ FLOATS = (
 )  # fmt: skip
 INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "min_keep")
 FLAGS = ("penalize_nl", "adaptive_updt_w_cur", "ignore_eos")
+OTHER_NUMBERS = (
+    "max_completion_tokens", "max_tokens", "n_predict", "id_slot", "n", "n_cmpl", "n_keep", "n_discard", "n_probs",
+    "seed", "n_cache_reuse", "t_max_predict_ms", "n_indent", "banned_n", "banned_bias", "banbuffer_size",
+    "rewind_count_max", "speculative.n_max", "speculative.n_min", "speculative.p_min",
+)  # fmt: skip
+OTHER_FLAGS = ("stream", "cache_prompt", "timings_per_token", "post_sampling_probs", "return_progress", "return_tokens")
 MOST_STOPS, LONGEST_STOPS = 1024, 65536
 """Stop strings of a request, and their characters together; each is looked for behind every token."""
 UNSUPPORTED = {
@@ -64,13 +70,10 @@ def wrong_type(key: str, wanted: str, value: Any) -> ApiError:
 
 
 def number(body: Body, key: str, default: float) -> float:
-    """A number of the body, 1 and 0 for true and false as in llama.cpp; the default without it, or for one that is not
-    finite. Raises ApiError 400 for another type."""
+    """A number of the body, 1 and 0 for true and false; the default for another type or a value that is not finite."""
     value = body.get(key)
-    if value is None:
-        return default
     if not isinstance(value, (int, float)):
-        raise wrong_type(key, "number", value)
+        return default
     try:
         found = float(value)
     except OverflowError:  # an integer of hundreds of digits
@@ -97,13 +100,17 @@ def from_digits(text: str) -> int | None:
 
 
 def flag(body: Body, key: str, default: bool = False) -> bool:
-    """A boolean of the body; the default without it. Raises ApiError 400 for another type."""
+    """A boolean of the body; the default for another type."""
     value = body.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise wrong_type(key, "boolean", value)
-    return value
+    return value if isinstance(value, bool) else default
+
+
+def wrong_types(body: Body) -> tuple[str, ...]:
+    """Numbers and booleans of another type, for which the defaults are taken (tools.md, fields of requests)."""
+    numbers = [name for name in (*FLOATS, *INTEGERS, *OTHER_NUMBERS) if name in body]
+    flags = [name for name in (*FLAGS, *OTHER_FLAGS) if name in body]
+    wrong = [name for name in numbers if not isinstance(body[name], (int, float, type(None)))]
+    return tuple(wrong + [name for name in flags if not isinstance(body[name], (bool, type(None)))])
 
 
 def string(body: Body, key: str) -> str:
@@ -187,6 +194,7 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         lora=read_scales(body.get("lora")),
         banned=read_banned(body, settings),
         penalty_prompt=read_penalty_prompt(body.get("penalty_prompt"), vocab),
+        wrong_types=wrong_types(body),
     )
 
 

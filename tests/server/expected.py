@@ -89,11 +89,8 @@ STATUS_ONLY = {
     "333-metrics-after": (200, "numbers of earlier requests"),
     "682-emb-mean-v1-dimensions": (200, "embeddings have the dimensions asked for"),
     "462-jinja-slot-save-off": (501, "a disabled feature"),
-    **{name: (400, "a field of a wrong type is refused") for name in (
-        "120-completion-wrong-type-n-predict", "121-completion-wrong-type-temperature",
-        "122-completion-wrong-type-stream")},
     **{name: (200, "a full context ends the answer, with its text") for name in (
-        "132-completion-fill-context", "244-messages-no-max-tokens",
+        "120-completion-wrong-type-n-predict", "132-completion-fill-context", "244-messages-no-max-tokens",
         "427-jinja-messages-no-max-tokens", "656-puppet-fill-context-off", "657-puppet-fill-context-off-stream",
         "658-puppet-fill-context-off-n-keep", "660-puppet-exact-fit-off", "661-puppet-fill-context-chat-off",
         "662-puppet-fill-context-no", "663-puppet-fill-context-no-stream", "664-puppet-fill-context-no-n-keep",

@@ -101,6 +101,19 @@ def test_a_server_whose_log_is_not_read_answers() -> None:
             broken.close()
 
 
+def test_fields_of_the_wrong_type_are_named() -> None:
+    out = io.StringIO()
+    client = logged(out)
+    body = {"prompt": 5, "n_predict": "3", "temperature": True, "cache_prompt": 1, "top_k": None, "seed": 1.0, "zz": {}}
+    client.post("/completion", json=body)
+    client.post("/completion", json={"prompt": "a", "n": 4096 * 2, "n_predict": 1})
+    assert "wrong type" not in out.getvalue(), "the prompt is refused first"
+    client.post("/v1/completions", json=body | {"prompt": ["a"], "grammar": "root ::= ("})
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    found = [(line["level"], line["fields"]) for line in lines if "wrong type" in line["msg"]]
+    assert found == [("WARN", ["n_predict", "cache_prompt"])]
+
+
 def small_pipe() -> tuple[int, IO[str]]:
     """A pipe that holds one page: the end that is read, and the other one."""
     end, start = os.pipe()

@@ -40,7 +40,6 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-
 @pytest.fixture(name="client", scope="module")
 def start_client() -> Iterator[TestClient]:
     with running("llama-server -m PUPPET -t 1 -c 512 -np 2 -n 3") as client:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ikpy.engine.adapter import LoraAdapter
     from ikpy.engine.context import Context
+    from ikpy.engine.speculative import Speculation
 
 
 def print_log(params: CommonParams, lines: Iterable[str]) -> None:
@@ -118,6 +119,14 @@ def context_log(context: Context) -> list[str]:
             "freq_scale": f"{rope.freq_scale:g}",
         }
     )
+    return lines + memory_log(context)
+
+
+def memory_log(context: Context) -> list[str]:
+    """Log lines of the memory of a context, and of its graph."""
+    from ikpy.tools import run_logs
+
+    lines: list[str] = []
     shared = context.model.arch.values_are_keys
     latent = sum(context.kv.nbytes(name) for name in ("kv", "kr", "ke"))
     k, v = (latent, 0) if latent else (context.kv.nbytes("k"), context.kv.nbytes("v"))
@@ -136,11 +145,11 @@ def context_log(context: Context) -> list[str]:
     return lines + run_logs.graph_lines(context.n_graph_nodes, context.n_graph_splits)
 
 
-def plan_lines(context: Context) -> list[str]:
-    """Everything that a run would allocate."""
+def plan_lines(context: Context, drafts: Speculation | None = None) -> list[str]:
+    """Everything that a run would allocate, that of drafters included."""
     from ikpy.engine.memory import memory_report
     from ikpy.tools.run_logs import MIB
 
-    report = memory_report(context)
-    tensors_and_cache = report.total - context.compute_bytes
-    return [*report.lines(), f"Memory required for model tensors + cache: {tensors_and_cache / MIB:.0f} MiB"]
+    tensors_and_cache = memory_report(context).total - context.compute_bytes
+    required = f"Memory required for model tensors + cache: {tensors_and_cache / MIB:.0f} MiB"
+    return [*memory_report(context, drafts).lines(), required]

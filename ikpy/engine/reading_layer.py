@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from ikpy.engine.model import Model
+from ikpy.engine.draft_placement import draft_model_params
+from ikpy.engine.model import Beside, Model
+from ikpy.engine.params import ModelParams
 from ikpy.errors import UsageError
 from ikpy.gguf.reader import GGUFFile
+from ikpy.graph.division import TIED_OUTPUT
+from ikpy.graph.placement import CPU, MIB
 from ikpy.models import architecture, silent
 from ikpy.models.base import Decoder
-from ikpy.models.eagle3 import Eagle3
+from ikpy.models.eagle3 import JOINING, MAPPING, Eagle3
 from ikpy.models.keys import Keys
 from ikpy.models.weights import WeightSource
 
 
-def reading_layer(model: Model, path: str | os.PathLike[str]) -> Model:
-    """The layer as a model of its own, on the CPU. From then on contexts of ``model`` that keep the states of tokens
-    keep what the layer reads.
+def reading_layer(
+    model: Model,
+    path: str | os.PathLike[str],
+    params: ModelParams | None = None,
+    *,
+    log: Callable[[str], None] = silent,
+) -> Model:
+    """The layer as a model of its own, the same one for the same file. From then on contexts of ``model`` that keep the
+    states of tokens keep what the layer reads.
 
-    UsageError for files and models that do not go together.
+    ``params``: where it goes; as the model by default. UsageError for files and models that do not go together.
     """
+    if model.reader is not None and Path(model.reader.gguf.path) == Path(path):
+        return model.reader
+    params = params or draft_model_params(model.params, undivided=True)
     header_only = model.params.header_only
     gguf = GGUFFile.open(Path(path), header_only=header_only)
     keys = Keys(gguf)
@@ -37,4 +51,20 @@ def reading_layer(model: Model, path: str | os.PathLike[str]) -> Model:
         width = model.hparams.n_embd
         raise UsageError(f"'{path}' reads states of {arch.target_size} numbers, those of the model have {width}")
     target.layer_inputs = arch.beside(own, model.hparams.n_layer)
-    return Model(gguf, arch, model.params, {**own.values, **weights.values})
+    layer = Model(gguf, arch, params, {**own.values, **weights.values})
+    lent = {name: model.gguf.tensors[name] for name in own.values if name == arch.output.name}
+    fixed = {JOINING: model.placement.device_of(JOINING)} | ({} if arch.target_tokens is None else {MAPPING: CPU})
+    layer.place(log, Beside(lent, fixed, model.devices.weights if model.devices else None))
+    for name, info in lent.items():
+        device = _output_device(layer, name)
+        if device != CPU and (device != _output_device(model, name) or name in model.placement.divisions):
+            log(f"llm_load_tensors: note: {device} gets a copy of {name} ({info.nbytes / MIB:.2f} MiB) of the model")
+    model.reader = layer
+    return layer
+
+
+def _output_device(model: Model, name: str) -> str:
+    """Where a model multiplies with its output matrix, which may be the token embeddings."""
+    placement = model.placement
+    is_tied = name == TIED_OUTPUT and name not in placement.overridden
+    return placement.output if is_tied else placement.device_of(name)

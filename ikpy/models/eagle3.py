@@ -18,6 +18,8 @@ from ikpy.quants import registry
 
 MAPPING = "d2t"
 """Tensor of the target's token for every row of the output matrix."""
+JOINING = "fc.weight"
+"""Matrix that joins what the layers of the target read."""
 N_READ = 3
 I64 = registry.by_name("i64").id
 
@@ -71,7 +73,7 @@ class Eagle3(Transformer):
         output = weights.take("output.weight", (d, n_rows), required=self.target_tokens is not None)
         self.own_ends = embedding, output
         self.output_norm = self.take_norm(weights, self.output_norm_name)
-        self.joining = weights.take("fc.weight", (N_READ * self.target_size, d))
+        self.joining = weights.take(JOINING, (N_READ * self.target_size, d))
         self.load_global(weights)
         self.layers = [self.load_layer(weights, 0, "blk.0")]
 
@@ -121,7 +123,8 @@ class Eagle3(Transformer):
 
     def embed(self, b: BatchGraph) -> Value:
         assert b.states is not None
-        return b.states.reshape(self.hp.n_embd, b.n_tokens)
+        # Devices get a copy: what reads the states themselves runs on the CPU.
+        return b.graph.copy(b.states.reshape(self.hp.n_embd, b.n_tokens), b.graph.new(self.hp.n_embd, b.n_tokens))
 
     def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
         reading: ReadingLayer = self.layers[il]  # type: ignore[assignment]

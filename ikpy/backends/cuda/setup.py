@@ -28,10 +28,10 @@ class DeviceSetup:
 def placement_devices(devices: Sequence[Device], params: PlacementParams) -> tuple[PlacementDevice, ...]:
     """Devices as the placement sees them; their memory is looked at where it decides how layers are divided."""
     divided = len(devices) > 1 and params.split_mode != "none" and not any(params.tensor_split)
-    taken = dict(params.taken)
+    others = params.of_others
 
     def free(device: Device) -> int:
-        return max(1, device.memory_estimate().free - taken.get(device.name, 0))
+        return max(1, device.memory_estimate().free - others.get(device.name, 0))
 
     return tuple(PlacementDevice(device.name, free(device) if divided else 1) for device in devices)
 

@@ -140,7 +140,12 @@ def memory_log(context: Context) -> list[str]:
     lines += run_logs.index_cache_lines(context)
     lines += run_logs.state_lines(context.kv.recurrent, devices.state_bytes() if devices else {})
     if devices:
-        lines += [run_logs.compute_buffer_line(need.compute_bytes, name) for name, need in devices.needs.items()]
+        for name, need in devices.needs.items():
+            further = context.model.further_bytes(need.weights.values())
+            lines += [run_logs.buffer_line(what, nbytes, name) for what, nbytes in further.items()]
+            lines.append(run_logs.compute_buffer_line(need.compute_bytes, name))
+            if unused := context.model.left_out(name, need.weights.values()):
+                lines.append(run_logs.left_out_line(name, unused))
     lines.append(run_logs.compute_buffer_line(context.compute_bytes))
     return lines + run_logs.graph_lines(context.n_graph_nodes, context.n_graph_splits)
 

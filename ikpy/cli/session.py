@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ikpy.engine.batch import Batch
     from ikpy.engine.context import Context
     from ikpy.engine.model import Model
-    from ikpy.engine.params import ModelParams
+    from ikpy.engine.params import ContextParams, ModelParams
     from ikpy.gguf.reader import GGUFFile
     from ikpy.tools.media_tokens import Encoders, MediaReader
     from ikpy.tools.run_logs import Timings
@@ -323,8 +323,25 @@ def place_automatically(
     """Sets the placement that --fit finds for this context, if it is asked for."""
     if not params.model.fit:
         return
-    from ikpy.cli.drafters import tell_of_drafts
+    import numpy as np
+
+    from ikpy.cli.drafters import changes_for_drafts, tell_of_drafts
+    from ikpy.engine.adapter import LoraAdapter
+    from ikpy.engine.context import Context
     from ikpy.engine.fit import fit
+
+    adapters: dict[str, LoraAdapter] = {}
+
+    def context(model: Model, context_params: ContextParams) -> Context:
+        if changes_for_drafts(params).get("token_states"):
+            tell_of_drafts(params, model, draft_params)
+        for name, _ in params.model.lora:
+            adapters[name] = adapters.get(name) or LoraAdapter.load(name, model)
+        used = [adapters[name] for name, _ in params.model.lora]
+        found = Context(model, replace(context_params, adapters=used))
+        if params.model.control_vectors:
+            found.steer(np.zeros((model.hparams.n_layer, model.hparams.n_embd), np.float32))
+        return found
 
     model_params.placement = fit(
         path,
@@ -332,7 +349,7 @@ def place_automatically(
         params.context_params(**context_changes),
         margin=params.model.fit_margin,
         margins=params.model.fit_margins,
-        prepare=lambda model: tell_of_drafts(params, model, draft_params),
+        context=context,
         log=lambda line: print_log(params, [line]),
     )
 

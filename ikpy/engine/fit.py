@@ -24,14 +24,14 @@ def fit(
     *,
     margin: int = DEFAULT_MARGIN,
     margins: Mapping[int, int] | None = None,
-    prepare: Callable[[Model], None] = lambda _: None,
+    context: Callable[[Model, ContextParams], Context] = Context,
     log: Callable[[str], None] = lambda _: None,
 ) -> PlacementParams:
     """The placement that keeps most on the devices while `margin` MiB (margins: of single devices) stay free on each.
 
     Experts of the last layers go to the CPU first, whole layers after all experts. What the projector of pictures and a
-    draft model take counts (`PlacementParams.taken`, `reserved`). ``prepare`` is called with every model that is tried.
-    Nothing but the header of the file is read. Raises OutOfMemoryError if not even one layer fits.
+    draft model take counts (`PlacementParams.taken`, `reserved`). ``context`` makes what is measured. Nothing but the
+    header of the file is read. Raises OutOfMemoryError if not even one layer fits.
     """
     devices = wanted_devices(model_params.placement, model_params.devices)
     if not devices:
@@ -46,8 +46,7 @@ def fit(
 
     def needs(placement: PlacementParams) -> dict[str, int]:
         model = Model.load(gguf, replace(planned, placement=placement))
-        prepare(model)
-        devices = Context(model, context_params).devices
+        devices = context(model, context_params).devices
         return {name: need.total for name, need in devices.needs.items()} if devices else {}
 
     def fits(placement: PlacementParams) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ikpy._native import core
 from ikpy.backends.cuda import setup
+from ikpy.backends.cuda.api import aligned
 from ikpy.backends.cuda.devices import device_lines, wanted_devices
 from ikpy.backends.cuda.memory import WeightStore
 from ikpy.engine.locking import lock_memory
@@ -23,9 +24,11 @@ from ikpy.gguf.file_bytes import share_of
 from ikpy.gguf.fingerprint import weights_fingerprint
 from ikpy.gguf.huge_pages import fitting_reserved_pages
 from ikpy.gguf.reader import GGUFFile, TensorInfo
+from ikpy.graph.adapters import adapted_tensor
 from ikpy.graph.division import OUTPUTS, TIED_OUTPUT, Matrix
 from ikpy.graph.ir import I32, Buffer, Value
 from ikpy.graph.placement import CPU, EXPERT_NAME, Placement, check_placement, place, placement_lines
+from ikpy.graph.weight_parts import whole_name
 from ikpy.machine import numa
 from ikpy.machine.memory import available_memory
 from ikpy.models import architecture, silent
@@ -307,6 +310,29 @@ class Model:
         """Bytes of the tensors that are used as they are in the file, per device where they have their place."""
         sizes = {info.name: 0 if info.name in self.replaced else info.nbytes for info in self.gguf.tensors.values()}
         return self.placement.bytes_per_device(sizes)
+
+    def further_bytes(self, weights: Iterable[Buffer]) -> dict[str, int]:
+        """Bytes of weights on a device that are no tensors of files: derived ones and those of adapters."""
+        files = [self.gguf, *([self.reader.gguf] if self.reader else [])]
+        known = self.lent.union(*(file.tensors for file in files))
+        found: dict[str, int] = {}
+        for buffer in weights:
+            if whole_name(buffer.name) not in known:
+                kind = "derived" if adapted_tensor(buffer.name) == buffer.name else "adapter"
+                found[kind] = found.get(kind, 0) + aligned(buffer.nbytes)
+        return found
+
+    def left_out(self, device: str, weights: Iterable[Buffer]) -> dict[str, int]:
+        """Bytes of tensors that have their place on a device and are none of the weights that graphs read there."""
+        used = self.replaced.union(whole_name(buffer.name) for buffer in weights)
+        found: dict[str, int] = {}
+        for name, info in self.gguf.tensors.items():
+            placed = self.placement.device_of(name)
+            division = self.placement.divisions.get(name)
+            held = division.nbytes(info.nbytes) if division and placed != CPU else {placed: info.nbytes}
+            if name not in used and held.get(device):
+                found[name] = held[device]
+        return found
 
     @cached_property
     def fingerprint(self) -> int:

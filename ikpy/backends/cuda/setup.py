@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from ikpy.backends.cuda.api import Device
 from ikpy.backends.cuda.memory import WeightStore
 from ikpy.backends.cuda.state import Kernels
-from ikpy.graph.placement import CPU, DeviceParams, Placement, PlacementParams
+from ikpy.graph.assign import smallest_expert_batch
+from ikpy.graph.placement import CPU, EMBEDDINGS, DeviceParams, Placement, PlacementParams
 from ikpy.graph.placement import Device as PlacementDevice
 
 
@@ -23,6 +24,13 @@ class DeviceSetup:
     params: DeviceParams
     weights: WeightStore = field(default_factory=WeightStore)
     taken: Mapping[str, int] = field(default_factory=dict)
+
+    def offloaded_sizes(self, n_expert: int, n_used: int) -> set[int]:
+        """Smallest batches whose products with weights in host memory may run on a device."""
+        smallest, tensors = self.params.offload_batch, self.placement.tensors
+        if not smallest or all(device != CPU or name.startswith(EMBEDDINGS) for name, device in tensors.items()):
+            return set()
+        return {smallest, smallest_expert_batch(smallest, n_expert, n_used)}
 
 
 def placement_devices(devices: Sequence[Device], params: PlacementParams) -> tuple[PlacementDevice, ...]:

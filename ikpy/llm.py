@@ -97,7 +97,7 @@ class LLM:
         given = list(context_values.get("adapters", ()))
         context_values["adapters"] = [*given, *(LoraAdapter.load(name, self.model) for name, _ in lora)]
         self._adapter_scales = [1.0] * len(given) + [scale for _, scale in lora]
-        if speculative and prepare_model(speculative.types, draft_files.model if draft_files else None, self.model):
+        if speculative and prepare_model(speculative.types, draft_files, self.model, log):
             context_values["token_states"] = True
         if speculative or draft_files:
             context_values["n_kept_states"] = kept_states(speculative or SpeculativeParams())

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ikpy.engine.adapter import LoraAdapter
     from ikpy.engine.context import Context
+    from ikpy.engine.speculative import Speculation
 
 
 def print_log(params: CommonParams, lines: Iterable[str]) -> None:
@@ -118,6 +119,14 @@ def context_log(context: Context) -> list[str]:
             "freq_scale": f"{rope.freq_scale:g}",
         }
     )
+    return lines + memory_log(context)
+
+
+def memory_log(context: Context) -> list[str]:
+    """Log lines of the memory of a context, and of its graph."""
+    from ikpy.tools import run_logs
+
+    lines: list[str] = []
     shared = context.model.arch.values_are_keys
     latent = sum(context.kv.nbytes(name) for name in ("kv", "kr", "ke"))
     k, v = (latent, 0) if latent else (context.kv.nbytes("k"), context.kv.nbytes("v"))
@@ -131,16 +140,21 @@ def context_log(context: Context) -> list[str]:
     lines += run_logs.index_cache_lines(context)
     lines += run_logs.state_lines(context.kv.recurrent, devices.state_bytes() if devices else {})
     if devices:
-        lines += [run_logs.compute_buffer_line(need.compute_bytes, name) for name, need in devices.needs.items()]
+        for name, need in devices.needs.items():
+            further = context.model.further_bytes(need.weights.values())
+            lines += [run_logs.buffer_line(what, nbytes, name) for what, nbytes in further.items()]
+            lines.append(run_logs.compute_buffer_line(need.compute_bytes, name))
+            if unused := context.model.left_out(name, need.weights.values()):
+                lines.append(run_logs.left_out_line(name, unused))
     lines.append(run_logs.compute_buffer_line(context.compute_bytes))
     return lines + run_logs.graph_lines(context.n_graph_nodes, context.n_graph_splits)
 
 
-def plan_lines(context: Context) -> list[str]:
-    """Everything that a run would allocate."""
+def plan_lines(context: Context, drafts: Speculation | None = None) -> list[str]:
+    """Everything that a run would allocate, that of drafters included."""
     from ikpy.engine.memory import memory_report
     from ikpy.tools.run_logs import MIB
 
-    report = memory_report(context)
-    tensors_and_cache = report.total - context.compute_bytes
-    return [*report.lines(), f"Memory required for model tensors + cache: {tensors_and_cache / MIB:.0f} MiB"]
+    tensors_and_cache = memory_report(context).total - context.compute_bytes
+    required = f"Memory required for model tensors + cache: {tensors_and_cache / MIB:.0f} MiB"
+    return [*memory_report(context, drafts).lines(), required]

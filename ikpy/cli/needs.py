@@ -46,6 +46,11 @@ def drafts(params: CommonParams, *kinds: str) -> bool:
     return bool(types - {"none"} or options.model_draft or options.hf_repo)
 
 
+def has_draft_file(params: CommonParams) -> bool:
+    """Whether there is a draft model."""
+    return bool(params.speculative.model_draft or params.speculative.hf_repo)
+
+
 def chooses(params: CommonParams) -> bool:
     """Whether perplexity compares alternative continuations."""
     options = params.perplexity
@@ -94,6 +99,7 @@ NEEDS = (
         drafts,
         "it needs -md or --spec-type",
     ),
+    need("-ngld -devd -otd -cmoed -ncmoed", "SC", has_draft_file, "it needs -md"),
     need("--suffix-pattern-len --suffix-max-depth --suffix-corpus", "SC", lambda p: drafts(p, "suffix"), "it needs "
          "--spec-type suffix"),
     need("-lcs -lcd", "SC", lambda p: drafts(p, "ngram-cache"), "it needs --spec-type ngram-cache"),

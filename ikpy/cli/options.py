@@ -21,7 +21,6 @@ ALL = "".join(TOOLS.values())
 """Letters of all common tools."""
 
 NO_GPU = "no usable CUDA device"
-DRAFT_PLACED = "a draft model goes to the GPUs as a whole, where there are any"
 
 
 class Effect(Enum):

@@ -276,6 +276,10 @@ class SpeculativeOptions:
     n_threads_batch: int | None = None
     type_k: str | None = None
     type_v: str | None = None
+    n_gpu_layers: int | None = None
+    devices: tuple[str, ...] | None = None
+    tensor_overrides: list[tuple[str, str]] = field(default_factory=list)
+    n_cpu_moe: int = 0
     types: list[str] = field(default_factory=list)
     settings: list[tuple[str, Any]] = field(default_factory=list)
     suffix_corpus: str | None = None

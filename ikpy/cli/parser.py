@@ -267,8 +267,10 @@ def merge(params: CommonParams) -> None:
         model.fit_margin = model.fit_targets[0]
     else:
         model.fit_margins |= dict(enumerate(model.fit_targets))
-    if (model.devices or params.media.device) and not has_devices():
+    drafts = params.speculative
+    if (model.devices or params.media.device or drafts.devices) and not has_devices():
         model.devices = () if model.devices else model.devices
+        drafts.devices = () if drafts.devices else drafts.devices
         params.media.device = params.media.device and "none"
     if context.reranking:
         context.embeddings = True

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ikpy.engine.batch import Batch
     from ikpy.engine.context import Context
     from ikpy.engine.model import Model
-    from ikpy.engine.params import ModelParams
+    from ikpy.engine.params import ContextParams, ModelParams
     from ikpy.gguf.reader import GGUFFile
     from ikpy.tools.media_tokens import Encoders, MediaReader
     from ikpy.tools.run_logs import Timings
@@ -52,6 +52,8 @@ class Session:
     timings: Timings
     started: float = field(default_factory=time.perf_counter)
     projector: Encoders | None = None
+    draft_params: ModelParams | None = None
+    """How the draft model is loaded, if there is one."""
 
     def log(self, lines: Iterable[str]) -> None:
         """Print log lines unless --log-disable was given."""
@@ -83,7 +85,10 @@ class Session:
         context.steer(self.directions)
         self.log(context_log(context))
         if self.params.model.dry_run:
-            print(*plan_lines(context), sep="\n", file=sys.stderr)  # what was asked for, no log
+            from ikpy.cli.drafters import speculation
+
+            drafts = speculation(self, context, context_params.n_seq_max if self.params.tool == "server" else 1)
+            print(*plan_lines(context, drafts), sep="\n", file=sys.stderr)  # what was asked for, no log
             raise SystemExit(0)
         return context
 
@@ -174,6 +179,7 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     Raises:
         IkpyError: the file is missing, damaged or of an unsupported kind.
     """
+    from ikpy.cli.drafters import bytes_of_drafter, draft_model_params
     from ikpy.engine.model import Model, open_model
     from ikpy.tools import run_logs
 
@@ -190,14 +196,18 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     file = open_model(path, replace(model_params, use_mmap=True))  # checks all but the data before it is read
     vocab = show_file(params, file, path)
     opened, model_params = open_projector(params, projector, file, vocab, model_params)
-    place_automatically(params, path, model_params, context_changes)
+    draft_params = draft_model_params(params, model_params)
+    if draft_params is not None:
+        reserved = bytes_of_drafter(params, file, vocab, model_params, draft_params)
+        model_params.placement = replace(model_params.placement, reserved=tuple(reserved.items()))
+    place_automatically(params, path, model_params, draft_params, context_changes)
     with ProgressDots(params) as dots:
         file = open_model(path, model_params, dots) if read else file
     log_memory(params, file)
     with ProgressDots(params) as dots:
         model = Model.load(file, model_params, log=dots.log, progress=None if model_params.header_only else dots)
     timings = run_logs.Timings(load=time.perf_counter() - started)
-    return Session(params, model, vocab, path, timings, started, opened)
+    return Session(params, model, vocab, path, timings, started, opened, draft_params)
 
 
 @contextmanager
@@ -304,12 +314,34 @@ def warn_of_new_keys(params: CommonParams, metadata: Mapping[str, Any]) -> None:
 
 
 def place_automatically(
-    params: CommonParams, path: str, model_params: ModelParams, context_changes: Mapping[str, Any]
+    params: CommonParams,
+    path: str,
+    model_params: ModelParams,
+    draft_params: ModelParams | None,
+    context_changes: Mapping[str, Any],
 ) -> None:
     """Sets the placement that --fit finds for this context, if it is asked for."""
     if not params.model.fit:
         return
+    import numpy as np
+
+    from ikpy.cli.drafters import changes_for_drafts, tell_of_drafts
+    from ikpy.engine.adapter import LoraAdapter
+    from ikpy.engine.context import Context
     from ikpy.engine.fit import fit
+
+    adapters: dict[str, LoraAdapter] = {}
+
+    def context(model: Model, context_params: ContextParams) -> Context:
+        if changes_for_drafts(params).get("token_states"):
+            tell_of_drafts(params, model, draft_params)
+        for name, _ in params.model.lora:
+            adapters[name] = adapters.get(name) or LoraAdapter.load(name, model)
+        used = [adapters[name] for name, _ in params.model.lora]
+        found = Context(model, replace(context_params, adapters=used))
+        if params.model.control_vectors:
+            found.steer(np.zeros((model.hparams.n_layer, model.hparams.n_embd), np.float32))
+        return found
 
     model_params.placement = fit(
         path,
@@ -317,6 +349,7 @@ def place_automatically(
         params.context_params(**context_changes),
         margin=params.model.fit_margin,
         margins=params.model.fit_margins,
+        context=context,
         log=lambda line: print_log(params, [line]),
     )
 

@@ -122,7 +122,9 @@ class Context:
 
     def _make_plans(self) -> None:
         """Finds out what the largest micro-batches need, and takes it."""
-        shapes = largest_shapes(self.n_ubatch, self.params.media is not None)
+        hp, setup = self.model.hparams, self.model.devices
+        offloaded = setup.offloaded_sizes(hp.n_expert, hp.n_expert_used) if setup else ()
+        shapes = largest_shapes(self.n_ubatch, self.params.media is not None, offloaded)
         graphs = {shape: self._graphs.nodes(*shape) for shape in shapes}
         self.devices = self._use_devices([nodes for nodes, _ in graphs.values()])
         self._plans = Plans(

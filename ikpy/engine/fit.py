@@ -24,20 +24,21 @@ def fit(
     *,
     margin: int = DEFAULT_MARGIN,
     margins: Mapping[int, int] | None = None,
+    context: Callable[[Model, ContextParams], Context] = Context,
     log: Callable[[str], None] = lambda _: None,
 ) -> PlacementParams:
     """The placement that keeps most on the devices while `margin` MiB (margins: of single devices) stay free on each.
 
-    Experts of the last layers go to the CPU first, whole layers after all experts. What the projector of pictures takes
-    counts (`PlacementParams.taken`). Nothing but the header of the file is read. Raises OutOfMemoryError if not even
-    one layer fits.
+    Experts of the last layers go to the CPU first, whole layers after all experts. What the projector of pictures and a
+    draft model take counts (`PlacementParams.taken`, `reserved`). ``context`` makes what is measured. Nothing but the
+    header of the file is read. Raises OutOfMemoryError if not even one layer fits.
     """
     devices = wanted_devices(model_params.placement, model_params.devices)
     if not devices:
         return model_params.placement
-    taken = dict(model_params.placement.taken)
+    others = model_params.placement.of_others
     room = {
-        d.name: d.memory().free - (margins or {}).get(d.index, margin) * MIB - taken.get(d.name, 0) for d in devices
+        d.name: d.memory().free - (margins or {}).get(d.index, margin) * MIB - others.get(d.name, 0) for d in devices
     }
     planned = replace(model_params, header_only=True, use_mlock=False)
     gguf = open_model(path, planned)
@@ -45,7 +46,7 @@ def fit(
 
     def needs(placement: PlacementParams) -> dict[str, int]:
         model = Model.load(gguf, replace(planned, placement=placement))
-        devices = Context(model, context_params).devices
+        devices = context(model, context_params).devices
         return {name: need.total for name, need in devices.needs.items()} if devices else {}
 
     def fits(placement: PlacementParams) -> bool:
@@ -54,9 +55,11 @@ def fit(
     placement = _search(wanted, fits, _sizes(planned, gguf))
     if placement is None:
         free = ", ".join(f"{name} {max(0, nbytes) // MIB} MiB" for name, nbytes in room.items())
+        asked = model_params.placement
+        further = "--no-mmproj-offload, " * bool(asked.taken) + "-ngld 0, " * bool(asked.reserved)
         raise OutOfMemoryError(
             f"Unable to auto-fit model: not one layer fits the devices (free after the margin: {free}); "
-            f"use a smaller -c or -ub, a smaller --fit-margin, {'--no-mmproj-offload, ' if taken else ''}or -ngl 0"
+            f"use a smaller -c or -ub, a smaller --fit-margin, {further}or -ngl 0"
         )
     for name, nbytes in needs(placement).items():
         log(f"fit: {name}: {nbytes / MIB:.2f} MiB of {room[name] / MIB:.2f} MiB")

@@ -73,7 +73,7 @@ class BatchInputs(InputArrays):
 
     @property
     def all_arrays(self) -> list[np.ndarray]:
-        """All arrays but the states, which only models in host memory read."""
+        """All arrays but the states, which stay in host memory."""
         found = [*self.arrays, *self.scales, *([] if self._keep_slots is None else [self._keep_slots])]
         return [*found, *self._turned_rows(), *(array.reshape(-1) for array in self._media_arrays())]
 
@@ -110,6 +110,8 @@ class BatchInputs(InputArrays):
         repeated = [row for row, each in zip(self.arrays[4:], self._cells.values(), strict=False) if each.stretch == 1]
         for row in (*self.arrays[:3], *repeated, *self.scales, *self._turned_rows(), *self._media_arrays()):
             row[n_tokens:end] = row[n_tokens - 1]
+        if self.states is not None:
+            self.states[n_tokens:end] = self.states[n_tokens - 1]
         if n_outputs:
             self.arrays[3, n_outputs:end_of_outputs] = self.arrays[3, n_outputs - 1]
 
@@ -171,4 +173,4 @@ class BatchInputs(InputArrays):
         states = self.states
         if states is None:
             return None
-        return external(states.ctypes.data, states, F32, (states.shape[1], n_tokens), "states", "input")
+        return external(states.ctypes.data, states, F32, (states.shape[1], n_tokens), "states", "host")

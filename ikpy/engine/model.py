@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import ChainMap, Counter
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import numpy as np
 
 from ikpy._native import core
 from ikpy.backends.cuda import setup
+from ikpy.backends.cuda.api import aligned
 from ikpy.backends.cuda.devices import device_lines, wanted_devices
+from ikpy.backends.cuda.memory import WeightStore
 from ikpy.engine.locking import lock_memory
 from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError
@@ -21,9 +24,11 @@ from ikpy.gguf.file_bytes import share_of
 from ikpy.gguf.fingerprint import weights_fingerprint
 from ikpy.gguf.huge_pages import fitting_reserved_pages
 from ikpy.gguf.reader import GGUFFile, TensorInfo
-from ikpy.graph.division import OUTPUTS, Matrix
+from ikpy.graph.adapters import adapted_tensor
+from ikpy.graph.division import OUTPUTS, TIED_OUTPUT, Matrix
 from ikpy.graph.ir import I32, Buffer, Value
 from ikpy.graph.placement import CPU, EXPERT_NAME, Placement, check_placement, place, placement_lines
+from ikpy.graph.weight_parts import whole_name
 from ikpy.machine import numa
 from ikpy.machine.memory import available_memory
 from ikpy.models import architecture, silent
@@ -95,15 +100,35 @@ def _lies_on_cpu(gguf: GGUFFile, keys: Keys, params: ModelParams) -> Callable[[s
     return lambda name: placement.device_of(name) == CPU
 
 
-def _matrices(gguf: GGUFFile, arch: Architecture, weights: Mapping[str, Value]) -> dict[str, Matrix]:
+def _matrices(tensors: Iterable[TensorInfo], arch: Architecture, weights: Mapping[str, Value]) -> dict[str, Matrix]:
     """All matrices that a model multiplies with; embeddings of encoders are looked up only."""
     unused = OUTPUTS if arch.is_encoder else ()
     factored = {name for name, value in weights.items() if value.buffer.factor is not None}
     return {
         info.name: Matrix(info.shape[0], info.shape[1], registry.by_id(info.type_id), info.name in factored)
-        for info in gguf.tensors.values()
+        for info in tensors
         if len(info.shape) > 1 and info.name not in unused
     }
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a model that drafts for another one shares with it.
+
+    lent: tensors of the other's file. fixed: devices of tensors that do not go by the placement. weights: what the
+    other one has on devices.
+    """
+
+    lent: Mapping[str, TensorInfo] = field(default_factory=dict)
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    weights: WeightStore | None = None
+
+    def settle(self, placement: Placement) -> None:
+        """Takes what is lent out of a placement, where it counts as no tensor of the file, and adds what is fixed."""
+        for name in self.lent:
+            del placement.tensors[name]
+            placement.tied &= name != TIED_OUTPUT
+        placement.tensors |= self.fixed
 
 
 class Model:
@@ -119,6 +144,10 @@ class Model:
         self.placement = Placement({}, (), (), CPU)
         self.devices: setup.DeviceSetup | None = None
         self.own_bytes = 0
+        self.reader: Model | None = None
+        """The drafter that reads inputs of the layers, if there is one."""
+        self.lent: frozenset[str] = frozenset()
+        """Tensors of the model that this one drafts for."""
         self.replaced: set[str] = set()
         """Tensors that are not used in the mapping (repacked, decoded, joined); own_bytes is what took their place."""
 
@@ -158,7 +187,7 @@ class Model:
         model = cls(gguf, arch, params, weights.values)
         model.own_bytes = sum(weights.own_bytes.values())
         model.replaced = weights.replaced
-        model._place(log)
+        model.place(log)
         if model.own_bytes:
             name = "CPU_REPACK" if params.repack else "CPU_COPY"
             log(f"llm_load_tensors: {name:>10} buffer size = {model.own_bytes / MIB:8.2f} MiB")
@@ -215,20 +244,27 @@ class Model:
         if LEAST_FILLED <= nbytes <= available_memory() and len(numa.nodes()) <= 1:
             self.gguf.fill(tensors)
 
-    def _place(self, log: Callable[[str], None]) -> None:
+    def place(self, log: Callable[[str], None], beside: Beside | None = None) -> None:
         """Decides where the tensors go, and which devices of this machine are used."""
-        sizes = {info.name: info.nbytes for info in self.gguf.tensors.values()}
+        beside = beside or Beside()
+        tensors = {info.name: info for info in self.gguf.tensors.values()} | dict(beside.lent)
         devices = wanted_devices(self.params.placement, self.params.devices)
         seen = setup.placement_devices(devices, self.params.placement)
         heads = [self.arch.divisible_heads(il) for il in range(self.hparams.n_layer)]
-        matrices = _matrices(self.gguf, self.arch, self.weights)
-        self.placement = place(sizes, self.hparams.n_layer, self.params.placement, seen, matrices, heads)
-        for line in (*device_lines(devices), *placement_lines(self.placement, sizes, seen, self.replaced)):
-            log(line)
+        matrices = _matrices(tensors.values(), self.arch, self.weights)
+        sizes = {name: info.nbytes for name, info in tensors.items()}
+        placed = {name: nbytes for name, nbytes in sizes.items() if name not in beside.fixed}
+        self.placement = place(placed, self.hparams.n_layer, self.params.placement, seen, matrices, heads)
         taken = dict(self.params.placement.taken)
         self.devices = setup.device_setup(devices, self.placement, self.params.devices, taken)
+        beside.settle(self.placement)
+        self.lent = frozenset(beside.lent)
+        for line in (*device_lines(devices), *placement_lines(self.placement, sizes, seen, self.replaced)):
+            log(line)
+        if self.devices and beside.weights is not None:
+            self.devices.weights = beside.weights
         if self.devices and not self.params.use_mlock:
-            self.devices.weights.uploaded = page_dropper(self.gguf)
+            self.devices.weights.when_uploaded(page_dropper(self.gguf))
         self.arch.buffer_of = self.placement.device_of
 
     def _buffers_on_cpu(self, own: Container[str]) -> list[Buffer]:
@@ -274,6 +310,29 @@ class Model:
         """Bytes of the tensors that are used as they are in the file, per device where they have their place."""
         sizes = {info.name: 0 if info.name in self.replaced else info.nbytes for info in self.gguf.tensors.values()}
         return self.placement.bytes_per_device(sizes)
+
+    def further_bytes(self, weights: Iterable[Buffer]) -> dict[str, int]:
+        """Bytes of weights on a device that are no tensors of files: derived ones and those of adapters."""
+        files = [self.gguf, *([self.reader.gguf] if self.reader else [])]
+        known = self.lent.union(*(file.tensors for file in files))
+        found: dict[str, int] = {}
+        for buffer in weights:
+            if whole_name(buffer.name) not in known:
+                kind = "derived" if adapted_tensor(buffer.name) == buffer.name else "adapter"
+                found[kind] = found.get(kind, 0) + aligned(buffer.nbytes)
+        return found
+
+    def left_out(self, device: str, weights: Iterable[Buffer]) -> dict[str, int]:
+        """Bytes of tensors that have their place on a device and are none of the weights that graphs read there."""
+        used = self.replaced.union(whole_name(buffer.name) for buffer in weights)
+        found: dict[str, int] = {}
+        for name, info in self.gguf.tensors.items():
+            placed = self.placement.device_of(name)
+            division = self.placement.divisions.get(name)
+            held = division.nbytes(info.nbytes) if division and placed != CPU else {placed: info.nbytes}
+            if name not in used and held.get(device):
+                found[name] = held[device]
+        return found
 
     @cached_property
     def fingerprint(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -32,12 +32,13 @@ class Shape(NamedTuple):
     media: bool = False
 
 
-def largest_shapes(n_ubatch: int, media: bool = False) -> list[Shape]:
+def largest_shapes(n_ubatch: int, media: bool = False, offloaded: Collection[int] = ()) -> list[Shape]:
     """Tokens and outputs of the micro-batches that need most memory.
 
-    Batches below the prompt size may take another path (absorbed MLA) with larger intermediate values.
+    Batches below the prompt size may take another path (absorbed MLA) with larger intermediate values. ``offloaded``:
+    smallest batches whose products with weights in host memory run on a device; those below need more on the CPU.
     """
-    counts = {n_ubatch, min(n_ubatch, PROMPT_TOKENS - 1), 1}
+    counts = {n_ubatch, min(n_ubatch, PROMPT_TOKENS - 1), 1, *(n - 1 for n in offloaded if 1 < n <= n_ubatch)}
     shapes = [Shape(t, n) for t in counts for n in {t, 1}]
     return [*shapes, *(Shape(n_ubatch, n, True) for n in {n_ubatch, 1} if media)]
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ikpy.engine.context import Context
     from ikpy.engine.media import MediaStore
+    from ikpy.engine.model import Model
     from ikpy.engine.session import SequenceState
 
 NGRAM_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
@@ -299,7 +301,7 @@ class Speculation:
     """Makes the speculators of the sequences of a context; what drafters share is made once.
 
     ``makers``: for every type of ``params.types``, a function from a sequence id to a drafter. ``media``: pictures that
-    texts may have.
+    texts may have. ``models``, ``contexts``: those of draft files, and all that drafters use.
     """
 
     def __init__(
@@ -307,9 +309,12 @@ class Speculation:
         params: SpeculativeParams,
         makers: Sequence[Callable[[int], Drafter]],
         media: MediaStore | None = None,
+        models: Sequence[Model] = (),
+        contexts: Sequence[Context] = (),
     ) -> None:
         params.check()
         self.params = params
+        self.models, self.contexts = models, contexts
         self._makers = makers
         self._media = media
 

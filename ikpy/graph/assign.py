@@ -79,6 +79,11 @@ class Assignment:
     fallbacks: Counter[tuple[str, str]]
 
 
+def smallest_expert_batch(smallest: int, n_expert: int, n_used: int) -> int:
+    """Smallest batch for which an expert gets as many tokens on average as are enough for a matrix."""
+    return smallest * n_expert // max(1, n_used)
+
+
 def written(node: Node) -> list[Value]:
     """Values that a node writes."""
     return [node.dst, *node.writes]
@@ -221,7 +226,7 @@ class _Assigner:
         smallest = rules.offload_batch
         if node.kind in EXPERT_KINDS:
             n_used, n_expert = node.ip[3], node.ip[4]
-            smallest = rules.offload_batch * n_expert // max(1, n_used)
+            smallest = smallest_expert_batch(rules.offload_batch, n_expert, n_used)
         wanted = rules.policy.get(MATMUL_KINDS[node.kind], True)
         device = self._offload_device(node)
         # Rows of all attended cells (keys and values made again of latents) are many; they are made where the cache is.

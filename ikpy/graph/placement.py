@@ -38,7 +38,7 @@ class PlacementParams:
 
     n_gpu_layers: last layers on the devices, above the layer count also the output matrix, negative = all.
     rules: (regular expression searched in the tensor name, device), the first match wins. taken: devices and bytes of
-    them that the projector of pictures takes before the model does.
+    them that the projector of pictures takes before the model does; reserved: those that a draft model takes after it.
     """
 
     n_gpu_layers: int = -1
@@ -49,6 +49,15 @@ class PlacementParams:
     n_cpu_moe: int = 0
     kv_offload: bool = True
     taken: tuple[tuple[str, int], ...] = ()
+    reserved: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def of_others(self) -> dict[str, int]:
+        """Bytes of devices that are not for the model."""
+        found = dict(self.taken)
+        for device, nbytes in self.reserved:
+            found[device] = found.get(device, 0) + nbytes
+        return found
 
 
 @dataclass(frozen=True)

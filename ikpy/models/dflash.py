@@ -70,6 +70,7 @@ class DFlash(LayerReading):
     qk_norm = "required"
     attn_sinks = "optional"
     predicts_from_normed = True
+    runs_on_cpu = True
 
     # hyper-parameters and tensors
 

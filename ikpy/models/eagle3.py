@@ -61,7 +61,8 @@ class Eagle3(LayerReading):
 
     def embed(self, b: BatchGraph) -> Value:
         assert b.states is not None
-        return b.states.reshape(self.hp.n_embd, b.n_tokens)
+        # Devices get a copy: what reads the states themselves runs on the CPU.
+        return b.graph.copy(b.states.reshape(self.hp.n_embd, b.n_tokens), b.graph.new(self.hp.n_embd, b.n_tokens))
 
     def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
         reading: ReadingLayer = self.layers[il]  # type: ignore[assignment]

@@ -12,6 +12,8 @@ from ikpy.quants import registry
 
 MAPPING = "d2t"
 """Tensor of the target's token for every row of the output matrix."""
+JOINING = "fc.weight"
+"""Matrix that joins what the layers of the target read."""
 I64 = registry.by_name("i64").id
 
 
@@ -21,6 +23,8 @@ class LayerReading(Transformer):
     why_not_alone = "the drafter reads what layers of another model read"
     predicts_from_normed = False
     is_beside = False
+    runs_on_cpu = False
+    """Whether drafts are made on the CPU, wherever the model is."""
     target_layers: tuple[int, ...]
     target_size: int
 
@@ -40,7 +44,7 @@ class LayerReading(Transformer):
         output = weights.take("output.weight", (d, self.n_rows), required=self.target_tokens is not None)
         self.own_ends = embedding, output
         self.output_norm = self.take_norm(weights, self.output_norm_name)
-        self.joining = weights.take("fc.weight", (len(self.target_layers) * self.target_size, d))
+        self.joining = weights.take(JOINING, (len(self.target_layers) * self.target_size, d))
         self.load_global(weights)
         self.layers = [self.load_layer(weights, il, f"blk.{il}") for il in range(hp.n_layer)]
 

@@ -128,7 +128,18 @@ def state_lines(states: RecurrentStates | None, buffers: Mapping[str, int]) -> l
 
 def compute_buffer_line(n_bytes: int, backend: str = "CPU") -> str:
     """Size of the compute buffer."""
-    return f"{CONTEXT}{backend:>10} compute buffer size = {n_bytes / MIB:8.2f} MiB"
+    return buffer_line("compute", n_bytes, backend)
+
+
+def buffer_line(what: str, n_bytes: int, backend: str) -> str:
+    """Size of a buffer of a context."""
+    return f"{CONTEXT}{backend:>10} {what} buffer size = {n_bytes / MIB:8.2f} MiB"
+
+
+def left_out_line(backend: str, sizes: Mapping[str, int]) -> str:
+    """Tensors that have their place on a device and are not copied there, by name with their bytes."""
+    what = f"{len(sizes)} tensors" if len(sizes) > 1 else next(iter(sizes))
+    return f"note: {what} ({sum(sizes.values()) / MIB:.2f} MiB) not copied to {backend}: no op reads them there"
 
 
 def graph_lines(n_nodes: int, n_splits: int) -> list[str]:

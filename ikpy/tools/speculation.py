@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ikpy.backends.cuda.api import DeviceMemoryError
 from ikpy.engine.assistant_draft import AssistantDraft
 from ikpy.engine.block_draft import BlockDraft, MarkovDraft
 from ikpy.engine.cache_reader import CacheReader
 from ikpy.engine.context import Context
+from ikpy.engine.draft_placement import draft_model_params
 from ikpy.engine.head_draft import HeadDraft
 from ikpy.engine.model import Model
 from ikpy.engine.model_draft import ModelDraft
@@ -23,6 +25,7 @@ from ikpy.engine.speculative import LAYER_READING_TYPES, Drafter, Speculation, S
 from ikpy.engine.suffix_draft import SuffixAutomaton, SuffixDraft
 from ikpy.errors import UsageError
 from ikpy.gguf.reader import GGUFFile
+from ikpy.graph.placement import PlacementParams
 from ikpy.models import silent
 from ikpy.models.dflash import MARKOV, DFlash
 from ikpy.models.layer_reading import LayerReading
@@ -42,12 +45,16 @@ MAX_KEPT_STATES = 16
 
 @dataclass
 class DraftFiles:
-    """Files drafters read: draft model, corpus of the suffix drafts, statistics of the n-gram cache."""
+    """Files drafters read: draft model, corpus of the suffix drafts, statistics of the n-gram cache.
+
+    model_params: how the draft model is loaded; None: as `draft_model_params` says.
+    """
 
     model: str | os.PathLike[str] | None = None
     suffix_corpus: str | None = None
     lookup_static: str | None = None
     lookup_dynamic: str | None = None
+    model_params: ModelParams | None = None
 
 
 def make_speculation(
@@ -73,60 +80,134 @@ def make_speculation(
     kind = _check_kind(types, files.model)
     if kind == "draft" and "draft" not in types:
         types.append("draft")
-    makers: list[Maker] = []
-    for name in types:
-        if name == "mtp" and architecture_of(files.model) == ASSISTANT:
-            makers.append(_assistant_maker(params, files, context, vocab, draft_params or ContextParams(), log))
-        elif name == "mtp":
-            source = None if model is None or kind != "mtp" else _model_of_heads(files.model, model, vocab, log)
-            makers.append(_head_maker(params, source or model, draft_params or ContextParams(), log))
-        elif name in LAYER_READING_TYPES:
-            makers.append(_reading_maker(params, files, model, vocab, draft_params or ContextParams(), log))
-        else:
-            makers.append(_maker(name, params, vocab, files, draft_params or ContextParams(), log))
+    made = _Makers(params, vocab, files, kind, draft_params or ContextParams(), model, context, log or silent)
+    makers = [made.maker(name) for name in types]
     media = draft_params.media if draft_params else None
-    return Speculation(params, makers, media) if makers else None
+    return Speculation(params, makers, media, made.models, made.contexts) if makers else None
+
+
+@dataclass
+class _Makers:
+    """Makes what makes drafters; arguments as of `make_speculation`. kind: of the draft file.
+
+    models, contexts: those of draft files, and all that drafters use.
+    """
+
+    params: SpeculativeParams
+    vocab: Vocab
+    files: DraftFiles
+    kind: str
+    draft_params: ContextParams
+    model: Model | None
+    context: Context | None
+    log: Callable[[str], None]
+    models: list[Model] = field(default_factory=list)
+    contexts: list[Context] = field(default_factory=list)
+
+    def maker(self, name: str) -> Maker:
+        """Of the drafters of a type."""
+        if name == "mtp":
+            return self._of_an_assistant() if self._is_assistant() else self._of_heads()
+        if name in LAYER_READING_TYPES:
+            return self._of_reading_layers()
+        if name == "draft":
+            return self._of_a_model()
+        if name == "ngram-mod":
+            pool = NgramPool(self.params.size_n)
+            return lambda _: NgramMod(pool)
+        if name == "ngram-cache":
+            return _cache_maker(self.files, self.vocab.n_tokens)
+        if name == "suffix":
+            corpus = None if self.files.suffix_corpus is None else _corpus(self.files.suffix_corpus, self.vocab)
+            return lambda _: SuffixDraft(self.params, corpus)
+        plain = {"ngram-simple": NgramSimple, "ngram-map-k": NgramMapKey, "ngram-map-k4v": NgramMapValues}
+        if name not in plain:
+            self.params.check()
+        return lambda _: plain[name](self.params)
+
+    def _of_heads(self) -> Maker:
+        if self.model is None:
+            raise UsageError("--spec-type mtp needs the model itself")
+        source = self._model_of_heads(self.model) if self.kind == "mtp" else self.model
+        own = replace(self.draft_params, embeddings=True, token_states=False, n_kept_states=0, adapters=())
+        contexts = [self._context(head, own) for head in source.prediction_heads()]
+        n_ctx = contexts[0].n_ctx // own.n_seq_max
+        return lambda seq_id: HeadDraft(*contexts, p_min=self.params.p_min, n_ctx=n_ctx, seq_id=seq_id)
+
+    def _model_of_heads(self, model: Model) -> Model:
+        """A file of prediction layers alone, which must be those of the model."""
+        path, on_cpu = self.files.model, PlacementParams(n_gpu_layers=0)
+        assert path is not None
+        found = Model.load(path, ModelParams(header_only=model.params.header_only, placement=on_cpu), log=self.log)
+        ours, theirs = ((m.hparams.arch, m.arch.state_size) for m in (model, found))
+        if ours != theirs:
+            (arch, width), (own_arch, own_width) = theirs, ours
+            raise UsageError(
+                f"'{path}': prediction layers of {arch} with states of {width}; the model is {own_arch} with "
+                f"{own_width}"
+            )
+        common_vocabulary(self.vocab, Vocab.from_metadata(found.gguf.metadata))
+        self.models.append(found)
+        return found
+
+    def _is_assistant(self) -> bool:
+        return architecture_of(self.files.model) == ASSISTANT
+
+    def _of_an_assistant(self) -> Maker:
+        if self.context is None or self.files.model is None:
+            raise UsageError(f"'{self.files.model}' reads caches of a model: it needs the context of that one")
+        layers = cache_reading_layers(self.context.model, self.files.model)
+        common_vocabulary(self.vocab, Vocab.from_metadata(layers.gguf.metadata))
+        self.models.append(layers)
+        reader = CacheReader(layers, self.context, self.draft_params.n_threads, self.log)
+        return lambda seq_id: AssistantDraft(reader, p_min=self.params.p_min, seq_id=seq_id)
+
+    def _of_reading_layers(self) -> Maker:
+        if self.model is None or self.files.model is None:
+            raise UsageError("drafters that read layers of a model need the model itself and a file: give one with -md")
+        layers = reading_layer(self.model, self.files.model, self.files.model_params, log=self.log)
+        arch = layers.arch
+        assert isinstance(arch, LayerReading)
+        common_vocabulary(self.vocab, Vocab.from_metadata(layers.gguf.metadata))
+        self.models.append(layers)
+        own = replace(self.draft_params, embeddings=True, token_states=False, n_kept_states=0, adapters=(), media=None)
+        if isinstance(arch, DFlash):
+            # All tokens of a batch see each other; a block must not drop what its tokens see through a window.
+            n_batch = max(own.n_ubatch or own.n_batch, LEAST_BATCH, arch.n_block)
+            reads_rows = bool(arch.markov or arch.selector)
+            own = replace(own, embeddings=reads_rows, n_batch=n_batch, n_ubatch=n_batch, swa_full=True)
+        context = self._context(layers, own)
+        n_ctx, p_min = context.n_ctx // own.n_seq_max, self.params.p_min
+        if isinstance(arch, DFlash):
+            kind = MarkovDraft if arch.markov else BlockDraft
+            return lambda seq_id: kind(context, p_min=p_min, n_ctx=n_ctx, seq_id=seq_id)
+        return lambda seq_id: ReadingDraft(context, arch.target_tokens, p_min=p_min, n_ctx=n_ctx, seq_id=seq_id)
+
+    def _of_a_model(self) -> Maker:
+        if self.files.model is None:
+            raise UsageError("--spec-type draft needs a draft model: give one with -md")
+        beside = self.model.params if self.model else ModelParams()
+        params = self.files.model_params or draft_model_params(beside, undivided=False)
+        model = Model.load(self.files.model, params, log=self.log)
+        n_vocab = common_vocabulary(self.vocab, Vocab.from_metadata(model.gguf.metadata))
+        self.models.append(model)
+        context = self._context(model, replace(self.draft_params, media=None))
+        n_ctx = context.n_ctx // self.draft_params.n_seq_max
+        return lambda seq_id: ModelDraft(context, p_min=self.params.p_min, n_vocab=n_vocab, n_ctx=n_ctx, seq_id=seq_id)
+
+    def _context(self, model: Model, params: ContextParams) -> Context:
+        try:
+            context = Context(model, params, log=self.log)
+        except DeviceMemoryError as error:
+            raise DeviceMemoryError(f"the drafter: {error}; for drafters -ngld, -devd, -cd") from error
+        self.contexts.append(context)
+        return context
 
 
 def kept_states(params: SpeculativeParams) -> int:
     """States of a sequence that a context must keep for these drafts, if the model has recurrent layers: drafts are no
     longer."""
     return min(params.n_max, MAX_KEPT_STATES)
-
-
-def _maker(
-    name: str,
-    params: SpeculativeParams,
-    vocab: Vocab,
-    files: DraftFiles,
-    draft_params: ContextParams,
-    log: Callable[[str], None] | None,
-) -> Maker:
-    if name == "draft":
-        return _model_maker(params, vocab, files, draft_params, log)
-    if name == "ngram-mod":
-        pool = NgramPool(params.size_n)
-        return lambda _: NgramMod(pool)
-    if name == "ngram-cache":
-        return _cache_maker(files, vocab.n_tokens)
-    if name == "suffix":
-        corpus = None if files.suffix_corpus is None else _corpus(files.suffix_corpus, vocab)
-        return lambda _: SuffixDraft(params, corpus)
-    plain = {"ngram-simple": NgramSimple, "ngram-map-k": NgramMapKey, "ngram-map-k4v": NgramMapValues}
-    if name not in plain:
-        params.check()
-    return lambda _: plain[name](params)
-
-
-def _head_maker(
-    params: SpeculativeParams, model: Model | None, draft_params: ContextParams, log: Callable[[str], None] | None
-) -> Maker:
-    if model is None:
-        raise UsageError("--spec-type mtp needs the model itself")
-    own = replace(draft_params, embeddings=True, token_states=False, n_kept_states=0, adapters=())
-    contexts = [Context(head, own, log=log) for head in model.prediction_heads()]
-    n_ctx = contexts[0].n_ctx // own.n_seq_max
-    return lambda seq_id: HeadDraft(*contexts, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
 
 
 def architecture_of(path: str | os.PathLike[str] | None) -> str:
@@ -161,76 +242,19 @@ def _check_kind(types: list[str], path: str | os.PathLike[str] | None) -> str:
     return kind
 
 
-def prepare_model(types: Iterable[str], path: str | os.PathLike[str] | None, model: Model) -> bool:
+def prepare_model(
+    types: Iterable[str], files: DraftFiles | None, model: Model, log: Callable[[str], None] | None = None
+) -> bool:
     """Whether contexts of a model must keep states for these drafts; it is told which. UsageError if it has none."""
+    files = files or DraftFiles()
     if not LAYER_READING_TYPES.isdisjoint(types):
-        _check_kind(list(types), path)
-        assert path is not None
-        reading_layer(model, path)
+        _check_kind(list(types), files.model)
+        assert files.model is not None
+        reading_layer(model, files.model, files.model_params, log=log or silent)
         return True
-    if "mtp" in types and kind_of_drafter(path) != "mtp":
+    if "mtp" in types and kind_of_drafter(files.model) != "mtp":
         model.prediction_head()
     return "mtp" in types
-
-
-def _reading_maker(
-    params: SpeculativeParams,
-    files: DraftFiles,
-    model: Model | None,
-    vocab: Vocab,
-    draft_params: ContextParams,
-    log: Callable[[str], None] | None,
-) -> Maker:
-    if model is None or files.model is None:
-        raise UsageError("drafters that read layers of a model need the model itself and a file: give one with -md")
-    layers = reading_layer(model, files.model)
-    arch = layers.arch
-    assert isinstance(arch, LayerReading)
-    common_vocabulary(vocab, Vocab.from_metadata(layers.gguf.metadata))
-    own = replace(draft_params, embeddings=True, token_states=False, n_kept_states=0, adapters=(), media=None)
-    if isinstance(arch, DFlash):
-        # All tokens of a batch see each other; a block must not drop what its tokens see through a window.
-        n_batch = max(own.n_ubatch or own.n_batch, LEAST_BATCH, arch.n_block)
-        reads_rows = bool(arch.markov or arch.selector)
-        own = replace(own, embeddings=reads_rows, n_batch=n_batch, n_ubatch=n_batch, swa_full=True)
-    context = Context(layers, own, log=log)
-    n_ctx = context.n_ctx // own.n_seq_max
-    if isinstance(arch, DFlash):
-        kind = MarkovDraft if arch.markov else BlockDraft
-        return lambda seq_id: kind(context, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
-    return lambda seq_id: ReadingDraft(context, arch.target_tokens, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
-
-
-def _assistant_maker(
-    params: SpeculativeParams,
-    files: DraftFiles,
-    context: Context | None,
-    vocab: Vocab,
-    draft_params: ContextParams,
-    log: Callable[[str], None] | None,
-) -> Maker:
-    if context is None or files.model is None:
-        raise UsageError(f"'{files.model}' reads caches of a model: it needs the context of that one")
-    layers = cache_reading_layers(context.model, files.model)
-    common_vocabulary(vocab, Vocab.from_metadata(layers.gguf.metadata))
-    reader = CacheReader(layers, context, draft_params.n_threads, log or silent)
-    return lambda seq_id: AssistantDraft(reader, p_min=params.p_min, seq_id=seq_id)
-
-
-def _model_of_heads(
-    path: str | os.PathLike[str] | None, model: Model, vocab: Vocab, log: Callable[[str], None] | None
-) -> Model:
-    """A file of prediction layers alone, which must be those of the model."""
-    assert path is not None
-    found = Model.load(path, ModelParams(header_only=model.params.header_only), log=log)
-    ours, theirs = ((m.hparams.arch, m.arch.state_size) for m in (model, found))
-    if ours != theirs:
-        (arch, width), (own_arch, own_width) = theirs, ours
-        raise UsageError(
-            f"'{path}': prediction layers of {arch} with states of {width}; the model is {own_arch} with {own_width}"
-        )
-    common_vocabulary(vocab, Vocab.from_metadata(found.gguf.metadata))
-    return found
 
 
 def _corpus(path: str, vocab: Vocab) -> SuffixAutomaton:
@@ -248,22 +272,6 @@ def _cache_maker(files: DraftFiles, n_vocab: int) -> Maker:
         exists = Path(files.lookup_dynamic).exists()
         dynamic = EarlierTexts(NgramCache.load(files.lookup_dynamic, n_vocab) if exists else NgramCache())
     return lambda _: CacheDraft(static, dynamic, files.lookup_dynamic)
-
-
-def _model_maker(
-    params: SpeculativeParams,
-    vocab: Vocab,
-    files: DraftFiles,
-    draft_params: ContextParams,
-    log: Callable[[str], None] | None,
-) -> Maker:
-    if files.model is None:
-        raise UsageError("--spec-type draft needs a draft model: give one with -md")
-    model = Model.load(files.model, ModelParams(), log=log)
-    n_vocab = common_vocabulary(vocab, Vocab.from_metadata(model.gguf.metadata))
-    context = Context(model, replace(draft_params, media=None), log=log)
-    n_ctx = context.n_ctx // draft_params.n_seq_max
-    return lambda seq_id: ModelDraft(context, p_min=params.p_min, n_vocab=n_vocab, n_ctx=n_ctx, seq_id=seq_id)
 
 
 def common_vocabulary(vocab: Vocab, draft: Vocab) -> int:

@@ -46,7 +46,7 @@ class OnDevice(ABC):
         """Counts what the weights and the largest picture take on the device, if there is one; pages of the file that
         were brought there are given back."""
         if self._device is not None:
-            self._device.setup.weights.uploaded = page_dropper(gguf)
+            self._device.setup.weights.when_uploaded(page_dropper(gguf))
             self._plans.measure(*self.largest)
 
     @property

@@ -1,4 +1,4 @@
-"""Models on devices that give what an EAGLE-3 drafter, which is on the CPU, reads of their layers."""
+"""Models on devices that give what an EAGLE-3 drafter, which is on the CPU or beside them, reads of their layers."""
 
 from __future__ import annotations
 

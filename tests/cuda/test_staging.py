@@ -274,7 +274,7 @@ def test_growth_waits_for_what_is_under_way(placement: PlacementParams, monkeypa
 
     with emulated(2):
         truth = later()
-    monkeypatch.setattr(engine_context, "largest_shapes", lambda n_ubatch, media: [engine_plans.Shape(1, 1)])
+    monkeypatch.setattr(engine_context, "largest_shapes", lambda n_ubatch, media, offloaded: [engine_plans.Shape(1, 1)])
     monkeypatch.setattr(engine_context, "CHECK_TOKENS", 1)
     with emulated(2):
         assert (later() == truth).all()

@@ -95,13 +95,10 @@ class _Progress:
 
 
 class WeightStore:
-    """Device addresses of weights; the memory is given back with the store.
-
-    uploaded: is called with every weight that is on a device and whose host memory was only read for that.
-    """
+    """Device addresses of weights; the memory is given back with the store."""
 
     def __init__(self) -> None:
-        self.uploaded: Callable[[Buffer], None] = lambda _: None
+        self._told: list[Callable[[Buffer], None]] = []
         self._addresses: dict[Key, int] = {}
         self._blocks: list[tuple[Device, int]] = []
         # Nothing else may come to lie where an uploaded weight is in host memory.
@@ -109,6 +106,14 @@ class WeightStore:
         finalizer = weakref.finalize(self, _release, self._blocks)
         # At exit the driver frees everything, perhaps before us.
         finalizer.atexit = False
+
+    def when_uploaded(self, told: Callable[[Buffer], None]) -> None:
+        """Calls a function with every weight that is on a device and whose host memory was only read for that."""
+        self._told.append(told)
+
+    def _uploaded(self, buffer: Buffer) -> None:
+        for told in self._told:
+            told(buffer)
 
     def missing(self, device: Device, buffers: Iterable[Buffer]) -> list[Buffer]:
         """Those of the weights that are not on the device, each once."""
@@ -143,7 +148,7 @@ class WeightStore:
                 address += aligned(buffer.nbytes)
 
         try:
-            ring.copy(stream, parts(), _Arrivals(wanted, self.uploaded, progress))
+            ring.copy(stream, parts(), _Arrivals(wanted, self._uploaded, progress))
             stream.synchronize()
         except BaseException:
             with suppress(DeviceError):  # the first error is the one to tell

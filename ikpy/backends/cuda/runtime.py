@@ -37,7 +37,7 @@ MIB = 1 << 20
 class DeviceNeeds:
     """Bytes that a context takes on a device, and the kernels it launches.
 
-    slot: the largest weight that is uploaded when it is used.
+    slot: the largest weight that is uploaded when it is used. directions: control vectors.
     """
 
     weights: dict[str, Buffer] = field(default_factory=dict)
@@ -46,6 +46,7 @@ class DeviceNeeds:
     arena: int = 0
     scratch: int = 0
     slot: int = 0
+    directions: int = 0
     kernels: set[str] = field(default_factory=set)
 
     @property
@@ -56,7 +57,7 @@ class DeviceNeeds:
     @property
     def compute_bytes(self) -> int:
         """Bytes of everything that is neither weight nor cache."""
-        return self.inputs + self.arena + self.scratch + N_SLOTS * self.slot
+        return self.inputs + self.arena + self.scratch + N_SLOTS * self.slot + self.directions
 
     @property
     def total(self) -> int:
@@ -321,6 +322,8 @@ class DeviceRuntime:
 
     def set_directions(self, directions: np.ndarray) -> None:
         """Copies control vectors, which graphs read as an input, to all devices."""
+        for needs in self.needs.values():
+            needs.directions = max(needs.directions, directions.nbytes)
         for state in self.states.values():
             state.set_directions(directions)
 

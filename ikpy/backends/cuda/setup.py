@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from ikpy.backends.cuda.api import Device
 from ikpy.backends.cuda.memory import WeightStore
 from ikpy.backends.cuda.state import Kernels
-from ikpy.graph.placement import CPU, DeviceParams, Placement, PlacementParams
+from ikpy.graph.assign import smallest_expert_batch
+from ikpy.graph.placement import CPU, EMBEDDINGS, DeviceParams, Placement, PlacementParams
 from ikpy.graph.placement import Device as PlacementDevice
 
 
@@ -24,14 +25,21 @@ class DeviceSetup:
     weights: WeightStore = field(default_factory=WeightStore)
     taken: Mapping[str, int] = field(default_factory=dict)
 
+    def offloaded_sizes(self, n_expert: int, n_used: int) -> set[int]:
+        """Smallest batches whose products with weights in host memory may run on a device."""
+        smallest, tensors = self.params.offload_batch, self.placement.tensors
+        if not smallest or all(device != CPU or name.startswith(EMBEDDINGS) for name, device in tensors.items()):
+            return set()
+        return {smallest, smallest_expert_batch(smallest, n_expert, n_used)}
+
 
 def placement_devices(devices: Sequence[Device], params: PlacementParams) -> tuple[PlacementDevice, ...]:
     """Devices as the placement sees them; their memory is looked at where it decides how layers are divided."""
     divided = len(devices) > 1 and params.split_mode != "none" and not any(params.tensor_split)
-    taken = dict(params.taken)
+    others = params.of_others
 
     def free(device: Device) -> int:
-        return max(1, device.memory_estimate().free - taken.get(device.name, 0))
+        return max(1, device.memory_estimate().free - others.get(device.name, 0))
 
     return tuple(PlacementDevice(device.name, free(device) if divided else 1) for device in devices)
 

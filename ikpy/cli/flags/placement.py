@@ -1,7 +1,7 @@
 """Options that place tensors and work on devices."""
 
 from ikpy.cli import placement_values, values
-from ikpy.cli.options import COUNT, DRAFT_PLACED, FLAG, INT, NO_GPU, OFF, SWITCH, TEXT, Kind, always, ignored, option
+from ikpy.cli.options import COUNT, FLAG, INT, NO_GPU, OFF, SWITCH, Kind, always, ignored, option
 
 SPLIT_MODES = ("none", "layer", "row", "attn", "graph", "tensor")
 
@@ -50,8 +50,14 @@ ROWS = (
         reason=NO_GPU,
         quiet="none",
     ),
-    ignored(
-        "-devd --device-draft --spec-draft-device", DRAFT_PLACED, "devices of the draft model", kind=TEXT, quiet="none"
+    option(
+        "-devd --device-draft --spec-draft-device",
+        Kind("CUDA0,...|none", placement_values.to_devices),
+        "speculative.devices",
+        "devices of the draft model; default: as -dev",
+        "SC",
+        reason=NO_GPU,
+        quiet="none",
     ),
     option(
         "-ot --override-tensor",

@@ -1,7 +1,7 @@
 """Options of speculative decoding. Drafts change the speed only, never the text."""
 
-from ikpy.cli import drafter_values, values
-from ikpy.cli.options import COUNT, DRAFT_PLACED, FLOAT, INT, PATH, TEXT, Kind, always, ignored, option, refused
+from ikpy.cli import drafter_values, placement_values, values
+from ikpy.cli.options import COUNT, FLOAT, NO_GPU, PATH, TEXT, Kind, always, ignored, option, refused
 
 SAME_VOCABULARY = "draft model and model must share their vocabulary; texts are not translated"
 DRAFTED_ON_CPU = "drafts are the likeliest tokens, chosen on the CPU"
@@ -143,19 +143,39 @@ ROWS = (
         "SC",
     ),
     ignored("--draft-p-split --spec-draft-p-split", ONE_DRAFT, "probability from which a draft divides", kind=FLOAT),
-    ignored(
+    option(
         "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl",
-        DRAFT_PLACED,
-        "GPU layers of the draft model",
-        kind=Kind("N"),
+        Kind("N", placement_values.to_gpu_layers),
+        "speculative.n_gpu_layers",
+        "layers of the draft model on the GPUs, as -ngl; default: all, or none with -ngl 0",
+        "SC",
+        env="LLAMA_ARG_N_GPU_LAYERS_DRAFT",
+        reason=NO_GPU,
+        quiet="0",
     ),
-    ignored("-otd --override-tensor-draft --spec-draft-override-tensor", DRAFT_PLACED, "buffers of it", kind=TEXT),
-    ignored("-cmoed --cpu-moe-draft --spec-draft-cpu-moe", DRAFT_PLACED, "experts of it in host memory"),
-    ignored(
+    option(
+        "-otd --override-tensor-draft --spec-draft-override-tensor",
+        Kind("REGEX=BUFFER,...", placement_values.to_tensor_override, many=True),
+        "speculative.tensor_overrides",
+        "buffer of tensors of the draft model, as -ot. Repeatable",
+        "SC",
+    ),
+    option(
+        "-cmoed --cpu-moe-draft --spec-draft-cpu-moe",
+        Kind(const=999),
+        "speculative.n_cpu_moe",
+        "all expert tensors of the draft model in host memory",
+        "SC",
+        reason=NO_GPU,
+    ),
+    option(
         "-ncmoed --n-cpu-moe-draft --spec-draft-n-cpu-moe --spec-draft-ncmoe",
-        DRAFT_PLACED,
-        "expert layers of it in host memory",
-        kind=INT,
+        COUNT,
+        "speculative.n_cpu_moe",
+        "expert tensors of its last N layers in host memory",
+        "SC",
+        reason=NO_GPU,
+        quiet="0",
     ),
     refused("--spec-synth-len", NO_SYNTHESIS, "mean number of tokens taken per draft", "SC", FLOAT),
     refused("--spec-synth-rates", NO_SYNTHESIS, "share of drafts taken at each position", "SC", Kind("P,P,...")),

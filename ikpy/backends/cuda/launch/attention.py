@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
+from functools import cache
 
 from ikpy.backends.cuda.launch.base import (
     BF16,
@@ -119,6 +120,11 @@ class _Flash:
         return 2 * (self.rows * key_row + self.cells * key_row + values + probabilities)
 
 
+def _parts(blocks: int, n_cells: int, tile: int) -> int:
+    """Parts of the cells for a kernel that takes so many blocks for each, and as many cells at once as a tile has."""
+    return max(1, min(ceil_div(_WANTED_BLOCKS, blocks), n_cells // (_MIN_PART_TILES * tile), _MAX_PARTS))
+
+
 def _v_column(k: Value, k1: Value | None, v: Value) -> int:
     """First column of the keys (both segments side by side) that the values are a part of, or -1."""
     first = 0
@@ -179,9 +185,7 @@ def _flash(op: Node, target: Target) -> _Flash | None:
     choices = [(_FEW_ROWS, 0)] if n_rows <= _FEW_ROWS else [(many, 1), (_FEW_ROWS, 0)]
     for rows, choice in choices:
         row_tiles, kv_heads = ceil_div(n_rows, rows), k.shape[1]
-        least = _MIN_PART_TILES * cells[choice]
-        parts = min(ceil_div(_WANTED_BLOCKS, row_tiles * kv_heads), k.shape[2] // least, _MAX_PARTS)
-        parts = max(1, parts)
+        parts = _parts(row_tiles * kv_heads, k.shape[2], cells[choice])
         flash = _Flash(dk, dv, rows, cells[choice], threads[choice], column, row_tiles, kv_heads, parts, biases)
         if flash.shared_bytes <= target.shared_bytes - 1024:  # some is static
             return flash
@@ -216,12 +220,31 @@ def _launches(c: OpContext, operands: _Operands, op: Node, work: int) -> list[La
 
 
 def _partial_bytes(op: Node, target: Target) -> int:
-    """Bytes of the partial results of an attention op."""
-    flash, q = _flash(op, target), op.src[0]
-    assert q is not None
-    if flash is None or flash.n_parts == 1:
-        return 0
-    return flash.n_parts * q.shape[1] * q.shape[2] * (flash.dv + 2) * 4
+    """Bytes of the partial results of an attention op, or of one of fewer tokens if that has more.
+
+    Memory is planned for the largest batches, and parts are the more the fewer rows there are.
+    """
+    q, k = op.src[:2]
+    assert q is not None and k is not None
+    group, most = q.shape[1] // k.shape[1], 0
+    for n_tokens in {min(q.shape[2], max(1, _FEW_ROWS // group)), q.shape[2]}:
+        flash = _flash(replace(op, src=[q.slice(2, 0, n_tokens), *op.src[1:]]), target)
+        if flash is not None:
+            rows = _most_partial_rows(flash.rows, flash.cells, k.shape[1], group, n_tokens, k.shape[2])
+            most = max(most, rows * (flash.dv + 2) * 4)
+    return most
+
+
+@cache
+def _most_partial_rows(rows: int, tile: int, kv_heads: int, group: int, n_tokens: int, n_cells: int) -> int:
+    """Rows of partial results of at most so many tokens; rows, tile: of the kernel."""
+    most = 0
+    for row_tiles in range(1, ceil_div(n_tokens * group, rows) + 1):
+        parts = _parts(row_tiles * kv_heads, n_cells, tile)
+        if parts == 1:
+            break
+        most = max(most, parts * min(n_tokens, row_tiles * rows // group) * kv_heads * group)
+    return most
 
 
 # chosen cells

@@ -31,6 +31,7 @@ from ikpy.graph.placement import DeviceParams, PlacementParams
 from ikpy.server.log import ServerLog
 from ikpy.tools.speculation import DraftFiles, make_speculation, prepare_model
 from ikpy.vocab import Vocab
+from tests.cpu.models import dflash_model as dflash
 from tests.cpu.models import eagle3_model as eagle3
 from tests.cpu.models.definition_checks import TOKENS
 from tests.cuda.models import MIB, emulated
@@ -243,6 +244,23 @@ def test_options_that_are_wrong(files: Path, capsys: pytest.CaptureFixture[str])
     with emulated(2):
         main(["cli", "-m", str(files / "model.gguf"), *COMMON.split(), "-ngld", "3"])
     assert "no effect: -ngld (it needs -md)" in capsys.readouterr().err
+
+
+def test_drafters_of_blocks_stay_on_the_cpu(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wherever the model is; a dry run counts what they take of host memory."""
+    dflash.drafter().write(tmp_path / "block.gguf")
+    (tmp_path / "model.gguf").symlink_to(files / "model.gguf")
+    _, truth, _ = cli(tmp_path, "-ngl 0", capsys, "block", "dflash")
+    with emulated(2):
+        status, text, log = cli(tmp_path, "-ngld 99 -devd CUDA1", capsys, "block", "dflash")
+    assert status == 0 and text == truth
+    assert "warning: no effect: -ngld, -devd (drafters of --spec-type dflash run on the CPU)" in log, log
+    assert "CUDA1 KV buffer size" in log and "offloaded 6/6 layers" in log, "the model is on devices"
+    arguments = ["-m", str(tmp_path / "model.gguf"), "-md", str(tmp_path / "block.gguf"), "--spec-type", "dflash"]
+    with emulated(2), pytest.raises(SystemExit):
+        main(["cli", *arguments, *COMMON.split(), "--dry-run"])
+    rows = {row[0]: row for row in memory_lines(capsys.readouterr().err)[1:]}
+    assert float(rows["CPU"][-2]) > 0 and float(rows["CUDA0"][-2]) == 0, rows
 
 
 @pytest.mark.parametrize("line", ["-ngl 0 -devd CUDA1", "-sm none", "-devd CUDA1", "-ngld 0", "-sm graph -ts 1,1"])

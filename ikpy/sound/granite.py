@@ -130,7 +130,7 @@ class GraniteSpeechProjector(SoundProjector):
 
     @staticmethod
     def n_states(n_samples: int) -> int:
-        """States of a sound; a frame that is left over does not count."""
+        """States of a sound; a frame that is left over is in none."""
         return max((n_samples // HOP + 1) // FRAMES, 1)
 
     def n_rows(self, n_samples: int) -> int:
@@ -140,8 +140,9 @@ class GraniteSpeechProjector(SoundProjector):
     def pieces(self, samples: Samples) -> list[NDArray[np.float32]]:
         n = self.n_states(len(samples))
         line = np.pad(samples, N_FFT // 2, mode="reflect")
-        powers = centred_powers(line, FRAMES * n, hann(WINDOW), htk_filters(self.params.n_mel // FRAMES, N_FFT))
-        states = loudness(powers).reshape(n, -1)
+        n_frames = max(len(samples) // HOP + 1, FRAMES * n)  # the one that is left over may be the loudest
+        powers = centred_powers(line, n_frames, hann(WINDOW), htk_filters(self.params.n_mel // FRAMES, N_FFT))
+        states = loudness(powers)[: FRAMES * n].reshape(n, -1)
         return [states[start : start + PIECE] for start in range(0, n, PIECE)]
 
     def build(self, b: PictureGraph) -> Value:

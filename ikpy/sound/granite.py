@@ -33,6 +33,8 @@ PIECE = 6000
 WINDOW_EPS = 1e-12
 MAX_WINDOW = 256
 MAX_DISTANCES = 1 << 13
+MAX_CHARACTERS = 1 << 12
+"""Of which every state is told each: published models have some hundred."""
 WINDOW_LAYER = re.compile(r"a\.proj_blk\.(\d{1,9})\.")
 WIDTHS = ((64, 64), (128, 128), (192, 128), (256, 256))
 """Elements of keys and of values that kernels of devices know."""
@@ -89,6 +91,10 @@ class GraniteSpeechProjector(SoundProjector):
         """The matrix whose softmax weighs the columns of another one: keys, and values, of an attention."""
         n = self.params.n_embd
         count = weights.shape("a.enc_ctc_out.weight")[1]
+        if count > MAX_CHARACTERS:
+            raise FileFormatError(
+                f"{self.path}: tensor 'a.enc_ctc_out.weight' has {count} rows, at most {MAX_CHARACTERS} are possible"
+            )
         keys = weights.array("a.enc_ctc_out.weight", (n, count))
         key_bias = weights.array("a.enc_ctc_out.bias", (count,))
         values = weights.array("a.enc_ctc_out_mid.weight", (count, n)).T + weights.array("a.enc_ctc_out_mid.bias", (n,))

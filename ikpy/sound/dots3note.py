@@ -88,6 +88,8 @@ class Dots3NoteAudioProjector(SoundProjector):
         for il, block in enumerate(self.tower.blocks):
             if block.gate is None:
                 raise FileFormatError(f"{self.path}: tensor 'a.blk.{il}.ffn_gate.weight' not found")
+        if self.tower.post_norm is None:
+            raise FileFormatError(f"{self.path}: tensor 'a.post_ln.weight' not found")
         self.norm = weights.norm("mm.a.norm_pre", n)
         self.mlp = weights.mlp("mm.a.mlp.1", "mm.a.mlp.3", n)
 

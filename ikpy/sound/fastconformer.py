@@ -54,10 +54,11 @@ def levels(samples: Samples, window: NDArray[np.float64], filters: NDArray[np.fl
     line = np.pad(line, N_FFT // 2)
     found = np.zeros((n + 1, n_mel), np.float32)
     if n:
-        powers = centred_powers(line, n, window, filters)
-        known = np.log(powers.astype(np.float64) + LEAST_POWER)
-        deviation = known.std(axis=0, ddof=1) if n > 1 else 0.0
-        found[:n] = (known - known.mean(axis=0)) / (deviation + LEAST_DEVIATION)
+        found[:n] = centred_powers(line, n, window, filters)
+        for pitch in found[:n].T:  # in double precision, one by one: an hour of all takes much memory
+            known = np.log(pitch.astype(np.float64) + LEAST_POWER)
+            deviation = known.std(ddof=1) if n > 1 else 0.0
+            pitch[:] = (known - known.mean()) / (deviation + LEAST_DEVIATION)
     return found
 
 

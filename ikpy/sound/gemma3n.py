@@ -32,6 +32,7 @@ LOWEST, HIGHEST = 125.0, 7600.0
 FLOOR = 1e-5
 """Least strength of pitches."""
 FRONT_EPS = 1e-3
+MAX_CHANNELS = 1 << 10
 BLOCK = 64
 """Frames that are convolved at a time."""
 STEP = 4
@@ -56,6 +57,10 @@ class Front:
         for i in (0, 1):
             name = f"a.conv1d.{i}"
             n_out = weights.shape(f"{name}.weight")[-1]
+            if n_out > MAX_CHANNELS:
+                raise FileFormatError(
+                    f"{weights.gguf.path}: tensor '{name}.weight' makes {n_out} channels, not 1 to {MAX_CHANNELS}"
+                )
             filters = weights.array(f"{name}.weight", (3, 3, n_in, n_out))
             self.filters.append(np.ascontiguousarray(filters.transpose(1, 2, 3, 0)).reshape(9 * n_in, n_out))
             self.factors.append(weights.array(f"{name}.norm.weight", (n_out,)))

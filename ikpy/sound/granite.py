@@ -33,6 +33,8 @@ PIECE = 6000
 WINDOW_EPS = 1e-12
 MAX_WINDOW = 256
 MAX_DISTANCES = 1 << 13
+MAX_CHARACTERS = 1 << 12
+"""Of which every state is told each: published models have some hundred."""
 WINDOW_LAYER = re.compile(r"a\.proj_blk\.(\d{1,9})\.")
 WIDTHS = ((64, 64), (128, 128), (192, 128), (256, 256))
 """Elements of keys and of values that kernels of devices know."""
@@ -89,6 +91,10 @@ class GraniteSpeechProjector(SoundProjector):
         """The matrix whose softmax weighs the columns of another one: keys, and values, of an attention."""
         n = self.params.n_embd
         count = weights.shape("a.enc_ctc_out.weight")[1]
+        if count > MAX_CHARACTERS:
+            raise FileFormatError(
+                f"{self.path}: tensor 'a.enc_ctc_out.weight' has {count} rows, at most {MAX_CHARACTERS} are possible"
+            )
         keys = weights.array("a.enc_ctc_out.weight", (n, count))
         key_bias = weights.array("a.enc_ctc_out.bias", (count,))
         values = weights.array("a.enc_ctc_out_mid.weight", (count, n)).T + weights.array("a.enc_ctc_out_mid.bias", (n,))
@@ -130,7 +136,7 @@ class GraniteSpeechProjector(SoundProjector):
 
     @staticmethod
     def n_states(n_samples: int) -> int:
-        """States of a sound; a frame that is left over does not count."""
+        """States of a sound; a frame that is left over is in none."""
         return max((n_samples // HOP + 1) // FRAMES, 1)
 
     def n_rows(self, n_samples: int) -> int:
@@ -140,8 +146,9 @@ class GraniteSpeechProjector(SoundProjector):
     def pieces(self, samples: Samples) -> list[NDArray[np.float32]]:
         n = self.n_states(len(samples))
         line = np.pad(samples, N_FFT // 2, mode="reflect")
-        powers = centred_powers(line, FRAMES * n, hann(WINDOW), htk_filters(self.params.n_mel // FRAMES, N_FFT))
-        states = loudness(powers).reshape(n, -1)
+        n_frames = max(len(samples) // HOP + 1, FRAMES * n)  # the one that is left over may be the loudest
+        powers = centred_powers(line, n_frames, hann(WINDOW), htk_filters(self.params.n_mel // FRAMES, N_FFT))
+        states = loudness(powers)[: FRAMES * n].reshape(n, -1)
         return [states[start : start + PIECE] for start in range(0, n, PIECE)]
 
     def build(self, b: PictureGraph) -> Value:

@@ -21,11 +21,16 @@ LAYERS = {"granite_speech": 2, "granite_speech_plus": 3}
 BOUNDS = {"granite_speech": 1e-4, "granite_speech_plus": 1e-4}
 """Behind several attentions."""
 
+WIDE = {"d": 1024, "heads": 8}
+"""Of Nemotron 3 Nano Omni, whose keys have 128 + 1024 elements."""
 
-@pytest.mark.parametrize("name", TOWERS)
+
+@pytest.mark.parametrize("name", [*TOWERS, "parakeet_wide"])
 def test_rows_are_those_of_the_cpu(name: str, tmp_path: Path, cuda_devices: int) -> None:
     """All on the device: nothing falls back. Pieces of Whisper have 3000 frames, which is long for an emulated one."""
-    tower = dataclasses.replace(TOWERS[name], layers=min(TOWERS[name].layers, LAYERS.get(name, 1)))
+    tower = TOWERS[name.removesuffix("_wide")]
+    wide = WIDE if name.endswith("_wide") else {}
+    tower = dataclasses.replace(tower, layers=min(tower.layers, LAYERS.get(name, 1)), **wide)
     lines = list[str]()
     device = EncoderRuntime(available()[0], DeviceParams(), lines.append)
     path = str(tower.write(tmp_path / "mmproj.gguf", tower.weights()))

@@ -29,6 +29,7 @@ class Lfm2Audio(Conformer):
         "xscaling": (False,),
         "untie_biases": (True,),
         "conv_norm_type": ("batch_norm",),
+        "conv_context_size": (None,),
         "feat_out": (-1,),
         "use_bias": (True,),
     }

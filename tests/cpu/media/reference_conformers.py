@@ -77,9 +77,9 @@ def granite_levels(t: SoundTower, samples: np.ndarray) -> np.ndarray:
     last = len(samples) - 1
     line = samples.astype(np.float64)[np.where(at > last, 2 * last - at, at)]
     hann = np.sin(np.pi * np.arange(WINDOW) / WINDOW) ** 2
-    powers = spectra(line, 2 * n, hann) @ htk_bank(t.mel // 2, N_FFT).T
+    powers = spectra(line, max(2 * n, len(samples) // HOP + 1), hann) @ htk_bank(t.mel // 2, N_FFT).T
     levels = np.log10(np.maximum(powers, 1e-10))
-    return (np.maximum(levels, levels.max() - 8) / 4 + 1).reshape(n, t.mel)
+    return (np.maximum(levels, levels.max() - 8) / 4 + 1)[: 2 * n].reshape(n, t.mel)
 
 
 def shaw(t: SoundTower, w: Weights, p: str, x: np.ndarray) -> np.ndarray:

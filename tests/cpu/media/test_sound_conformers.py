@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ikpy.errors import FileFormatError
-from ikpy.sound import fastconformer, granite
+from ikpy.sound import fastconformer, granite, spectrogram
 from ikpy.sound.projector import open_sound_projector
 from tests.cpu.media import reference_conformers as reference
 from tests.cpu.media.projector_files import write_in_type
@@ -47,6 +48,52 @@ def test_keys_that_make_no_sense(name: str, key: str, value: object, message: st
     with pytest.raises(FileFormatError, match=message) as caught:
         open_sound_projector(str(path), n_embd=tower.text, n_threads=1, log=print)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("dots3note_a", {"a.post_ln.weight": None}, "'a.post_ln.weight' not found"),
+        ("granite_speech", {"a.enc_ctc_out.weight": (4097, 64)}, "has 4097 rows, at most 4096 are possible"),
+        ("gemma3na", {"a.conv1d.0.weight": (1025, 1, 3, 3)}, "makes 1025 channels, not 1 to 1024"),
+    ],
+)
+def test_tensors_that_make_no_sense(
+    name: str, changes: dict[str, tuple[int, ...] | None], message: str, tmp_path: Path
+) -> None:
+    tower = TOWERS[name]
+    weights = tower.weights()
+    for full, shape in changes.items():
+        weights.pop(full)
+        if shape:
+            weights[full] = np.zeros(shape, np.float32)
+    path = write_in_type(tmp_path / "mmproj.gguf", tower.keys, weights)
+    with pytest.raises(FileFormatError, match=message) as caught:
+        open_sound_projector(str(path), n_embd=tower.text, n_threads=1, log=print)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_frame_that_is_left_over_may_be_the_loudest(tmp_path: Path) -> None:
+    """Of Granite Speech: levels are relative to it, although no state has it."""
+    tower, samples = TOWERS["granite_speech"], tone(1.0, 4)[:9999] * np.float32(1e-4)
+    samples[-40:] = 0.9
+    (found,) = rows_of(opened(tmp_path, tower).encode(samples))
+    (wanted,) = reference.granite(tower, tower.weights(), samples)
+    assert error_of("loud end", found, wanted) < 1e-5
+
+
+def test_memory_of_long_sounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Levels, with few windows at a time, take less than three times what they and the sound do."""
+    monkeypatch.setattr(spectrogram, "BLOCK", 100)
+    samples = np.zeros(120 * 16000, np.float32)
+    window, filters = fastconformer.hann(400, periodic=False), fastconformer.mel_filters(128, 512)
+    fastconformer.levels(samples[:16000], window, filters)
+    tracemalloc.start()
+    levels = fastconformer.levels(samples, window, filters)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    print(f"{peak / (samples.nbytes + levels.nbytes):.2f} of both")
+    assert peak < 3 * (samples.nbytes + levels.nbytes)
 
 
 def test_fast_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,9 @@ from ikpy.backends.cuda.launch.files import weight_file
 from ikpy.graph.ir import F32, Node, Value
 from ikpy.quants import registry
 
+MAX_HEAD_FLOATS = 5 * 1024
+"""Of a query and of the sums of four warps, which attention_any has in shared memory."""
+
 
 @cache
 def weight_types() -> frozenset[str]:
@@ -72,8 +75,9 @@ def _check_attention(op: Node) -> str | None:
     for value in (k, v, k1):
         if value is not None and value.type_name not in registry.CACHE_TYPES:
             return f"cache type {value.type_name} has no CUDA attention kernel"
-    if q.shape[0] > 1024 or v.shape[0] > 1024:
-        return f"head size {max(q.shape[0], v.shape[0])} is above 1024"
+    n_key, n_value = q.shape[0], v.shape[0]
+    if n_key + 4 * n_value > MAX_HEAD_FLOATS:
+        return f"heads of {n_key} and {n_value} elements take more than {MAX_HEAD_FLOATS} floats of shared memory"
     return None
 
 

@@ -212,7 +212,7 @@ def other_ops(place: Place) -> None:
         x, table = np.ones((5, heads, size), np.float32), np.zeros((5, size), np.float32)
         _op("rope_table", place, table, [np.arange(5, dtype=np.int32), np.ones(size // 2, np.float32)], fp=ROPE)
         for sections in ([1, 9, 7, 5, 3], [2, 9, 7, 5, 0]):
-            _op("rope_table", place, table, [np.zeros((5, 3), np.int32), None], [0, *sections], ROPE)
+            _op("rope_table", place, table, [np.zeros((5, 4), np.int32), None], [0, *sections], ROPE)
         for order in (0, 1):
             _op("rope", place, x, [x, table], [size, order, 0])
         _op("hadamard", place, x, [x], [size & -size])

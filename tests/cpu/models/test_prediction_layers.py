@@ -319,8 +319,8 @@ def test_automatic_placement_counts_states(tmp_path: Path, monkeypatch: pytest.M
     """--fit plans the context that drafts need."""
     predicting, planned = models.qwen4exp(), []
 
-    def fit(path: str, params: ModelParams, context: ContextParams, **more: Any) -> Any:
-        planned.append(context)
+    def fit(path: str, params: ModelParams, own: ContextParams, **more: Any) -> Any:
+        planned.append(own)
         return params.placement
 
     monkeypatch.setattr("ikpy.engine.fit.fit", fit)

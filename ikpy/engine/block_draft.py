@@ -128,7 +128,7 @@ class BlockDraft(ReadingDraft):
         p_min = self._p_min if p_min is None else p_min
         n_max = min(n_max, self._n_ctx // 4, self._arch.n_block - self._first)
         end = self._next + len(self._states)
-        if n_max < 1 or not 0 < end == len(self._text) == len(tokens) - 1:
+        if n_max < 1 or not 0 < end == len(self._text) == len(tokens) - 1 or tokens[-1] >= self._n_vocab:
             return []
         self._text.append(tokens[-1])
         n = n_max + self._first

@@ -35,6 +35,9 @@ class ReadingDraft(HeadDraft):
         else:  # rows of pictures, of the model's width
             self._forget()
 
+    def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
+        return super().draft(tokens, n_max, p_min) if tokens[-1] < self._n_vocab else []
+
     def _catch_up(self, n_drafted: int = 0) -> NDArray[np.float32] | None:
         logits = super()._catch_up(n_drafted)
         return None if logits is None else self._of_all_tokens(logits)

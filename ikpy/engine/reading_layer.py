@@ -85,6 +85,9 @@ def _opened(model: Model, path: str | os.PathLike[str]) -> tuple[Architecture, W
     weights, own = (WeightSource(file, silent, header_only=header_only) for file in (gguf, model.gguf))
     arch = architecture(keys.arch)(keys, weights, silent)
     weights.check_all_used()
+    n_own, n_known = arch.hp.n_vocab, model.hparams.n_vocab
+    if n_own > n_known:
+        raise UsageError(f"'{path}' guesses {n_own} tokens, the model knows {n_known}: it needs the same vocabulary")
     return arch, weights, own
 
 

@@ -356,7 +356,7 @@ def new_reader(
     if pictures and pictures.n_deep not in (0, n_deep):
         raise UsageError(
             f"{pictures.path}: pictures have features for {pictures.n_deep} layers, the text model takes those for "
-            f"{n_deep} (n_deepstack_layers): convert both from one checkpoint"
+            f"{n_deep} (n_deepstack_layers, deepstack_mapping): convert both from one checkpoint"
         )
     encoders.take_memory(log)
     store = MediaStore(model.hparams.n_vocab, n_bytes or ONE_TEXT_BYTES, encoders.fingerprint)

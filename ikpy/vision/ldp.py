@@ -35,9 +35,10 @@ class LdpProjector(LlavaProjector):
 
     def load_projection(self, weights: ProjectorWeights, n_in: int) -> None:
         self.mlp = weights.mlp("mm.model.mlp.1", "mm.model.mlp.3", n_in)
-        self.whole, self.halving = (
-            MobileBlock(weights, f"mm.model.mb_block.{i}.block", self.mlp.n_out, self.params.eps) for i in (1, 2)
-        )
+        n, eps = self.mlp.n_out, self.params.eps
+        # What the first block makes is added to what it reads.
+        self.whole = MobileBlock(weights, "mm.model.mb_block.1.block", n, eps, n_out=n)
+        self.halving = MobileBlock(weights, "mm.model.mb_block.2.block", n, eps)
 
     @property
     def n_out(self) -> int:
@@ -52,12 +53,13 @@ class LdpProjector(LlavaProjector):
 class MobileBlock:
     """Filters of every element by itself, factors of elements by their means, one matrix."""
 
-    def __init__(self, weights: ProjectorWeights, prefix: str, n: int, eps: float) -> None:
+    def __init__(self, weights: ProjectorWeights, prefix: str, n: int, eps: float, *, n_out: int | None = None) -> None:
         self.eps = eps
         self.filters = Depthwise(weights, f"{prefix}.0.0.weight", n)
         self.filter_norm: Norm = weights.norm(f"{prefix}.0.1", n)
-        self.factors: Mlp = weights.mlp(f"{prefix}.1.fc1", f"{prefix}.1.fc2", n)
-        self.matrix: Linear = weights.linear(f"{prefix}.2.0", n)
+        first = weights.linear(f"{prefix}.1.fc1", n)
+        self.factors = Mlp(first, weights.linear(f"{prefix}.1.fc2", first.n_out, n))
+        self.matrix: Linear = weights.linear(f"{prefix}.2.0", n, n_out)
         self.norm: Norm = weights.norm(f"{prefix}.2.1", self.matrix.n_out)
 
     def build(self, b: PictureGraph, x: Value, size: Size, step: int) -> Value:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 class MediaRows:
     """Rows float32 [n, n_embd * (1 + n_deep)] of n consecutive tokens, n_embd being that of the text model.
 
-    The first n_embd elements of a row are its token's embedding; the next ones are added behind the first n_deep
-    layers. grid: rows and columns of a picture, n being their product, for models whose rotation tells them apart
-    (M-RoPE); None counts on like text. both_ways: all rows see each other. counted: rotation tells pictures with a grid
-    apart by their number in the text, while positions go on like text (XD-RoPE).
+    The first n_embd elements of a row are its token's embedding; the next ones are added behind layers that
+    the model says. grid: rows and columns of a picture, n being their product, for models whose rotation tells them
+    apart (M-RoPE); None counts on like text. both_ways: all rows see each other. counted: rotation tells pictures with
+    a grid apart by their number in the text, while positions go on like text (XD-RoPE).
     """
 
     values: NDArray[np.float32]

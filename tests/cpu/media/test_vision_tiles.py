@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ikpy.errors import FileFormatError, IkpyError
 from ikpy.vision.projector import Projector, open_projector
 from ikpy.vision.rows import MediaRows
 from tests.cpu.kernels.row_checks import assert_rows
@@ -135,3 +136,30 @@ def test_weights_of_other_types(type_name: str, tmp_path: Path) -> None:
     expected = reference.internvl(reference.Reference(tower, held), image)
     bound = {"f16": BOUND, "bf16": 2e-2, "q8_0": 3e-2, "q4_K": 3e-2}[type_name]
     assert_rows(type_name, projector(tmp_path, tower, weights, types).rows(image).values, expected, bound)
+
+
+@pytest.mark.parametrize("name", ["glm_edge", "ldp", "ldpv2"])
+def test_every_tensor_is_needed_and_has_its_shape(name: str, tmp_path: Path) -> None:
+    """Behind the encoder. Biases may be missing; all else is an error of one line."""
+    weights = TOWERS[name].weights()
+    for tensor in (tensor for tensor in weights if not tensor.startswith("v.")):
+        longer = np.concatenate([weights[tensor], weights[tensor][:1]])
+        for changed in ({}, {tensor: longer}):
+            broken = {k: w for k, w in weights.items() if k != tensor} | changed
+            if not changed and tensor.endswith("bias") and "peg" not in tensor:
+                projector(tmp_path, TOWERS[name], broken)
+                continue
+            with pytest.raises(IkpyError) as caught:
+                projector(tmp_path, TOWERS[name], broken)
+            assert "\n" not in str(caught.value), tensor
+
+
+@pytest.mark.parametrize("parts", [("2.0.weight", "2.1.weight", "2.1.bias"), ("1.fc2.weight", "1.fc2.bias")])
+@pytest.mark.parametrize("n", [1, 20])
+def test_blocks_that_change_widths(parts: tuple[str, ...], n: int, tmp_path: Path) -> None:
+    """What a block of MobileVLM gives or multiplies by is as wide as what it reads."""
+    weights = TOWERS["ldp"].weights()
+    names = [f"mm.model.mb_block.1.block.{part}" for part in parts]
+    narrow = {name: weights[name][:n] for name in names}
+    with pytest.raises(FileFormatError, match=f"'{names[0]}' has wrong shape"):
+        projector(tmp_path, TOWERS["ldp"], weights | narrow)

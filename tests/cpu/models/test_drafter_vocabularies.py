@@ -51,7 +51,7 @@ def greedy(
     """A text behind a prompt, with or without drafts."""
     loaded, speculator = Model.load(model), None
     params = SpeculativeParams(types=(kind,), p_min=0.0, n_max=3)
-    has_states = bool(kind) and prepare_model(params.types, draft, loaded)
+    has_states = bool(kind) and prepare_model(params.types, DraftFiles(draft), loaded)
     context = Context(loaded, ContextParams(**SIZES, token_states=has_states))
     if kind:
         vocab = Vocab.from_metadata(loaded.gguf.metadata)

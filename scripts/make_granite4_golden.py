@@ -12,39 +12,15 @@ import torch
 from transformers.models.granite4_vision import modeling_granite4_vision as modeling
 
 from scripts.tower_goldens import State, layers, load, renamed
+from tests.cpu.convert.granite4_vision_checkpoints import BLOCK, LAYER
 from tests.cpu.media.granite4_tower import GOLDEN, GOLDEN_ROWS, HEAD, QUERY, SIDE, TOWER, WINDOW
 from tests.cpu.media.projector_files import Weights
-
-LAYER = {
-    "ln1": "layer_norm1",
-    "ln2": "layer_norm2",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_out": "self_attn.out_proj",
-    "ffn_up": "mlp.fc1",
-    "ffn_down": "mlp.fc2",
-}
-QFORMER = "qformer.encoder.layer.0"
-ATTENTION = {"q": "attention.query", "k": "attention.key", "v": "attention.value", "out": "output.dense"}
-BLOCK = {
-    "norm.": "norm.",
-    "post_norm.": "qformer.layernorm.",
-    "linear.": "out_linear.",
-    "ffn_up.": f"{QFORMER}.intermediate_query.dense.",
-    "ffn_down.": f"{QFORMER}.output_query.dense.",
-    "ffn_norm.": f"{QFORMER}.output_query.LayerNorm.",
-    "self_attn_norm.": f"{QFORMER}.attention.output.LayerNorm.",
-    "cross_attn_norm.": f"{QFORMER}.crossattention.output.LayerNorm.",
-    **{f"self_attn_{old}.": f"{QFORMER}.attention.{new}." for old, new in ATTENTION.items()},
-    **{f"cross_attn_{old}.": f"{QFORMER}.crossattention.{new}." for old, new in ATTENTION.items()},
-}
 
 
 def block_state(w: Weights, i: int, target: str) -> State:
     """Tensors of a block under transformers' names."""
     p = f"v.proj_blk.{i}."
-    found = renamed(w, {f"{p}{old}": f"{target}.{new}" for old, new in BLOCK.items()})
+    found = renamed(w, {f"{p}{old}.": f"{target}.{new}." for old, new in BLOCK.items()})
     return found | {f"{target}.query": w[f"{p}query"][None], f"{target}.image_positions": w[f"{p}img_pos"][None]}
 
 

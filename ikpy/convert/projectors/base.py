@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
@@ -34,6 +34,36 @@ _HEAD_NORMS = frozenset({"attn_q_norm", "attn_k_norm"})
 def pixel_keys(least: int, most: int) -> Keys:
     """Between how many pixels a picture is brought."""
     return {"vision.image_min_pixels": least, "vision.image_max_pixels": most}
+
+
+class SoundEncoder(Protocol):
+    """Sizes of an encoder of sound. n: width; n_text: of its rows; n_ff: of the networks; n_mel: pitches of a frame."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def n_text(self) -> int: ...
+    @property
+    def n_ff(self) -> int: ...
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def n_head(self) -> int: ...
+    @property
+    def n_mel(self) -> int: ...
+
+
+def sound_keys(encoder: SoundEncoder, eps: float) -> Keys:
+    """Metadata that all encoders of sound have. eps: of the norms."""
+    return {
+        "audio.projection_dim": encoder.n_text,
+        "audio.embedding_length": encoder.n,
+        "audio.feed_forward_length": encoder.n_ff,
+        "audio.block_count": encoder.n_layer,
+        "audio.attention.head_count": encoder.n_head,
+        "audio.attention.layer_norm_epsilon": eps,
+        "audio.num_mel_bins": encoder.n_mel,
+    }
 
 
 class FileProjector:

@@ -10,7 +10,7 @@ import numpy as np
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import Keys
-from ikpy.convert.projectors.base import FileProjector
+from ikpy.convert.projectors.base import FileProjector, sound_keys
 from ikpy.convert.projectors.tensors import Wanted, constant, linear, norm
 from ikpy.convert.weights import Weights
 from ikpy.convert.words import to_float32
@@ -76,13 +76,7 @@ class Conformer(FileProjector):
             "has_audio_encoder": True,
             "projector_type": self.kind,
             "use_gelu": True,
-            "audio.projection_dim": self.n_text,
-            "audio.embedding_length": self.n,
-            "audio.feed_forward_length": self.n_ff,
-            "audio.block_count": self.n_layer,
-            "audio.attention.head_count": self.n_head,
-            "audio.attention.layer_norm_epsilon": EPS,
-            "audio.num_mel_bins": self.n_mel,
+            **sound_keys(self, EPS),
         }
 
     def left_out(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import Keys
+from ikpy.convert.projectors.base import sound_keys
 from ikpy.convert.projectors.tensors import Wanted, linear, norm
 
 _TOWER = "audio_encoder.speech_encoder"
@@ -64,13 +65,7 @@ class Dots3NoteAudio:
         return {
             "has_audio_encoder": True,
             "audio.projector_type": self.kind,
-            "audio.projection_dim": self.n_text,
-            "audio.embedding_length": self.n,
-            "audio.feed_forward_length": self.n_ff,
-            "audio.block_count": self.n_layer,
-            "audio.attention.head_count": self.n_head,
-            "audio.attention.layer_norm_epsilon": 1e-6,
-            "audio.num_mel_bins": self.n_mel,
+            **sound_keys(self, 1e-6),
         }
 
     def tensors(self) -> Iterator[Wanted]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import Keys
+from ikpy.convert.projectors.base import sound_keys
 from ikpy.convert.projectors.tensors import Wanted, linear
 
 _FRONT = "audio_tower.subsample_conv_projection"
@@ -89,6 +90,7 @@ class Gemma3nAudio:
         self.listening = Config(checkpoint.json("preprocessor_config.json"), folder / "preprocessor_config.json")
         self.whole, self.n_text = Config(checkpoint.config, folder / "config.json"), n_text
         self.n = self.audio.count("hidden_size")
+        self.n_ff = 4 * self.n
         self.n_head = self.audio.count("conf_num_attention_heads")
         self.n_layer = self.audio.count("conf_num_hidden_layers")
         self.n_mel = self.audio.count("input_feat_size")
@@ -118,13 +120,7 @@ class Gemma3nAudio:
         return {
             "has_audio_encoder": True,
             "audio.projector_type": self.kind,
-            "audio.projection_dim": self.n_text,
-            "audio.embedding_length": self.n,
-            "audio.feed_forward_length": 4 * self.n,
-            "audio.block_count": self.n_layer,
-            "audio.attention.head_count": self.n_head,
-            "audio.attention.layer_norm_epsilon": 1e-6,
-            "audio.num_mel_bins": self.n_mel,
+            **sound_keys(self, 1e-6),
         }
 
     def tensors(self) -> Iterator[Wanted]:
@@ -150,7 +146,7 @@ class Gemma3nAudio:
         n = self.n
         for name, module in _NORMS.items():
             yield Wanted(f"{target}.{name}.weight", f"{source}.{module}.weight", (n,))
-        sizes = {"ffn_up": (4 * n, n), "ffn_down": (n, 4 * n), "conv_pw1": (2 * n, n)}
+        sizes = {"ffn_up": (self.n_ff, n), "ffn_down": (n, self.n_ff), "conv_pw1": (2 * n, n)}
         for name, module in _MATRICES.items():
             shape = sizes.get(name.removesuffix("_1"), (n, n))
             yield Wanted(f"{target}.{name}.weight", f"{source}.{module}.weight", shape)

@@ -10,6 +10,7 @@ import numpy as np
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import Keys, flat
+from ikpy.convert.projectors.base import sound_keys
 from ikpy.convert.projectors.tensors import Wanted, linear
 
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
@@ -79,6 +80,7 @@ class Gemma4Audio:
         self.audio = Config({**self.defaults, **values}, checkpoint.folder / "config.json (audio_config)")
         self.n_text = n_text
         self.n = self.audio.count("hidden_size")
+        self.n_ff = 4 * self.n
         self.n_head = self.audio.count("num_attention_heads")
         self.n_layer = self.audio.count("num_hidden_layers")
         self.taps = self.audio.count("conv_kernel_size")
@@ -106,13 +108,7 @@ class Gemma4Audio:
         return {
             "has_audio_encoder": True,
             "audio.projector_type": self.kind,
-            "audio.projection_dim": self.n_text,
-            "audio.embedding_length": self.n,
-            "audio.feed_forward_length": 4 * self.n,
-            "audio.block_count": self.n_layer,
-            "audio.attention.head_count": self.n_head,
-            "audio.attention.layer_norm_epsilon": 1e-6,
-            "audio.num_mel_bins": self.n_mel,
+            **sound_keys(self, 1e-6),
         }
 
     def tensors(self) -> Iterator[Wanted]:
@@ -136,7 +132,7 @@ class Gemma4Audio:
         n = self.n
         for name, module in _NORMS.items():
             yield Wanted(f"{target}.{name}.weight", f"{source}.{module}.weight", (n,))
-        sizes = {"ffn_up": (4 * n, n), "ffn_down": (n, 4 * n), "conv_pw1": (2 * n, n)}
+        sizes = {"ffn_up": (self.n_ff, n), "ffn_down": (n, self.n_ff), "conv_pw1": (2 * n, n)}
         for name, module in _MATRICES.items():
             shape = sizes.get(name.removesuffix("_1"), (n, n))
             yield Wanted(f"{target}.{name}.weight", f"{source}.{module}.linear.weight", shape)

@@ -11,7 +11,7 @@ import numpy as np
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import Keys
-from ikpy.convert.projectors.base import FileProjector
+from ikpy.convert.projectors.base import FileProjector, sound_keys
 from ikpy.convert.projectors.tensors import Wanted, linear, norm, table
 from ikpy.errors import FileFormatError
 
@@ -100,13 +100,7 @@ class SoundProjector(FileProjector):
             "has_audio_encoder": True,
             "projector_type": self.kind,
             "use_gelu": True,
-            "audio.projection_dim": self.n_text,
-            "audio.embedding_length": self.n,
-            "audio.feed_forward_length": self.n_ff,
-            "audio.block_count": self.n_layer,
-            "audio.attention.head_count": self.n_head,
-            "audio.attention.layer_norm_epsilon": EPS,
-            "audio.num_mel_bins": self.n_mel,
+            **sound_keys(self, EPS),
             **({"audio.projector.stack_factor": self.stack} if self.stack else {}),
         }
 

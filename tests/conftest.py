@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Generator
 from pathlib import PurePath
 from typing import Any
 
@@ -59,6 +60,15 @@ def pytest_collection_finish() -> None:
     """What was collected stays until the end."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """What a file leaves (modules, caches) stays, too: later collections need not look at it again."""
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -100,29 +100,41 @@ def path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     return request.param()[0].write(tmp_path_factory.mktemp("model") / "model.gguf")
 
 
+@pytest.fixture(scope="module")
+def truth(path: Path, tmp_path_factory: pytest.TempPathFactory) -> list[np.ndarray]:
+    """What the CPU gives for the steps of the model at `path`."""
+    return list(steps(new_context(path, ON_CPU), tmp_path_factory.mktemp("state")))
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda f: f.__name__)
+def sequences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+    """A model of each layout, and what the CPU gives for two sequences of it."""
+    path = request.param()[0].write(tmp_path_factory.mktemp("model") / "model.gguf")
+    return path, two_sequences(new_context(path, ON_CPU))
+
+
+def two_sequences(context: Context) -> np.ndarray:
+    """Logits of two prompts, then of both in one batch, of more tokens than the kernel for few takes."""
+    context.decode(Batch.single(TOKENS[:20]))
+    context.decode(Batch.single(TOKENS[20:26], 0, 1))
+    both = Batch()
+    both.add(TOKENS[20:29].tolist(), 20, 0, "all")
+    both.add(TOKENS[26:31].tolist(), 6, 1, "all")
+    return context.decode(both)
+
+
 def hold(ours: np.ndarray, truth: np.ndarray) -> None:
     assert np.isfinite(ours).all()
     assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
 
 
 @pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("make", MODELS, ids=lambda f: f.__name__)
-def test_sequences_in_one_batch(make: Callable, where: str, tmp_path: Path, cuda_devices: int) -> None:
-    """Of all layouts: two prompts, then both in one batch, of more tokens than the kernel for few takes."""
+def test_sequences_in_one_batch(sequences: tuple[Path, np.ndarray], where: str, cuda_devices: int) -> None:
     placement = PLACES[where]
     if cuda_devices < 2 and placement.tensor_split:
         pytest.skip("needs two GPUs")
-    path = make()[0].write(tmp_path / "model.gguf")
-    rows = []
-    for place in (ON_CPU, placement):
-        context = new_context(path, place)
-        context.decode(Batch.single(TOKENS[:20]))
-        context.decode(Batch.single(TOKENS[20:26], 0, 1))
-        both = Batch()
-        both.add(TOKENS[20:29].tolist(), 20, 0, "all")
-        both.add(TOKENS[26:31].tolist(), 6, 1, "all")
-        rows.append(context.decode(both))
-    hold(rows[1], rows[0])
+    path, truth = sequences
+    hold(two_sequences(new_context(path, placement)), truth)
 
 
 def steps(context: Context, folder: Path) -> Iterator[np.ndarray]:
@@ -170,11 +182,12 @@ def steps(context: Context, folder: Path) -> Iterator[np.ndarray]:
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_what_becomes_of_states(where: str, path: Path, tmp_path: Path, cuda_devices: int) -> None:
+def test_what_becomes_of_states(
+    where: str, path: Path, truth: list[np.ndarray], tmp_path: Path, cuda_devices: int
+) -> None:
     placement = PLACES[where]
     if cuda_devices < 2 and placement.tensor_split:
         pytest.skip("needs two GPUs")
-    truth = list(steps(new_context(path, ON_CPU), tmp_path))
     ours = list(steps(new_context(path, placement), tmp_path))
     assert len(ours) == len(truth)
     for found, expected in zip(ours, truth, strict=True):

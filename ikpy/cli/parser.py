@@ -42,9 +42,17 @@ def parse(argv: Sequence[str], tool: str, environ: Mapping[str, str] | None = No
 
 def has_devices() -> bool:
     """Whether options for GPUs mean anything on this machine."""
-    from ikpy.backends.cuda.devices import available
+    from ikpy.backends.cuda.devices import local_devices
+    from ikpy.backends.remote import hosts
 
-    return bool(available())
+    return hosts.are_wanted() or bool(local_devices())
+
+
+def use_hosts(params: CommonParams) -> None:
+    """Makes the hosts of --rpc devices, and no others."""
+    from ikpy.backends.remote import hosts
+
+    hosts.use(params.model.rpc)
 
 
 def why_no_devices() -> str:
@@ -74,15 +82,18 @@ class Parser:
         self.params = CommonParams(tool=tool)
         self.appended: set[str] = set()
         self.no_effect: dict[str, list[str]] = {}
+        self.has_hosts = False
         for dest, value in TOOL_DEFAULTS.get(tool, {}).items():
             self.store(dest, value)
 
     def parse(self, argv: Sequence[str]) -> CommonParams:
         """Apply environment and arguments, check the result."""
+        self.has_hosts = any(normalize_name(argument) == "--rpc" for argument in argv)
         self.apply_config(argv)
         self.apply_environment()
         self.appended.clear()
         self.apply_arguments(argv)
+        use_hosts(self.params)
         if self.params.action != "run":
             return self.params
         if self.tool == "server":
@@ -236,7 +247,9 @@ class Parser:
             return
         if self.letter not in row.used:
             self.no_effect.setdefault(f"not used by {self.tool}", []).append(spelled)
-        elif text in row.quiet.split() or (row.reason == NO_GPU and row.effect is Effect.USED and has_devices()):
+        elif text in row.quiet.split():
+            return
+        elif row.reason == NO_GPU and row.effect is Effect.USED and (self.has_hosts or has_devices()):
             return
         elif row.name == "-ngl":
             # The wording that scripts know, and what this machine lacks.

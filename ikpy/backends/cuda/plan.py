@@ -110,7 +110,7 @@ class SingleStep:
 class HybridPlan:
     """Runs a split graph.
 
-    cpu_plan: all nodes of the CPU in order. arena_address: the CPU's arena, where results lie at the end. told: gets to
+    kernels_on: those of a device by its name. cpu_plan: all nodes of the CPU in order. arena_address: the CPU's arena, where results lie at the end. told: gets to
     know the offsets [E + 1] of expert groups before experts are uploaded, by buffer of the groups.
     """
 
@@ -119,14 +119,14 @@ class HybridPlan:
         graph: SplitGraph,
         cpu_plan: CompiledPlan | None,
         states: Mapping[str, DeviceState],
-        kernels: Kernels,
+        kernels_on: Callable[[str], Kernels],
         arena_address: int,
         params: DeviceParams,
         told: Mapping[Buffer, Told],
     ) -> None:
         self.graph = graph
         self.states = {name: states[name] for name in graph.devices}
-        self._kernels = kernels
+        self._kernels_on = kernels_on
         self._params = params
         self._told = told
         self._arena_address = arena_address
@@ -250,6 +250,9 @@ class HybridPlan:
             for t in transfers
         ]
         sizes = [t.buffer.nbytes for t in transfers]
+        if source.device.is_remote or target.device.is_remote:
+            self._operations.append(send_over_host(source, target, copies, sizes))
+            return
         ready, done = target.device.new_event(), source.device.new_event()
 
         def send(run: Run) -> None:
@@ -282,14 +285,14 @@ class HybridPlan:
                 return uploaded[value.buffer] + value.offset
             return state.base(value.buffer, arena) + value.offset
 
-        launches = self._kernels.lower(node, address, state.runtime, state.scratch.address)
+        launches = self._kernels_on(state.device.name).lower(node, address, state.runtime, state.scratch.address)
         self._kernel_names[state.device.name].update(launch.kernel for launch in launches)
         return launches
 
     def _add_range(self, state: DeviceState, steps: list[Step]) -> None:
         if steps:
             launches = [self._lower(state, step.node) for step in steps]
-            merged = self._kernels.merged(launch for each in launches for launch in each)
+            merged = self._kernels_on(state.device.name).merged(launch for each in launches for launch in each)
             self._kernel_names[state.device.name].update(launch.kernel for launch in merged)
             self._operations.append(LaunchRange(state, steps, launches, merged, capture=self._params.graphs))
 
@@ -375,6 +378,26 @@ class HybridPlan:
     def work_bytes(self, n_threads: int) -> int:
         """Bytes of kernel work memory on the CPU."""
         return self._cpu.work_bytes(n_threads) if self._cpu else 0
+
+
+def send_over_host(
+    source: DeviceState, target: DeviceState, copies: Sequence[tuple[int, int]], sizes: Sequence[int]
+) -> Operation:
+    """Copies between devices that do not reach each other, by way of host memory; copies: target and source."""
+    memory = [np.empty(nbytes, np.uint8) for nbytes in sizes]
+    arrived, left = source.device.new_event(), target.device.new_event()
+
+    def send(run: Run) -> None:
+        left.synchronize()
+        for data, (_, start) in zip(memory, copies, strict=True):
+            source.stream.download(data, start)
+        source.stream.record(arrived)
+        arrived.synchronize()
+        for data, (end, _) in zip(memory, copies, strict=True):
+            target.stream.upload(end, data)
+        target.stream.record(left)
+
+    return send
 
 
 def _last_write(split: Split, buffers: set[Buffer]) -> int:

@@ -331,7 +331,7 @@ class MarkdownPrinter(Printer):
         size, count = result.model_size, result.model_n_params
         values["size"] = f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.2f} MiB"
         values["params"] = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
-        values["backend"] = "CUDA" if gpu_names() else "CPU"
+        values["backend"] = ("CUDA" if gpu_names() else "CPU") + "+RPC" * bool(self.params.hosts)
         values["t/s"] = f"{result.avg_ts:.2f} ± {result.stddev_ts:.2f}"
         self.write(self.row(lambda field, _: values[field]))
 

@@ -140,6 +140,8 @@ class Store:
         program = self._programs.pop(number, None)
         if program is not None:
             self.used -= program.nbytes
+        if not self._programs:
+            self._work, self.used, self._work_bytes = core.WorkMemory(0), self.used - self._work_bytes, 0
 
     def _resolve(self, tensors: np.ndarray) -> set[int]:
         """Replaces addresses by those of this machine; numbers of the allocations that are used."""

@@ -10,7 +10,6 @@ from ikpy.cli import placement_values, values
 from ikpy.cli.bench_values import (
     COUNT,
     to_cuda_params,
-    to_hosts,
     to_device_names,
     to_generation,
     to_mapped,
@@ -282,7 +281,7 @@ ROWS = (
         "hosts",
         "HOST:PORT,...",
         "machines that run `ikpy rpc-server`: further devices",
-        convert=to_hosts,
+        convert=placement_values.to_hosts,
         separator="",
         many=False,
     ),

@@ -10,12 +10,14 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ikpy.cli.fields import get_field, set_field
 from ikpy.cli.needs import idle_options
 from ikpy.cli.options import NO_GPU, TOOLS, Effect, Option, all_options, by_name, normalize_name
 from ikpy.cli.params import CommonParams
+from ikpy.cli.placement_values import to_hosts
 from ikpy.cli.values import SWITCH_WORDS, unescape
 from ikpy.errors import IkpyError, UsageError
 
@@ -82,13 +84,14 @@ class Parser:
         self.params = CommonParams(tool=tool)
         self.appended: set[str] = set()
         self.no_effect: dict[str, list[str]] = {}
-        self.has_hosts = False
         for dest, value in TOOL_DEFAULTS.get(tool, {}).items():
             self.store(dest, value)
 
     def parse(self, argv: Sequence[str]) -> CommonParams:
         """Apply environment and arguments, check the result."""
-        self.has_hosts = any(normalize_name(argument) == "--rpc" for argument in argv)
+        for name, value in pairwise(argv):
+            if normalize_name(name) == "--rpc":  # what is said of options for GPUs depends on it
+                self.params.model.rpc = to_hosts(value, self.add_warning)
         self.apply_config(argv)
         self.apply_environment()
         self.appended.clear()
@@ -249,7 +252,7 @@ class Parser:
             self.no_effect.setdefault(f"not used by {self.tool}", []).append(spelled)
         elif text in row.quiet.split():
             return
-        elif row.reason == NO_GPU and row.effect is Effect.USED and (self.has_hosts or has_devices()):
+        elif row.reason == NO_GPU and row.effect is Effect.USED and (self.params.model.rpc or has_devices()):
             return
         elif row.name == "-ngl":
             # The wording that scripts know, and what this machine lacks.

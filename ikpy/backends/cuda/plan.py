@@ -10,6 +10,7 @@ import numpy as np
 
 from ikpy.backends.cuda.api import DeviceError, Event, Graph, LaunchLike
 from ikpy.backends.cuda.memory import host_view
+from ikpy.backends.cuda.over_host import send_over_host
 from ikpy.backends.cuda.state import DeviceState, Kernels
 from ikpy.graph.assign import EXPERT_KINDS, Step, written
 from ikpy.graph.ir import Buffer, Node, Value
@@ -378,26 +379,6 @@ class HybridPlan:
     def work_bytes(self, n_threads: int) -> int:
         """Bytes of kernel work memory on the CPU."""
         return self._cpu.work_bytes(n_threads) if self._cpu else 0
-
-
-def send_over_host(
-    source: DeviceState, target: DeviceState, copies: Sequence[tuple[int, int]], sizes: Sequence[int]
-) -> Operation:
-    """Copies between devices that do not reach each other, by way of host memory; copies: target and source."""
-    memory = [np.empty(nbytes, np.uint8) for nbytes in sizes]
-    arrived, left = source.device.new_event(), target.device.new_event()
-
-    def send(run: Run) -> None:
-        left.synchronize()
-        for data, (_, start) in zip(memory, copies, strict=True):
-            source.stream.download(data, start)
-        source.stream.record(arrived)
-        arrived.synchronize()
-        for data, (end, _) in zip(memory, copies, strict=True):
-            target.stream.upload(end, data)
-        target.stream.record(left)
-
-    return send
 
 
 def _last_write(split: Split, buffers: set[Buffer]) -> int:

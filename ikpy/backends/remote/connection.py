@@ -54,7 +54,9 @@ class Connection:
         try:
             self._socket = socket.create_connection((host, port), CONNECT_SECONDS)
         except OSError as error:
-            raise DeviceError(f"{name}: no connection: {error.strerror or error}; is `ikpy rpc-server` running?") from None
+            raise DeviceError(
+                f"{name}: no connection: {error.strerror or error}; is `ikpy rpc-server` running?"
+            ) from None
         keep_alive(self._socket)
         try:
             self._socket.sendall(greeting())

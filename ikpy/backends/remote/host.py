@@ -95,7 +95,9 @@ class Host:
         self._worker = None
         if status < 0:
             name = signal.Signals(-status).name
-            self._log(f"rpc-server: {self._client}: its process ended by {name}: what it sent was damaged, or memory ran out")
+            self._log(
+                f"rpc-server: {self._client}: its process ended by {name}: what it sent was damaged, or memory ran out"
+            )
         else:
             self._log(f"rpc-server: {self._client}: disconnected")
 

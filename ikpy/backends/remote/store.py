@@ -120,7 +120,9 @@ class Store:
         if nbytes <= self._work_bytes:
             return
         if nbytes - self._work_bytes > self.free:
-            raise ProtocolError(f"{nbytes >> 20} MiB of work memory are needed, the host lends {self.free >> 20} MiB more")
+            raise ProtocolError(
+                f"{nbytes >> 20} MiB of work memory are needed, the host lends {self.free >> 20} MiB more"
+            )
         self._work = core.WorkMemory(nbytes)
         self.used += nbytes - self._work_bytes
         self._work_bytes = nbytes

@@ -69,7 +69,7 @@ class _Records:
     op_kinds = staticmethod(core.op_kinds)
 
     @staticmethod
-    def Plan(*_: Any) -> None:  # noqa: N802 - the name of the native class
+    def Plan(*_: Any) -> None:
         """Nothing."""
 
 

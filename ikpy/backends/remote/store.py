@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ikpy._native import core
+from ikpy.backends.remote import rules
 from ikpy.backends.remote.kernels import COUNTS
 from ikpy.backends.remote.protocol import MAX_NUMBER, ProtocolError, divided
 from ikpy.errors import IkpyError
 from ikpy.gguf.huge_pages import zeroed_bytes
+from ikpy.graph.ir import I32
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import registry
 
@@ -29,6 +32,7 @@ class Stored(NamedTuple):
     runtime: int
     largest: int
     nbytes: int
+    numbers: list[rules.Range]
 
 
 class Store:
@@ -104,7 +108,7 @@ class Store:
         self.span(runtime, 8)
         tensors, ops, dynamic = _parsed(records)
         used = self._resolve(tensors)
-        _check_ops(ops, tensors)
+        numbers = _check_ops(ops, tensors)
         largest = [int(tensors["ne"][t, dim]) for t, dim in dynamic.tolist()]
         try:
             plan = core.Plan(tensors, ops, dynamic)
@@ -113,7 +117,7 @@ class Store:
             raise ProtocolError(f"a program cannot run: {error}") from None
         self._reserve_work(needed)
         uses = frozenset({*used, divided(runtime)[0]})
-        self._programs[number] = Stored(plan, uses, runtime, min(largest, default=MAX_EXTENT), len(records))
+        self._programs[number] = Stored(plan, uses, runtime, min(largest, default=MAX_EXTENT), len(records), numbers)
         self.used += len(records)
 
     def _reserve_work(self, nbytes: int) -> None:
@@ -135,6 +139,8 @@ class Store:
         n_kv = int(np.frombuffer(self.span(program.runtime, 8), "<i8")[0])
         if not 0 <= n_kv <= program.largest:
             raise ProtocolError(f"{n_kv} cells are attended of {program.largest}")
+        for numbers in program.numbers:
+            numbers.check()
         program.plan.run(n_kv, self._n_threads, self._work)
 
     def drop(self, number: int) -> None:
@@ -195,11 +201,35 @@ def _extent(type_id: int, shape: list[int], strides: list[int]) -> int:
     return row + sum((n - 1) * step for n, step in zip(shape[1:], strides[1:], strict=True))
 
 
-def _check_ops(ops: np.ndarray, tensors: np.ndarray) -> None:
-    """What the executor asks of records, and sizes that it cannot know to be wrong."""
+def _check_ops(ops: np.ndarray, tensors: np.ndarray) -> list[rules.Range]:
+    """Checks ops against each other's tensors; numbers that the client sets and that are to be checked in every run."""
     kinds = {number: name for name, number in core.op_kinds().items()}
+    known = [_tensor(record) for record in tensors]
+    written: set[int] = set()
+    found: dict[tuple[int, int, int], rules.Range] = {}
     for op in ops:
-        kind = kinds.get(int(op["kind"]))
-        sources = op["src"].tolist()
-        if kind is None or not all(-1 <= i < len(tensors) for i in sources) or not 0 <= int(op["dst"]) < len(tensors):
+        kind, places, target = kinds.get(int(op["kind"])), op["src"].tolist(), int(op["dst"])
+        if kind is None or not all(-1 <= i < len(known) for i in places) or not 0 <= target < len(known):
             raise ProtocolError("an op that there is not, or of tensors that there are not")
+        made = rules.Op(kind, known[target], [None if i < 0 else known[i] for i in places], op["ip"].tolist())
+        rules.check(made)
+        for tensor, low, high in rules.ranges(made):
+            if tensor.data not in written:
+                found[tensor.data, low, high] = rules.Range(_numbers(tensor), low, high)
+        written.add(made.dst.data)
+    return list(found.values())
+
+
+def _tensor(record: np.ndarray) -> rules.Tensor:
+    shape, strides = tuple(record["ne"].tolist()), tuple(record["nb"].tolist())
+    type_id = int(record["type"])
+    return rules.Tensor(type_id, shape, _extent(type_id, list(shape), list(strides)), int(record["data"]), strides)
+
+
+def _numbers(tensor: rules.Tensor) -> np.ndarray:
+    """Its numbers where they lie, i32 [elements of dimension 1, of dimension 0]."""
+    if tensor.type_id != I32:
+        raise ProtocolError("numbers of rows or cells that are no i32")
+    data = np.ctypeslib.as_array((ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data))
+    shape, strides = tensor.shape[1::-1], (tensor.strides[1], 4)
+    return np.lib.stride_tricks.as_strided(data.view(np.uint8)[: tensor.nbytes // 4 * 4].view(np.int32), shape, strides)

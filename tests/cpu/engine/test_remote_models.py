@@ -214,7 +214,7 @@ def test_a_host_that_dies_is_one_line() -> None:
                 context.decode(Batch.single(tokens[:1], 20))
             assert "\n" not in str(caught.value)
         assert time.monotonic() - began < 60
-        with pytest.raises(DeviceError, match="no connection: .*rpc-server"):
+        with pytest.raises(DeviceError, match=r"no connection: .*rpc-server"):
             context_on(QWEN3, PlacementParams())
 
 

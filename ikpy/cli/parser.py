@@ -250,9 +250,9 @@ class Parser:
             return
         if self.letter not in row.used:
             self.no_effect.setdefault(f"not used by {self.tool}", []).append(spelled)
-        elif text in row.quiet.split():
-            return
-        elif row.reason == NO_GPU and row.effect is Effect.USED and (self.params.model.rpc or has_devices()):
+        elif text in row.quiet.split() or (
+            row.reason == NO_GPU and row.effect is Effect.USED and (self.params.model.rpc or has_devices())
+        ):
             return
         elif row.name == "-ngl":
             # The wording that scripts know, and what this machine lacks.

@@ -38,10 +38,9 @@ class DeviceRules:
     """What decides where nodes run.
 
     cache_devices: device of every cache buffer by its name. supports: why a node cannot run on a device ("": any
-    GPU), or None. activation_format: format of the activations of a product on a device; prepared_nbytes: bytes of an act_prepare
-    node's result. offload_batch: smallest batch for which a product with
-    weights in host memory goes to a device (times experts over used experts for routed ones), 0 = never.
-    policy: operations that may do so.
+    GPU), or None. activation_format: format of the activations of a product on a device; prepared_nbytes: bytes of an
+    act_prepare node's result. offload_batch: smallest batch for which a product with weights in host memory goes to a
+    device (times experts over used experts for routed ones), 0 = never. policy: operations that may do so.
     """
 
     placement: Placement

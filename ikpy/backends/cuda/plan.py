@@ -111,8 +111,9 @@ class SingleStep:
 class HybridPlan:
     """Runs a split graph.
 
-    kernels_on: those of a device by its name. cpu_plan: all nodes of the CPU in order. arena_address: the CPU's arena, where results lie at the end. told: gets to
-    know the offsets [E + 1] of expert groups before experts are uploaded, by buffer of the groups.
+    kernels_on: those of a device by its name. cpu_plan: all nodes of the CPU in order. arena_address: the CPU's arena,
+    where results lie at the end. told: gets to know the offsets [E + 1] of expert groups before experts are uploaded,
+    by buffer of the groups.
     """
 
     def __init__(

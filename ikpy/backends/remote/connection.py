@@ -164,7 +164,7 @@ class Connection:
         """The answer to a message, uint8 [nbytes]."""
         answer = np.empty(nbytes, np.uint8)
         with self._lock:
-            self.request(memoryview(answer), message, a, b, c, payload)
+            self.request(answer.data, message, a, b, c, payload)
             self.settle()
         return answer
 

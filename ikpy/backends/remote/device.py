@@ -51,7 +51,7 @@ class RemoteStream(Stream):
 
     def upload(self, target: int, source: np.ndarray) -> None:
         """Sends the bytes, or only their SHA-256 where the host has kept them."""
-        data = memoryview(source.reshape(-1).view(np.uint8))
+        data = source.reshape(-1).view(np.uint8).data
         for start in range(0, len(data), MAX_PAYLOAD):
             piece = data[start : start + MAX_PAYLOAD]
             if self._caches and len(piece) >= CACHED:
@@ -68,7 +68,7 @@ class RemoteStream(Stream):
 
     def download(self, target: np.ndarray, source: int) -> None:
         """Asks for the bytes."""
-        data = memoryview(target.reshape(-1).view(np.uint8))
+        data = target.reshape(-1).view(np.uint8).data
         for start in range(0, len(data), MAX_PAYLOAD):
             piece = data[start : start + MAX_PAYLOAD]
             self._connection.request(piece, Message.DOWNLOAD, source + start, len(piece))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ikpy.errors import UsageError
 
-_wanted: tuple[tuple[str, int], ...] = ()
-_open: dict = {}
+_wanted: list[tuple[str, int]] = []
+_open: dict[tuple[str, int], Any] = {}
 
 
 def use(endpoints: Sequence[str]) -> None:
@@ -16,7 +17,6 @@ def use(endpoints: Sequence[str]) -> None:
     They are connected to when devices are asked for; others that were in use are left. Raises UsageError for what is no
     address, or the same twice.
     """
-    global _wanted
     if not (endpoints or _wanted):
         return
     from ikpy.backends.remote.protocol import parse_endpoint
@@ -30,7 +30,7 @@ def use(endpoints: Sequence[str]) -> None:
         if endpoint in found:
             raise UsageError(f"--rpc: {text} is named twice")
         found.append(endpoint)
-    _wanted = tuple(found)
+    _wanted[:] = found
     for endpoint in [endpoint for endpoint in _open if endpoint not in found]:
         _open.pop(endpoint).connection.close()
 
@@ -40,7 +40,7 @@ def are_wanted() -> bool:
     return bool(_wanted)
 
 
-def opened(first: int) -> list:
+def opened(first: int) -> list[Any]:
     """The hosts as devices, numbered from `first` on. Raises DeviceError for one that does not answer."""
     if not _wanted:
         return []

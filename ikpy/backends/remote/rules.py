@@ -14,7 +14,7 @@ import numpy as np
 
 from ikpy._native import core
 from ikpy.backends.remote.protocol import ProtocolError
-from ikpy.graph.ir import F32, I32
+from ikpy.graph.ir import F16, F32, I32, I64
 from ikpy.quants import registry
 
 Shape = tuple[int, int, int, int]
@@ -24,6 +24,34 @@ BROADCAST = ("add", "mul")
 NORMS = ("rms_norm", "layer_norm")
 SLOTS = {"causal_conv": (2, 3), "ngram_rows": (2, 3), "gated_delta_rule": (5, 6), "ssm_scan": (6, 7), "wkv": (6, 7)}
 """Kinds with states, and which of their sources these and their slots are."""
+NEEDED = {
+    "mul_mat": 2,
+    "mul_mat_up_gate": 3,
+    "mul_mat_id": 3,
+    "mul_mat_id_up_gate": 4,
+    "get_rows": 2,
+    "add": 2,
+    "mul": 2,
+    "gated_unary": 2,
+    "rope": 2,
+    "kv_store": 2,
+    "kv_shift": 2,
+    "attention": 4,
+    "kq_mask": 5,
+    "moe_route": 1,
+    "choose_cells": 5,
+    "chosen_mask": 2,
+    "chosen_list": 2,
+    "stretch_cells": 6,
+    "choose_blocks": 6,
+    "compress_cells": 8,
+    "causal_conv": 4,
+    "ngram_rows": 4,
+    "gated_delta_rule": 7,
+    "ssm_scan": 8,
+    "wkv": 4,
+}
+"""How many of their sources ops cannot do without."""
 
 
 class Tensor(NamedTuple):
@@ -66,8 +94,8 @@ class Range(NamedTuple):
 
 def check(op: Op) -> None:
     """ProtocolError for an op whose tensors do not fit each other."""
-    rule = RULES.get(op.kind)
-    if rule is not None and not rule(op):
+    rule, n_needed = RULES.get(op.kind), NEEDED.get(op.kind, 1)
+    if None in op.src[:n_needed] or (rule is not None and not rule(op)):
         shapes = [tensor.shape for tensor in (op.dst, *op.src) if tensor is not None]
         raise ProtocolError(f"{op.kind} of shapes {shapes} and parameters {list(op.ip[:6])}")
 
@@ -177,7 +205,8 @@ def _get_rows(op: Op) -> bool:
 
 
 def _same(op: Op) -> bool:
-    return op.src[0] is not None and op.src[0].shape == op.dst.shape
+    """Element by element."""
+    return op.src[0] is not None and op.src[0].shape == op.dst.shape and op.src[0].type_id == op.dst.type_id == F32
 
 
 def _copy(op: Op) -> bool:
@@ -203,7 +232,28 @@ def _attention(op: Op) -> bool:
         return False
     heads, n_tokens = q.shape[1:3]
     fits = op.dst.shape[:3] == (values.shape[0], heads, n_tokens) and keys.shape[1:3] == values.shape[1:3]
-    return fits and heads % keys.shape[1] == 0 and op.ip[1] > 0
+    mask, second = op.src[3], op.src[5]
+    width = keys.shape[0] + (second.shape[0] if second else 0)
+    seen = mask is not None and mask.type_id == F16 and mask.shape[1] >= n_tokens
+    return fits and seen and q.shape[0] == width and heads % keys.shape[1] == 0 and op.ip[1] > 0
+
+
+def _rope(op: Op) -> bool:
+    x, table = op.src[:2]
+    if x is None or table is None or x.shape != op.dst.shape or table.shape[0] != op.ip[0]:
+        return False
+    return 0 <= op.ip[2] <= x.shape[0] - table.shape[0] and table.shape[1] >= x.shape[2]
+
+
+def _kq_mask(op: Op) -> bool:
+    cell_pos, cell_seq, pos, seq, ranges_ = op.src[:5]
+    if cell_pos is None or cell_seq is None or pos is None or seq is None or ranges_ is None:
+        return False
+    more = op.src[5].shape[0] if op.src[5] else 0
+    n_cells, n_tokens = cell_pos.shape[0], pos.shape[0]
+    fits = op.dst.shape[:2] == (n_cells + more, n_tokens) and ranges_.shape[:2] == (2, n_tokens)
+    types = cell_pos.type_id, cell_seq.type_id, pos.type_id, seq.type_id
+    return fits and types == (I32, I64, I32, I32) and cell_seq.shape[0] == n_cells and seq.shape[0] == n_tokens
 
 
 def _kv_store(op: Op) -> bool:
@@ -225,6 +275,8 @@ RULES: dict[str, Callable[[Op], bool]] = {
     "gated_unary": _gated,
     "attention": _attention,
     "kv_store": _kv_store,
+    "rope": _rope,
+    "kq_mask": _kq_mask,
     **dict.fromkeys(SAME, _same),
     **dict.fromkeys(BROADCAST, _broadcast),
     **dict.fromkeys(NORMS, _norm),

@@ -84,7 +84,7 @@ class Store:
         memory = self._memory.get(number)
         if memory is None or nbytes > memory.nbytes - offset:
             raise ProtocolError(f"{nbytes} bytes at {where:#x} are not memory of this connection")
-        return memoryview(memory)[offset : offset + nbytes]
+        return memory.data[offset : offset + nbytes]
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copies within the memory."""
@@ -182,9 +182,9 @@ def _parsed(records: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     for dtype, size in ((TENSOR_DTYPE, sizes[0]), (OP_DTYPE, sizes[1]), (np.dtype("<i4"), sizes[2])):
         parts.append(np.frombuffer(records, dtype, size // dtype.itemsize, start).copy())
         start += size
-    tensors, ops, dynamic = parts
-    dynamic = dynamic.reshape(-1, 2)
-    if ((dynamic < 0) | (dynamic >= (len(tensors), 4))).any():
+    tensors, ops = parts[:2]
+    dynamic = parts[2].astype(np.int32).reshape(-1, 2)
+    if ((dynamic < 0) | (dynamic >= np.array([len(tensors), 4]))).any():
         raise ProtocolError("a dynamic extent of a tensor that there is not")
     return tensors, ops, dynamic
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ikpy.backends.remote import hosts
 from ikpy.cli.bench_options import BY_NAME, SOURCES, BenchOption
 from ikpy.cli.options import NO_GPU, normalize_name
 from ikpy.cli.parser import HELP_NAMES, has_devices, suggest
@@ -33,8 +32,7 @@ class BenchCommand:
             given.pop(name, None)
         if not given.get("models"):
             given["models"] = [default_model()]
-        hosts.use(given.get("hosts", ()))
-        if given.get("devices") and not has_devices():
+        if given.get("devices") and not (given.get("hosts") or has_devices()):
             given["devices"] = ()
         return BenchParams(**given)
 

@@ -45,16 +45,8 @@ def parse(argv: Sequence[str], tool: str, environ: Mapping[str, str] | None = No
 def has_devices() -> bool:
     """Whether options for GPUs mean anything on this machine."""
     from ikpy.backends.cuda.devices import local_devices
-    from ikpy.backends.remote import hosts
 
-    return hosts.are_wanted() or bool(local_devices())
-
-
-def use_hosts(params: CommonParams) -> None:
-    """Makes the hosts of --rpc devices, and no others."""
-    from ikpy.backends.remote import hosts
-
-    hosts.use(params.model.rpc)
+    return bool(local_devices())
 
 
 def why_no_devices() -> str:
@@ -96,7 +88,6 @@ class Parser:
         self.apply_environment()
         self.appended.clear()
         self.apply_arguments(argv)
-        use_hosts(self.params)
         if self.params.action != "run":
             return self.params
         if self.tool == "server":
@@ -284,7 +275,7 @@ def merge(params: CommonParams) -> None:
     else:
         model.fit_margins |= dict(enumerate(model.fit_targets))
     drafts = params.speculative
-    if (model.devices or params.media.device or drafts.devices) and not has_devices():
+    if (model.devices or params.media.device or drafts.devices) and not (model.rpc or has_devices()):
         model.devices = () if model.devices else model.devices
         drafts.devices = () if drafts.devices else drafts.devices
         params.media.device = params.media.device and "none"

@@ -78,6 +78,7 @@ def output(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         "perplexity -c 48 --chunks 2 -f {text} -ngl 2 -ts 1,1",
         "perplexity -c 48 --chunks 2 -f {text} -ot exps=RPC[{one}] -ts 0,1",
         "cli -p hello -n 12 --temp 0 -c 128",
+        "cli -p hello -n 12 --temp 0 -c 128 -md {model} --draft-max 4",
     ],
 )
 def test_tools_print_the_same(
@@ -85,7 +86,7 @@ def test_tools_print_the_same(
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
-    words = line.format(text=text, one=two[0].endpoint).split()
+    words = line.format(text=text, one=two[0].endpoint, model=MOE).split()
     on_cpu = [word for i, word in enumerate(words) if not {word, words[i - 1]} & {"-ts", "-ot", "-ngl"}]
     wanted = output([*on_cpu, "-m", MOE, "-t", "1"], capsys)
     where = ",".join(host.endpoint for host in two)

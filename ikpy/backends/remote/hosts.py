@@ -35,11 +35,6 @@ def use(endpoints: Sequence[str]) -> None:
         _open.pop(endpoint).connection.close()
 
 
-def are_wanted() -> bool:
-    """Whether there are hosts, without connecting to them."""
-    return bool(_wanted)
-
-
 def opened(first: int) -> list[Any]:
     """The hosts as devices, numbered from `first` on. Raises DeviceError for one that does not answer."""
     if not _wanted:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import sys
 import threading
@@ -219,6 +220,7 @@ def end_with_parent() -> None:
 def main(arguments: list[str]) -> int:
     """Exit status 0 when the client left, 1 when it was sent away; the reason is a line on standard error."""
     settings = json.loads(arguments[1])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what a client sent would stay on the disk
     end_with_parent()
     reason = run(socket.socket(fileno=int(arguments[0])), settings["limit"], settings["threads"], settings["cache"])
     if reason:

@@ -116,22 +116,31 @@ class Connection:
     def flush(self) -> None:
         """Sends what is queued."""
         with self._lock:
-            parts, self._queue, self._queued = self._queue, [], 0
+            if self._busy:
+                return
+            self._busy = True
             try:
+                self._send()
+            finally:
+                self._busy = False
+
+    def _send(self) -> None:
+        parts, self._queue, self._queued = self._queue, [], 0
+        try:
+            pending = b""
+            for part in parts:
+                if len(part) < LARGE:
+                    pending += part
+                    continue
+                self._socket.sendall(pending)
+                self._socket.sendall(part)
                 pending = b""
-                for part in parts:
-                    if len(part) < LARGE:
-                        pending += part
-                        continue
-                    self._socket.sendall(pending)
-                    self._socket.sendall(part)
-                    pending = b""
-                if pending:
-                    self._socket.sendall(pending)
-            except (BrokenPipeError, ConnectionResetError) as error:
-                self._fail(self._last_words() or error)
-            except BaseException as error:
-                self._fail(error)
+            if pending:
+                self._socket.sendall(pending)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            self._fail(self._last_words() or error)
+        except BaseException as error:
+            self._fail(error)
 
     def _last_words(self) -> ProtocolError | None:
         """What the host said before it closed the connection."""
@@ -168,6 +177,16 @@ class Connection:
             self.settle()
         return answer
 
+    def synchronize(self) -> None:
+        """Waits until the host has done everything that was said so far.
+
+        Finalizers may ask for that in the midst of a transfer of the same thread. They have nothing to wait for: what
+        they say comes behind it.
+        """
+        with self._lock:
+            if not self._busy:
+                self.ask(0, Message.SYNC)
+
     def settle(self, serial: int | None = None) -> None:
         """Reads the answers that were asked for, if the one with this number has not come."""
         with self._lock:
@@ -177,7 +196,7 @@ class Connection:
                 raise DeviceError(self._dead)
             self._busy = True
             try:
-                self.flush()
+                self._send()
                 while self._waiting:
                     self._fill(self._waiting[0])
                     self._waiting.popleft()

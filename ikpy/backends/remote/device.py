@@ -110,7 +110,7 @@ class RemoteStream(Stream):
 
     def synchronize(self) -> None:
         """Waits until the host has done everything, and raises what went wrong there."""
-        self._connection.ask(0, Message.SYNC)
+        self._connection.synchronize()
 
     def milliseconds(self, issue: Callable[[], None]) -> float:
         """Not measured."""

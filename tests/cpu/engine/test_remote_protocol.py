@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from ikpy.backends.cuda.api import DeviceError
+from ikpy.backends.cuda.api import DeviceError, Stream
 from ikpy.backends.remote import hosts, protocol
 from ikpy.backends.remote.connection import Connection
 from ikpy.backends.remote.device import RemoteDevice
@@ -149,20 +149,46 @@ def test_half_a_message_and_silence_end_in_time(host: RunningHost) -> None:
 def captured(monkeypatch: pytest.MonkeyPatch, host: RunningHost) -> list[bytes]:
     """All that a client says to a host, message by message."""
     said: list[bytes] = []
-    send = Connection.flush
+    send = Connection._send
 
-    def flush(self: Connection) -> None:
+    def kept(self: Connection) -> None:
         said.extend(bytes(part) for part in self._queue)
         send(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Connection, "flush", flush)
+        patch.setattr(Connection, "_send", kept)
         hosts.use([host.endpoint])
         context = context_on(QWEN3, PlacementParams())
         evaluated(context, tokens_for(context, 12), 8)
     del context
     hosts.use(())
     return said
+
+
+def test_finalizers_in_the_midst_of_a_transfer(host: RunningHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context that is collected while its thread waits for an answer, or sends, drains and frees: nobody waits."""
+    device = RemoteDevice(0, "127.0.0.1", host.port)
+    streams, addresses = device.new_stream(), [device.alloc(1 << 20) for _ in range(4)]
+    monkeypatch.setattr(device.connection, "_read_head", meddling(device, streams, addresses, "_read_head"))
+    monkeypatch.setattr(device.connection, "_send", meddling(device, streams, addresses, "_send"))
+    assert device.memory().total == 512 << 20
+    monkeypatch.undo()
+    assert not addresses and device.memory().free == 512 << 20
+    device.connection.close()
+
+
+def meddling(device: RemoteDevice, stream: Stream, addresses: list[int], name: str) -> Callable[[], object]:
+    """A method of the connection, in front of which memory is given back as finalizers do."""
+    method = getattr(device.connection, name)
+
+    def call() -> object:
+        for _ in range(2):
+            if addresses:
+                stream.synchronize()
+                device.release(addresses.pop())
+        return method()
+
+    return call
 
 
 def test_fuzzed_conversations(host: RunningHost, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ COMMANDS = {
     "quantize": ("ikpy.cli.quantize", "make a quantized copy of a model"),
     "imatrix": ("ikpy.cli.imatrix", "compute an importance matrix"),
     "server": ("ikpy.cli.server", "HTTP server"),
+    "rpc-server": ("ikpy.cli.rpc_server", "lend this machine to programs on others (--rpc)"),
     "tokenize": ("ikpy.cli.tokenize", "show how a text is divided into tokens"),
     "gguf": ("ikpy.cli.gguf", "show, split, merge and change GGUF files"),
     "cuda": ("ikpy.cli.cuda", "devices; kernels built, measured and checked"),
@@ -61,7 +62,7 @@ WRITERS = ("convert", "quantize", "imatrix", "perplexity", "gguf")
 MEMORY_HINT = ": a smaller context (-c) or batch (-b, -ub) or fewer threads need less"
 NO_THREADS = "the system starts no more threads: use fewer, or raise its limit (ulimit -u, that of a container)"
 LOST_FILE = b"error: a file in use cannot be read any more: it was shortened, or its disk or network drive failed\n"
-WITHOUT_CONTEXT = ("convert", "quantize", "tokenize", "gguf", "info")
+WITHOUT_CONTEXT = ("convert", "quantize", "tokenize", "gguf", "info", "rpc-server")
 """Subcommands that the hint does not suit."""
 
 

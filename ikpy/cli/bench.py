@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from ikpy.backends.remote import hosts
 from ikpy.cli.bench_command import parse_bench
 from ikpy.cli.bench_options import help_rows
 from ikpy.cli.model_files import default_model
@@ -28,6 +29,7 @@ def run(arguments: Sequence[str]) -> int:
         title = "Measure prompt processing and generation. Lists are separated by commas; options may be repeated."
         print_help(title, "ikpy bench [options]", help_rows())
         return 0
+    hosts.use(command.values.get("hosts", ()))
     if command.values.get("list_devices"):
         print_devices()
         return 0

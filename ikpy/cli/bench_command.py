@@ -32,7 +32,7 @@ class BenchCommand:
             given.pop(name, None)
         if not given.get("models"):
             given["models"] = [default_model()]
-        if given.get("devices") and not has_devices():
+        if given.get("devices") and not (given.get("hosts") or has_devices()):
             given["devices"] = ()
         return BenchParams(**given)
 
@@ -44,6 +44,7 @@ def parse_bench(arguments: Sequence[str]) -> BenchCommand:
         UsageError: unknown option, missing or bad value.
     """
     command = BenchCommand()
+    has_hosts = "--rpc" in map(normalize_name, arguments) or "-rpc" in arguments
     position = 0
     while position < len(arguments):
         spelled = arguments[position]
@@ -63,12 +64,12 @@ def parse_bench(arguments: Sequence[str]) -> BenchCommand:
         else:
             text = following
             position += 1
-        take(command, option, spelled, text)
+        take(command, option, spelled, text, has_gpus=has_hosts or has_devices())
     return command
 
 
-def take(command: BenchCommand, option: BenchOption, spelled: str, text: str) -> None:
-    """Convert and store one use of an option."""
+def take(command: BenchCommand, option: BenchOption, spelled: str, text: str, *, has_gpus: bool) -> None:
+    """Convert and store one use of an option. has_gpus: options for GPUs mean something."""
 
     def warn(message: str) -> None:
         command.warnings.append(f"{spelled}: {message}")
@@ -83,7 +84,7 @@ def take(command: BenchCommand, option: BenchOption, spelled: str, text: str) ->
         converted = [option.convert(part, warn) for part in parts]
     except (ValueError, IkpyError) as error:
         raise UsageError(f"invalid parameter for argument: {spelled} ({error})") from error
-    without_effect = option.no_effect and not (option.no_effect == NO_GPU and has_devices())
+    without_effect = option.no_effect and not (option.no_effect == NO_GPU and has_gpus)
     if without_effect and any(value != option.idle for value in converted):
         command.warnings.append(f"no effect: {spelled} ({option.no_effect})")
     if option.dest == "tensor_split" and len(parts) > 1 and max(map(len, converted)) == 1:

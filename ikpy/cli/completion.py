@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import typer
 
-from ikpy.cli import COMMANDS, PROGRAMS, bench_options, convert, gguf, quantize_arguments, tokenize
+from ikpy.cli import COMMANDS, PROGRAMS, bench_options, convert, gguf, quantize_arguments, rpc_server, tokenize
 from ikpy.cli.options import TOOLS, Effect, by_name
 
 SCRIPT = """# Completion for bash of ikpy and of links to it: source <(ikpy --completion-bash)
@@ -65,6 +65,7 @@ def options_of_commands() -> dict[str, list[str]]:
     found["bench"] = [name for name, row in bench_options.BY_NAME.items()]
     found["quantize"] = [*quantize_arguments.FLAGS, *sorted(quantize_arguments.VALUE_OPTIONS)]
     found["tokenize"] = [*tokenize.FLAGS, *tokenize.VALUE_OPTIONS]
+    found["rpc-server"] = [*rpc_server.FLAGS, *rpc_server.VALUE_OPTIONS]
     found["convert"] = options_of(typer.main.get_command(convert.app))
     for name, command in getattr(typer.main.get_command(gguf.app), "commands", {}).items():
         found[f"gguf {name}"] = options_of(command)

@@ -42,6 +42,7 @@ class ModelOptions:
     main_gpu: int = 0
     tensor_split: tuple[float, ...] = ()
     devices: tuple[str, ...] | None = None
+    rpc: tuple[str, ...] = ()
     n_cpu_moe: int = 0
     kv_offload: bool = True
     offload_policy: list[tuple[int, bool]] = field(default_factory=list)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ikpy.cli.fields import get_field, set_field
 from ikpy.cli.needs import idle_options
 from ikpy.cli.options import NO_GPU, TOOLS, Effect, Option, all_options, by_name, normalize_name
 from ikpy.cli.params import CommonParams
+from ikpy.cli.placement_values import to_hosts
 from ikpy.cli.values import SWITCH_WORDS, unescape
 from ikpy.errors import IkpyError, UsageError
 
@@ -42,9 +44,9 @@ def parse(argv: Sequence[str], tool: str, environ: Mapping[str, str] | None = No
 
 def has_devices() -> bool:
     """Whether options for GPUs mean anything on this machine."""
-    from ikpy.backends.cuda.devices import available
+    from ikpy.backends.cuda.devices import local_devices
 
-    return bool(available())
+    return bool(local_devices())
 
 
 def why_no_devices() -> str:
@@ -79,6 +81,9 @@ class Parser:
 
     def parse(self, argv: Sequence[str]) -> CommonParams:
         """Apply environment and arguments, check the result."""
+        for name, value in pairwise(argv):
+            if normalize_name(name) == "--rpc":  # what is said of options for GPUs depends on it
+                self.params.model.rpc = to_hosts(value, self.add_warning)
         self.apply_config(argv)
         self.apply_environment()
         self.appended.clear()
@@ -236,7 +241,9 @@ class Parser:
             return
         if self.letter not in row.used:
             self.no_effect.setdefault(f"not used by {self.tool}", []).append(spelled)
-        elif text in row.quiet.split() or (row.reason == NO_GPU and row.effect is Effect.USED and has_devices()):
+        elif text in row.quiet.split() or (
+            row.reason == NO_GPU and row.effect is Effect.USED and (self.params.model.rpc or has_devices())
+        ):
             return
         elif row.name == "-ngl":
             # The wording that scripts know, and what this machine lacks.
@@ -268,7 +275,7 @@ def merge(params: CommonParams) -> None:
     else:
         model.fit_margins |= dict(enumerate(model.fit_targets))
     drafts = params.speculative
-    if (model.devices or params.media.device or drafts.devices) and not has_devices():
+    if (model.devices or params.media.device or drafts.devices) and not (model.rpc or has_devices()):
         model.devices = () if model.devices else model.devices
         drafts.devices = () if drafts.devices else drafts.devices
         params.media.device = params.media.device and "none"

@@ -54,9 +54,20 @@ def to_tensor_split(text: str, warn: Warn) -> tuple[float, ...]:
     return shares
 
 
+def _device_name(text: str) -> str:
+    """As devices are called: names of hosts keep their case."""
+    name = text.strip()
+    return f"RPC[{name[4:]}" if name.upper().startswith("RPC[") else name.upper()
+
+
 def to_devices(text: str, warn: Warn) -> tuple[str, ...]:
     """Names of devices separated by commas; `none` for no device."""
-    return () if text.lower() == "none" else tuple(name.strip().upper() for name in text.split(",") if name.strip())
+    return () if text.lower() == "none" else tuple(map(_device_name, filter(str.strip, text.split(","))))
+
+
+def to_hosts(text: str, warn: Warn) -> tuple[str, ...]:
+    """`HOST:PORT[,HOST:PORT...]`."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def to_fit_margins(text: str, warn: Warn) -> dict[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from ikpy.backends.remote import hosts
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import parse
 from ikpy.cli.values import MAX_THREADS
@@ -16,6 +17,7 @@ def start(tool: str, arguments: Sequence[str], title: str, command: str = "") ->
     command: what the help names, where it is not the tool whose options are taken.
     """
     params = parse(arguments, tool)
+    hosts.use(params.model.rpc)
     if params.action == "help":
         from ikpy.cli.help import print_tool_help
 

@@ -139,7 +139,8 @@ class Context:
         self._plans.reserve(graphs)
         # A repeated token would go on with its sequence's state, be seen by those before it, or count as another one.
         alone = self._graphs.is_recurrent or not self.graph_params.causal or self.params.collector is not None
-        self._pads = self.devices is not None and not alone and self.model.arch.decoder_start is None
+        has_gpus = self.devices is not None and self.devices.setup.has_gpus
+        self._pads = has_gpus and not alone and self.model.arch.decoder_start is None
 
     # what it holds
 

@@ -93,7 +93,7 @@ def graph_params(
         windows=windows,
         sparse_top_k=p.sparse_top_k,
         type_indexer=_cache_type(p.type_indexer, 0, "-ictk"),
-        on_devices=model.devices is not None,
+        on_devices=model.devices is not None and model.devices.has_gpus,
         rope_sections=model.arch.rope_sections if p.media else None,
         one_way=frozenset(w for w in _windows(model) if not model.arch.rows_see_each_other(w)),
     )

@@ -37,30 +37,29 @@ class Step:
 class DeviceRules:
     """What decides where nodes run.
 
-    cache_devices: device of every cache buffer by its name. supports: why a node cannot run on a device, or None.
-    activation_format: format of the activations of a product on a device; prepared_nbytes: bytes of an act_prepare
-    node's result. offload_batch: smallest batch for which a product with
-    weights in host memory goes to a device (times experts over used experts for routed ones), 0 = never.
-    policy: operations that may do so.
+    cache_devices: device of every cache buffer by its name. supports: why a node cannot run on a device ("": any
+    GPU), or None. activation_format: format of the activations of a product on a device; prepared_nbytes: bytes of an
+    act_prepare node's result. offload_batch: smallest batch for which a product with weights in host memory goes to a
+    device (times experts over used experts for routed ones), 0 = never. policy: operations that may do so.
     """
 
     placement: Placement
     cache_devices: Mapping[str, str]
-    supports: Callable[[Node], str | None]
-    activation_format: Callable[[Node], int]
-    prepared_nbytes: Callable[[Node], int]
+    supports: Callable[[Node, str], str | None]
+    activation_format: Callable[[Node, str], int]
+    prepared_nbytes: Callable[[Node, str], int]
     offload_batch: int = 32
     policy: Mapping[str, bool] = field(default_factory=dict)
 
     def runs(self, node: Node) -> bool:
-        """Whether devices have a kernel for a node, and for what prepares the activations of a product."""
+        """Whether GPUs have a kernel for a node, and for what prepares the activations of a product."""
         if node.kind in MATMUL_KINDS:
-            fmt, x = self.activation_format(node), node.src[2 if node.kind in FUSED_KINDS else 1]
+            fmt, x = self.activation_format(node, ""), node.src[2 if node.kind in FUSED_KINDS else 1]
             assert x is not None
-            if self.supports(Node("act_prepare", x, [x], [fmt])) is not None:
+            if self.supports(Node("act_prepare", x, [x], [fmt]), "") is not None:
                 return False
             node = replace(node, ip=[fmt, *node.ip[1:]])
-        return self.supports(node) is None
+        return self.supports(node, "") is None
 
     def weight_device(self, value: Value, kind: str) -> str:
         """Device of a weight as this kind of node uses it."""
@@ -113,7 +112,7 @@ class _Assigner:
         self.made_on: dict[Buffer, str] = {}
         self.order: dict[Buffer, int] = {}
         self.prepare: dict[Buffer, Node] = {}
-        self.own: dict[Buffer, dict[int, Node]] = {}
+        self.own: dict[Buffer, dict[tuple[int, int], Node]] = {}
         self.fallbacks: Counter[tuple[str, str]] = Counter()
 
     def run(self, nodes: list[Node]) -> Assignment:
@@ -168,8 +167,8 @@ class _Assigner:
 
     def _append(self, device: str, node: Node, uploads: list[Value]) -> None:
         if device != CPU:
-            own = self._with_own_activations(node)
-            reason = self._reason(own)
+            own = self._with_own_activations(node, device)
+            reason = self._reason(own, device)
             if reason is None:
                 node = own
             else:
@@ -180,27 +179,28 @@ class _Assigner:
             self.order[value.buffer] = len(self.steps)
         self.steps.append(Step(device, node, uploads))
 
-    def _with_own_activations(self, node: Node) -> Node:
+    def _with_own_activations(self, node: Node, device: str) -> Node:
         """A product whose activations are prepared as devices want them; the CPU may have another format for it."""
         if node.kind not in MATMUL_KINDS:
             return node
-        fmt = self.rules.activation_format(node)
-        sources = [self._own_prepared(v, fmt) if v is not None and v.buffer in self.prepare else v for v in node.src]
+        fmt = self.rules.activation_format(node, device)
+        known = self.prepare.keys()
+        sources = [v if v is None or v.buffer not in known else self._own_prepared(v, fmt, device) for v in node.src]
         return replace(node, src=sources, ip=[fmt, *node.ip[1:]])
 
-    def _own_prepared(self, prepared: Value, fmt: int) -> Value:
+    def _own_prepared(self, prepared: Value, fmt: int, device: str) -> Value:
         variants = self.own.setdefault(prepared.buffer, {})
-        if fmt not in variants:
-            origin = self.prepare[prepared.buffer]
-            node = replace(origin, ip=[fmt])
-            node.dst = _vector((self.rules.prepared_nbytes(node) + 3) // 4)
-            variants[fmt] = self.prepare[node.dst.buffer] = node
-        return variants[fmt].dst
+        node = replace(self.prepare[prepared.buffer], ip=[fmt])
+        key = fmt, self.rules.prepared_nbytes(node, device)
+        if key not in variants:
+            node.dst = _vector((key[1] + 3) // 4)
+            variants[key] = self.prepare[node.dst.buffer] = node
+        return variants[key].dst
 
-    def _reason(self, node: Node) -> str | None:
+    def _reason(self, node: Node, device: str) -> str | None:
         """Why a node, or what prepares its activations, cannot run on a device."""
         made_from = [self.prepare[v.buffer] for v in read(node) if v.buffer in self.prepare]
-        reasons = [self.rules.supports(n) for n in (node, *made_from)]
+        reasons = [self.rules.supports(n, device) for n in (node, *made_from)]
         return next((r for r in reasons if r is not None), None)
 
     def _device(self, node: Node) -> str:
@@ -273,7 +273,7 @@ class _Assigner:
         return found
 
     def _replica(self, node: Node, device: str) -> str:
-        reason = self.rules.supports(node) if device != CPU else None
+        reason = self.rules.supports(node, device) if device != CPU else None
         if reason is None:
             return device
         self.fallbacks[reason, node.kind] += 1

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from ikpy.backends.cuda.devices import available
+from ikpy.backends.cuda.devices import local_devices
 from ikpy.machine.threads import physical_cores
 from ikpy.tools import machine
 from ikpy.tools.bench import Result
@@ -160,8 +160,8 @@ def split_text(value: tuple[float, ...]) -> str:
 
 
 def gpu_names() -> list[str]:
-    """What the devices of this machine are."""
-    return [device.description for device in available()]
+    """What the GPUs of this machine are."""
+    return [device.description for device in local_devices()]
 
 
 def record(params: BenchParams, result: Result) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def record(params: BenchParams, result: Result) -> dict[str, Any]:
         "vulkan": False,
         "metal": False,
         "sycl": False,
-        "rpc": "0",
+        "rpc": ",".join(params.hosts) or "0",
         "gpu_blas": False,
         "blas": False,
         "cpu_info": machine.cpu_name(),
@@ -331,7 +331,7 @@ class MarkdownPrinter(Printer):
         size, count = result.model_size, result.model_n_params
         values["size"] = f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.2f} MiB"
         values["params"] = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
-        values["backend"] = "CUDA" if gpu_names() else "CPU"
+        values["backend"] = ("CUDA" if gpu_names() else "CPU") + "+RPC" * bool(self.params.hosts)
         values["t/s"] = f"{result.avg_ts:.2f} ± {result.stddev_ts:.2f}"
         self.write(self.row(lambda field, _: values[field]))
 

@@ -29,7 +29,6 @@ class BenchParams:
     type_k: list[str] = field(default_factory=lambda: ["f16"])
     type_v: list[str] = field(default_factory=lambda: ["f16"])
     n_gpu_layers: list[int] = field(default_factory=lambda: [999])
-    rpc: list[str] = field(default_factory=lambda: [""])
     split_mode: list[str] = field(default_factory=lambda: ["layer"])
     main_gpu: list[int] = field(default_factory=lambda: [0])
     no_kv_offload: list[bool] = field(default_factory=lambda: [False])
@@ -64,6 +63,7 @@ class BenchParams:
     max_gpu: int = 0
     n_cpu_moe: int = 0
     devices: tuple[str, ...] | None = None
+    hosts: tuple[str, ...] = ()
     no_op_offload: bool = False
     cuda_params: str = ""
     override_tensor: str = ""
@@ -74,7 +74,6 @@ class BenchParams:
 # Outer loop first.
 SWEEP_ORDER = (
     "n_gpu_layers",
-    "rpc",
     "split_mode",
     "main_gpu",
     "tensor_split",

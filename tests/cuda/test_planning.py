@@ -66,11 +66,11 @@ def kernels_of(path: Path, placement: PlacementParams) -> list[dict[str, set[str
     found: list[dict[str, set[str]]] = [{}, {}]
     measured = runtime.DeviceRuntime._kernel_names
 
-    def both(self: runtime.DeviceRuntime, steps: list[runtime.Step]) -> set[str]:
+    def both(self: runtime.DeviceRuntime, device: str, steps: list[runtime.Step]) -> set[str]:
         for step in steps:
             launches = self.setup.kernels.lower(step.node, lambda _: 1 << 20, 1 << 20, 1 << 20)
             found[1].setdefault(step.device, set()).update(launch.kernel for launch in launches)
-        names = measured(self, steps)
+        names = measured(self, device, steps)
         found[0].setdefault(steps[0].device, set()).update(names)
         return names
 

@@ -161,7 +161,9 @@ def test_recurrent_layers_run_where_their_states_are(role: Role, where: str) -> 
         out = g.gated_delta_rule(q, k, v, decay, beta, state, slots, **options)
     result = g.mul_mat(known("blk.0.out.weight", heads * size, size), out.reshape(heads * size, n_tokens))
     placement = Placement({}, ("CUDA0",), ("CUDA0",), "CUDA0")
-    rules = DeviceRules(placement, {"past": where, "state": where}, launch.supports, lambda _: 0, lambda _: 0)
+    rules = DeviceRules(
+        placement, {"past": where, "state": where}, lambda node, _: launch.supports(node), lambda *_: 0, lambda *_: 0
+    )
     assigned = assign(g.nodes, rules)
     graph = split_graph(assigned.steps, {result.buffer})
     devices = {step.node.kind: split.device for split in graph.splits for step in split.steps}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -127,7 +127,13 @@ class Stream(ABC):
 
 
 class Device(ABC):
-    """One GPU. name: CUDA0, CUDA1, ... in buffer names and log lines; description: what it is."""
+    """One GPU. name: CUDA0, CUDA1, ... in buffer names and log lines; description: what it is.
+
+    is_remote: it is the memory and processors of another machine. kernels: what runs there, if not the CUDA kernels.
+    """
+
+    is_remote = False
+    kernels: Any = None
 
     def __init__(self, index: int, description: str, compute_capability: tuple[int, int]) -> None:
         self.index = index
@@ -157,6 +163,10 @@ class Device(ABC):
     @abstractmethod
     def new_stream(self) -> Stream:
         """A stream of its own, which lives as long as it is referred to."""
+
+    def new_weight_stream(self) -> Stream:
+        """A stream that weights are copied on."""
+        return self.new_stream()
 
     @abstractmethod
     def new_event(self) -> Event:

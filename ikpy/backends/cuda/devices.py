@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 
-from ikpy.backends.cuda.api import Device, DeviceError
+from ikpy.backends.cuda.api import MIB, Device, DeviceError
+from ikpy.backends.remote import hosts
 from ikpy.errors import UsageError
 from ikpy.graph.placement import DeviceParams, PlacementParams
 
@@ -25,7 +26,16 @@ NO_PYCUDA = "PyCUDA is not installed (pip install pycuda)"
 
 
 def available() -> Sequence[Device]:
-    """All devices; none if there is no GPU or no PyCUDA."""
+    """All devices: GPUs, none if there is no PyCUDA, and behind them the hosts of --rpc.
+
+    Raises DeviceError for a host that does not answer.
+    """
+    found = local_devices()
+    return [*found, *hosts.opened(len(found))]
+
+
+def local_devices() -> Sequence[Device]:
+    """The GPUs of this machine."""
     return _open(os.environ.get(EMULATE, ""), os.environ.get(EMULATED_MIB, ""))[0]
 
 
@@ -36,10 +46,12 @@ def why_none() -> str:
 
 def device_lines(devices: Sequence[Device]) -> list[str]:
     """What devices are, and which GPUs of the machine are left out for their age."""
-    if not devices:
-        return []
-    lines = [f"ggml_cuda_init: found {len(devices)} CUDA devices:"]
-    for device in devices:
+    lines = [f"rpc: {d.name}: {d.description}, {d.memory().free / MIB:.0f} MiB free" for d in devices if d.is_remote]
+    found = [device for device in devices if not device.is_remote]
+    if not found:
+        return lines
+    lines.append(f"ggml_cuda_init: found {len(found)} CUDA devices:")
+    for device in found:
         major, minor = device.compute_capability
         lines.append(f"  Device {device.index}: {device.description}, compute capability {major}.{minor}")
     reason = why_none()
@@ -91,7 +103,7 @@ def encoder_device(
     name: str | None = None,
     log: Callable[[str], None] = lambda _: None,
 ) -> Device | None:
-    """The device of an encoder beside a model, None: the CPU.
+    """The device of an encoder beside a model, None: the CPU. Other machines encode nothing.
 
     The main one of the model's devices, if it has any (offload None) or there are any (True). name, or the variable
     MTMD_BACKEND_DEVICE: another one, "none" or "CPU" for none. Raises UsageError for a name that does not exist.
@@ -108,6 +120,7 @@ def encoder_device(
         except UsageError:
             log(f"warning: {ENCODER_DEVICE}={wanted}: no such device; pictures are encoded on the usual one")
     found = selected(params.names) if offload else wanted_devices(placement, params)
+    found = [device for device in found if not device.is_remote]
     if not found:
         return None
     return found[placement.main_gpu] if placement.main_gpu < len(found) else found[0]

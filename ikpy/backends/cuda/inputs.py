@@ -14,6 +14,8 @@ from ikpy.graph.ir import Buffer
 
 # Room for run-time scalars in front of the inputs; the first one is n_kv.
 RUNTIME_BYTES = 256
+# Bytes between changes that are sent along with them, as a message of its own takes as many.
+NEAR = 64
 
 
 @dataclass
@@ -110,6 +112,8 @@ class ContextInputs:
         # Cells that no context has make the first comparison, of all cells, find all of them changed.
         self._staging[:] = 0x80
         self._reach = max(map(len, inputs.cells))
+        self._sends_changes = device.is_remote
+        self._sent: np.ndarray | None = None
 
     def offset(self, buffer: Buffer) -> int | None:
         """Where an input lies in the block, None if it does not."""
@@ -134,8 +138,24 @@ class ContextInputs:
         self._reach = n_kv
         for array in self._inputs.windows:
             self._upload_changes(stream, array, len(array))
-        stream.upload(self.block.address, self._staging[: self._batch_bytes])
+        self._upload_batch(stream)
         stream.record(uploaded)
+
+    def _upload_batch(self, stream: Stream) -> None:
+        """All of the run-time scalars and the batch, or, to another machine, what changed: memory for the largest batch
+        is mostly the same.
+        """
+        current = self._staging[: self._batch_bytes]
+        if not self._sends_changes:
+            stream.upload(self.block.address, current)
+            return
+        before = ~current if self._sent is None else self._sent
+        changed = np.flatnonzero(current.view(np.int64) != before.view(np.int64)) * 8
+        for span in np.split(changed, np.flatnonzero(np.diff(changed) > NEAR) + 1):
+            if len(span):
+                first, last = int(span[0]), int(span[-1]) + 8
+                stream.upload(self.block.address + first, current[first:last])
+        self._sent = current.copy()
 
     def _upload_changes(self, stream: Stream, array: np.ndarray, n: int) -> None:
         """Of the first n entries, an even number."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from ikpy.backends.cuda.api import DeviceError, Event, Graph, LaunchLike
 from ikpy.backends.cuda.memory import host_view
+from ikpy.backends.cuda.over_host import send_over_host
 from ikpy.backends.cuda.state import DeviceState, Kernels
 from ikpy.graph.assign import EXPERT_KINDS, Step, written
 from ikpy.graph.ir import Buffer, Node, Value
@@ -110,8 +111,9 @@ class SingleStep:
 class HybridPlan:
     """Runs a split graph.
 
-    cpu_plan: all nodes of the CPU in order. arena_address: the CPU's arena, where results lie at the end. told: gets to
-    know the offsets [E + 1] of expert groups before experts are uploaded, by buffer of the groups.
+    kernels_on: those of a device by its name. cpu_plan: all nodes of the CPU in order. arena_address: the CPU's arena,
+    where results lie at the end. told: gets to know the offsets [E + 1] of expert groups before experts are uploaded,
+    by buffer of the groups.
     """
 
     def __init__(
@@ -119,14 +121,14 @@ class HybridPlan:
         graph: SplitGraph,
         cpu_plan: CompiledPlan | None,
         states: Mapping[str, DeviceState],
-        kernels: Kernels,
+        kernels_on: Callable[[str], Kernels],
         arena_address: int,
         params: DeviceParams,
         told: Mapping[Buffer, Told],
     ) -> None:
         self.graph = graph
         self.states = {name: states[name] for name in graph.devices}
-        self._kernels = kernels
+        self._kernels_on = kernels_on
         self._params = params
         self._told = told
         self._arena_address = arena_address
@@ -250,6 +252,9 @@ class HybridPlan:
             for t in transfers
         ]
         sizes = [t.buffer.nbytes for t in transfers]
+        if source.device.is_remote or target.device.is_remote:
+            self._operations.append(send_over_host(source, target, copies, sizes))
+            return
         ready, done = target.device.new_event(), source.device.new_event()
 
         def send(run: Run) -> None:
@@ -282,14 +287,14 @@ class HybridPlan:
                 return uploaded[value.buffer] + value.offset
             return state.base(value.buffer, arena) + value.offset
 
-        launches = self._kernels.lower(node, address, state.runtime, state.scratch.address)
+        launches = self._kernels_on(state.device.name).lower(node, address, state.runtime, state.scratch.address)
         self._kernel_names[state.device.name].update(launch.kernel for launch in launches)
         return launches
 
     def _add_range(self, state: DeviceState, steps: list[Step]) -> None:
         if steps:
             launches = [self._lower(state, step.node) for step in steps]
-            merged = self._kernels.merged(launch for each in launches for launch in each)
+            merged = self._kernels_on(state.device.name).merged(launch for each in launches for launch in each)
             self._kernel_names[state.device.name].update(launch.kernel for launch in merged)
             self._operations.append(LaunchRange(state, steps, launches, merged, capture=self._params.graphs))
 

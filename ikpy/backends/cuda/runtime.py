@@ -90,9 +90,9 @@ class DeviceRuntime:
         self._rules = DeviceRules(
             setup.placement,
             {v.buffer.name: setup.placement.caches[layer] for (layer, _), v in (caches | states).items()},
-            setup.kernels.supports,
-            setup.kernels.activation_format,
-            setup.kernels.prepared_nbytes,
+            lambda node, device: setup.kernels_on(device).supports(node),
+            lambda node, device: setup.kernels_on(device).activation_format(node),
+            lambda node, device: setup.kernels_on(device).prepared_nbytes(node),
             setup.params.offload_batch,
             setup.params.policy,
         )
@@ -115,9 +115,9 @@ class DeviceRuntime:
         devices = dict(self._rules.cache_devices)
         users = [(node, names) for nodes in graphs for node in nodes if (names := _cache_names(node))]
         for node, names in users:
-            reason = self.setup.kernels.supports(node)
-            for name in names if reason is not None else []:
-                if devices[name] != CPU:
+            for name in names:
+                reason = self.setup.kernels_on(devices[name]).supports(node)
+                if devices[name] != CPU and reason is not None:
                     self._log(f"llama_kv_cache_init: {name} stays in host memory: {node.kind}: {reason}")
                     devices[name] = CPU
         moved = True
@@ -184,7 +184,7 @@ class DeviceRuntime:
             last = found[-1] if found else None
             alone = all(makers[v.buffer] == 1 for v in written(step.node))
             if last is not None and last.device == step.device != CPU and alone:
-                one = self.setup.kernels.joined(last.node, step.node)
+                one = self.setup.kernels_on(step.device).joined(last.node, step.node)
                 if one is not None:
                     found[-1] = Step(step.device, one)
                     continue
@@ -203,22 +203,22 @@ class DeviceRuntime:
     def measure(self, graph: SplitGraph, inputs: int = 0) -> None:
         """Adds the memory that a graph needs, and that its inputs do; commit() makes room for all that was measured."""
         for name in graph.devices:
-            needs, steps = self.needs[name], graph.steps(name)
+            needs, steps, kernels = self.needs[name], graph.steps(name), self.setup.kernels_on(name)
             needs.inputs = max(needs.inputs, inputs)
             resident, slot_bytes = _weights(steps)
             needs.weights.update((b.name, b) for b in resident)
             needs.arena = max(needs.arena, graph.arenas[name].nbytes)
-            needs.scratch = max(needs.scratch, *(self.setup.kernels.scratch_bytes(s.node) for s in steps))
+            needs.scratch = max(needs.scratch, *(kernels.scratch_bytes(s.node) for s in steps))
             needs.slot = max(needs.slot, slot_bytes)
 
     def measure_kernels(self, graph: SplitGraph) -> None:
         """Adds the kernels of a graph; commit() loads them. Those of other graphs are loaded when they are compiled."""
         for name in [] if self.plan_only else graph.devices:
-            self.needs[name].kernels |= self._kernel_names(graph.steps(name))
+            self.needs[name].kernels |= self._kernel_names(name, graph.steps(name))
 
-    def _kernel_names(self, steps: Iterable[Step]) -> set[str]:
+    def _kernel_names(self, device: str, steps: Iterable[Step]) -> set[str]:
         """Kernels that the steps launch, whatever the addresses will be."""
-        lower = self.setup.kernels.lower
+        lower = self.setup.kernels_on(device).lower
         # Most layers are alike.
         different = {_signature(step.node): step.node for step in steps}.values()
         return {launch.kernel for node in different for launch in lower(node, lambda _: NOWHERE, NOWHERE, NOWHERE)}
@@ -318,7 +318,7 @@ class DeviceRuntime:
     ) -> HybridPlan:
         """Binds a graph whose memory was committed. Parameters as of HybridPlan."""
         setup = self.setup
-        return HybridPlan(graph, cpu_plan, self.states, setup.kernels, arena_address, setup.params, told)
+        return HybridPlan(graph, cpu_plan, self.states, setup.kernels_on, arena_address, setup.params, told)
 
     def set_directions(self, directions: np.ndarray) -> None:
         """Copies control vectors, which graphs read as an input, to all devices."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ikpy.backends.cuda.api import Device
 from ikpy.backends.cuda.memory import WeightStore
 from ikpy.backends.cuda.state import Kernels
+from ikpy.errors import UsageError
 from ikpy.graph.assign import smallest_expert_batch
 from ikpy.graph.placement import CPU, EMBEDDINGS, DeviceParams, Placement, PlacementParams
 from ikpy.graph.placement import Device as PlacementDevice
@@ -24,6 +25,16 @@ class DeviceSetup:
     params: DeviceParams
     weights: WeightStore = field(default_factory=WeightStore)
     taken: Mapping[str, int] = field(default_factory=dict)
+
+    def kernels_on(self, name: str) -> Kernels:
+        """What runs nodes on a device."""
+        found = next((device.kernels for device in self.devices if device.name == name), None)
+        return found or self.kernels
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether one of the devices is in this machine."""
+        return any(not device.is_remote for device in self.devices)
 
     def offloaded_sizes(self, n_expert: int, n_used: int) -> set[int]:
         """Smallest batches whose products with weights in host memory may run on a device."""
@@ -56,7 +67,15 @@ def device_setup(
     chosen = [device for device in devices if device.name in used]
     if not chosen:
         return None
-    return DeviceSetup(chosen, where, default_kernels(chosen, params), params, taken=taken)
+    remote = [device for device in chosen if device.is_remote]
+    if remote and where.divisions:
+        raise UsageError(f"-sm graph: {remote[0].name} holds whole layers only; use -sm layer")
+    local = [device for device in chosen if not device.is_remote]
+    if remote:
+        # Weights would cross the network for every batch.
+        params = replace(params, offload_batch=0, check=params.check and bool(local))
+    kernels = default_kernels(local, params) if local else remote[0].kernels
+    return DeviceSetup(chosen, where, kernels, params, taken=taken)
 
 
 def encoder_setup(device: Device, params: DeviceParams) -> DeviceSetup:

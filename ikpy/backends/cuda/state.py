@@ -68,7 +68,7 @@ class DeviceState:
         self._log = log
         self._ring: StagingRing | None = None
         self.stream = device.new_stream()
-        self.copy_stream = device.new_stream()
+        self.copy_stream = device.new_weight_stream()
         self.uploaded = device.new_event()
         self.arena = Block(device, "intermediate values")
         self.scratch = Block(device, "work memory of kernels")

@@ -158,5 +158,10 @@ ROWS = (
     ignored("-grt --graph-reduce-type", GRAPH_SPLIT, "type of exchanged data in graph split mode", kind=Kind("TYPE")),
     ignored("-gap --graph-attn-precision", GRAPH_SPLIT, "attention precision in graph split mode", kind=Kind("TYPE")),
     ignored("-sas --scheduler-async", ASYNCHRONOUS, "asynchronous evaluation"),
-    ignored("--rpc", "remote backends are not supported", "remote backends", kind=Kind("HOST:PORT,...")),
+    option(
+        "--rpc",
+        Kind("HOST:PORT,...", placement_values.to_hosts),
+        "model.rpc",
+        "machines that run `ikpy rpc-server`: further devices, RPC[HOST:PORT], behind the GPUs",
+    ),
 )

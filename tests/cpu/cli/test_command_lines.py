@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from ikpy.cli import COMMANDS, convert, cuda, gguf, main, quantize_arguments, tokenize
+from ikpy.cli import COMMANDS, convert, cuda, gguf, main, quantize_arguments, rpc_server, tokenize
 from ikpy.cli.bench_command import parse_bench
 from ikpy.cli.bench_options import BY_NAME
 from ikpy.cli.options import TOOLS, by_name
@@ -38,6 +38,8 @@ def take(tool: str, arguments: list[str]) -> None:
         quantize_arguments.parse(arguments)
     elif tool == "tokenize":
         tokenize.parse_options(arguments)
+    elif tool == "rpc-server":
+        rpc_server.parse_options(arguments)
     elif tool == "cuda" and arguments[:1] == ["build"]:
         cuda._build_options(arguments[1:])
     elif tool in ("convert", "gguf"):
@@ -99,6 +101,8 @@ def known_options() -> set[str]:
         *quantize_arguments.VALUE_OPTIONS,
         *tokenize.FLAGS,
         *tokenize.VALUE_OPTIONS,
+        *rpc_server.FLAGS,
+        *rpc_server.VALUE_OPTIONS,
         *re.findall(r"--[a-z-]+", cuda.USAGE),
     }
     for app in (convert.app, gguf.app):

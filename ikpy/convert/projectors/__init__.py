@@ -20,6 +20,7 @@ PROJECTORS = {
     "gemma3": "siglip:Gemma3",
     "gemma3n": "gemma3n:Gemma3n",
     "gemma4": "gemma4:Gemma4",
+    "glm": "glm_edge:GlmEdge",
     "glm46v": "glm_v:Glm4v",
     "glm4v": "glm_v:Glm4v",
     "glm4v_moe": "glm_v:Glm4v",

@@ -11,7 +11,8 @@ _ENCODERS = (
     "visual vision_tower vision_model audio_tower multi_modal_projector patch_merge_mlp vision_projection vqmodel "
     "mm_projector merger connector mlp1 embed_vision embed_audio vision_encoder audio_encoder audio_adapter "
     "vit_large_projector sam_model qwen2_model projector vit "
-    "layerwise_projectors spatial_projectors"
+    "layerwise_projectors spatial_projectors sound_encoder sound_projection "
+    "vision_projector vision_final_layernorm vision"
 ).split()
 _MODULES = (
     "talker token2wav code2wav vpm resampler apm tts audio_projection_layer speech_encoder ln_speech "

@@ -50,4 +50,4 @@ def text_path(name: str) -> str:
     if not prefix:
         return name
     rest = name[prefix.end() :]
-    return rest if rest.startswith("lm_head") else f"model.{rest}"
+    return rest if rest.startswith(("lm_head", "backbone.")) else f"model.{rest}"

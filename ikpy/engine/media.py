@@ -217,6 +217,11 @@ class MediaStore:
         """A part of a text with all of the pictures that it begins or ends in; its end may lie behind the tokens."""
         return self._picture(tokens, start)[0], self._picture(tokens, end)[1]
 
+    def kept_whole(self, tokens: Sequence[int], n: int, most: int) -> int:
+        """The first n tokens of a text with all of the picture that they end in, if that makes no more than `most`."""
+        end = self._picture(tokens, n)[1]
+        return end if end <= most else n
+
     def _picture(self, tokens: Sequence[int], n: int) -> tuple[int, int]:
         """Where the picture begins and ends that lies on both sides of place n of a text; n and n if there is none."""
         if not 0 < n <= len(tokens) or not self.is_media(tokens[n - 1]):

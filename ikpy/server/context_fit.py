@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from ikpy.engine.media import MediaStore
     from ikpy.server.params import GenerationParams
 
 TOO_LONG = "the request exceeds the available context size, try increasing it"
@@ -58,12 +59,22 @@ class ContextFit:
             return prompt
         return shortened(prompt, self.n_ctx, self._n_keep(prompt, params))
 
-    def shift(self, n_past: int, prompt: list[int], params: GenerationParams) -> ContextShift:
-        """What is dropped of ``n_past`` tokens that begin with a prompt."""
+    def shift(
+        self, tokens: list[int], prompt: list[int], params: GenerationParams, media: MediaStore | None = None
+    ) -> ContextShift:
+        """What is dropped of the tokens of a full context, which begin with a prompt: pictures of a store as a whole.
+
+        A picture in which the tokens that are kept end is kept too, where it leaves room for others.
+        """
+        n_past = len(tokens)
         keep = min(self._n_keep(prompt, params), n_past)
+        if media is not None:
+            keep = media.kept_whole(tokens, keep, self._most_kept)
         wanted = params.n_discard
-        n = max(1, min(wanted if wanted > 0 else (n_past - keep) // 2, n_past - keep))
-        return ContextShift(keep, n_past - keep, n)
+        end = keep + max(1, min(wanted if wanted > 0 else (n_past - keep) // 2, n_past - keep))
+        if media is not None:
+            keep, end = media.whole(tokens, keep, end)
+        return ContextShift(keep, n_past - keep, end - keep)
 
     def _fits(self, prompt: list[int], params: GenerationParams, *, whole: bool) -> bool:
         if len(prompt) < self.n_ctx:
@@ -75,4 +86,9 @@ class ContextFit:
     def _n_keep(self, prompt: list[int], params: GenerationParams) -> int:
         """Tokens at the beginning that a context shift spares."""
         wanted = len(prompt) if params.n_keep < 0 else params.n_keep + int(self.add_bos)
-        return min(wanted, self.n_ctx - 4)
+        return min(wanted, self._most_kept)
+
+    @property
+    def _most_kept(self) -> int:
+        """Tokens that may be kept at most."""
+        return self.n_ctx - 4

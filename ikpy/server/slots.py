@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.engine.kv_cache import KVCacheFullError
-from ikpy.server.context_fit import ContextShift, RequestError
+from ikpy.server.context_fit import RequestError
 from ikpy.server.phrase_ban import HeldToken, PhraseBan
 from ikpy.server.probabilities import of_token
 from ikpy.server.slot_reports import SlotState, finished, timings_of
@@ -117,10 +117,8 @@ class Slot(SlotRequest):
     def _shift_context(self) -> None:
         """Drops old tokens behind the kept beginning."""
         assert isinstance(self.task, CompletionTask)
-        shift = self.fit.shift(len(self.tokens), self.prompt, self.task.params)
-        if self.has_media and self._media is not None:
-            keep, end = self._media.store.whole(self.tokens, shift.n_keep, shift.n_keep + shift.n_discard)
-            shift = ContextShift(keep, len(self.tokens) - keep, end - keep)
+        store = self._media.store if self.has_media and self._media is not None else None
+        shift = self.fit.shift(self.tokens, self.prompt, self.task.params, store)
         try:
             self.drop(shift.n_keep, shift.n_discard)
         except KVCacheFullError as error:

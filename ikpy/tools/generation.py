@@ -181,6 +181,8 @@ class GrowingSequence:
             remedy = "raise it with -c" if n_ctx == self.context.n_ctx else "the model knows no later positions"
             raise ContextFullError(f"the context of {n_ctx} tokens is full and {self.obstacle}; {remedy}")
         keep = min(self.n_keep, len(self.tokens))
+        if self._media is not None:
+            keep = self._media.kept_whole(self.tokens, keep, n_ctx - n)
         drop = max((len(self.tokens) - keep) // 2, len(self.tokens) + n - n_ctx)
         if self._media is not None and drop <= len(self.tokens) - keep:
             keep, end = self._media.whole(self.tokens, keep, keep + drop)

@@ -321,7 +321,8 @@ def open_beside(
 
     with GGUFFile.open(path, header_only=True) as header:
         found = known_encoders(header, log)
-    n_embd, n_threads = Keys(file, params.kv_overrides).u32("embedding_length"), options.n_threads
+    keys, n_threads = Keys(file, params.kv_overrides), options.n_threads
+    n_embd = keys.u32("embedding_length")
     pictures = sounds = None
     if "vision" in found:
         pictures = open_projector(
@@ -334,6 +335,7 @@ def open_beside(
             has_token=has_token,
             device=runtime(),
         )
+        _check_places(pictures, keys.arch)
     if "audio" in found:
         sounds = open_sound_projector(
             path, n_embd=n_embd, n_threads=n_threads, log=log, has_token=has_token, device=runtime()
@@ -361,3 +363,16 @@ def new_reader(
     encoders.take_memory(log)
     store = MediaStore(model.hparams.n_vocab, n_bytes or ONE_TEXT_BYTES, encoders.fingerprint)
     return MediaReader(encoders.pictures, store, vocab, encoders.sounds, n_deep)
+
+
+def _check_places(pictures: Projector, name: str) -> None:
+    """UsageError if text models of an architecture rotate rows by places in a grid, but not those of the pictures."""
+    from ikpy.models import architecture
+
+    arch = architecture(name)
+    if pictures.has_grids and arch.reads_grids and pictures.counted != arch.counts_pictures:
+        kinds = "M-RoPE", "XD-RoPE"
+        raise UsageError(
+            f"{pictures.path} makes rows with the positions of {kinds[pictures.counted]}, the text model ({name}) "
+            f"wants those of {kinds[arch.counts_pictures]}: it is another model's"
+        )

@@ -30,6 +30,7 @@ class HunyuanProjector(NativeSizeProjector):
     begin = "<｜hy_place▁holder▁no▁100｜>"
     end = "<｜hy_place▁holder▁no▁101｜>"
     default_tokens = (256, MAX_TOKENS)
+    counted = True
 
     def load_tower(self, source: Source) -> VisionTransformer:
         self.exact = self.params.with_exact_gelu
@@ -72,7 +73,7 @@ class HunyuanProjector(NativeSizeProjector):
                 pieces.append(piece)
             else:
                 first, inside, last = np.split(piece.values, [1, -1])
-                pieces += [MediaRows(first), replace(piece, values=inside, counted=True), MediaRows(last)]
+                pieces += [MediaRows(first), replace(piece, values=inside, counted=self.counted), MediaRows(last)]
         return pieces
 
     def build(self, b: PictureGraph) -> Value:

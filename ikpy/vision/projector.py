@@ -96,12 +96,14 @@ class Source:
 class Projector(OnDevice):
     """A family of projectors. Subclasses load their tensors, say what surrounds a picture and build its graph.
 
-    begin, end: text around every picture. both_ways: its rows see each other. n_deep: further parts of a row.
+    begin, end: text around every picture. both_ways: its rows see each other. n_deep: further parts of a row. counted:
+    its rows are those of a text model that tells pictures apart by their number (`MediaRows.counted`).
     """
 
     begin: str = ""
     end: str = ""
     both_ways: ClassVar[bool] = False
+    counted: ClassVar[bool] = False
 
     def __init__(self, source: Source, n_threads: int) -> None:
         self.name = str(source.keys.gguf.get("general.name", ""))
@@ -154,6 +156,11 @@ class Projector(OnDevice):
     def grid(self, rows: int, columns: int) -> tuple[int, int] | None:
         """Rows and columns of the rows of a picture of so many patches, for rotation; None: they count on like text."""
         return None
+
+    @property
+    def has_grids(self) -> bool:
+        """Whether rotation tells rows and columns of its pictures apart."""
+        return self.grid(*self.largest) is not None
 
     def rows(self, image: Pixels) -> MediaRows:
         """The rows of a picture in its final size."""

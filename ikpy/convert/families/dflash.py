@@ -94,6 +94,12 @@ class DFlash(LayerDrafter):
         own = self.config.integer("hidden_size")
         config = self.config
         config.require(f"states of {own} numbers for a model of {self.target_size}", own == self.target_size)
+        n_layer = self._setting("num_target_layers")
+        if n_layer is not None and n_layer != target.n_layer:
+            raise FileFormatError(
+                f"{config.path}: the drafter is for a model of {n_layer!r} layers (num_target_layers), "
+                f"{target.path.parent} has {target.n_layer}; give the model that it was made for"
+            )
         self._has_markov = any(name.endswith("markov_head.markov_w1.weight") for name in checkpoint.tensors)
 
     def _number(self, name: str) -> int:

@@ -10,6 +10,8 @@ from ikpy.errors import FileFormatError, UnsupportedError
 
 _FOLDER = "ikpy.convert.projectors"
 PROJECTORS = {
+    "NemotronH_Nano_Omni_Reasoning_V3": "nemotron:Nemotron",
+    "NemotronH_Nano_VL_V2": "nemotron:Nemotron",
     "audioflamingo3": "sound:AudioFlamingo3",
     "deepseek_vl_v2": "deepseek_ocr:DeepseekOcr",
     "dots3_note": "dots3note:Dots3Note",
@@ -18,6 +20,7 @@ PROJECTORS = {
     "gemma3": "siglip:Gemma3",
     "gemma3n": "gemma3n:Gemma3n",
     "gemma4": "gemma4:Gemma4",
+    "glm": "glm_edge:GlmEdge",
     "glm46v": "glm_v:Glm4v",
     "glm4v": "glm_v:Glm4v",
     "glm4v_moe": "glm_v:Glm4v",
@@ -45,6 +48,7 @@ PROJECTORS = {
     "minicpmv4_6": "minicpmv:MiniCpmV46",
     "minimax_m3_vl": "minimax_m3:MiniMaxM3",
     "mistral3": "pixtral:Pixtral",
+    "nemotron_h_omni": "nemotron:Nemotron",
     "qwen2_audio": "sound:Qwen2Audio",
     "qwen2_5_omni": "omni:Qwen25Omni",
     "qwen2_5_omni_thinker": "omni:Qwen25Omni",

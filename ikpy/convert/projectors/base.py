@@ -7,11 +7,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Protocol
 
+import numpy as np
+
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import Keys, View
 from ikpy.convert.projectors.processor import Processor
 from ikpy.convert.projectors.tensors import Wanted, linear, norm, third
+from ikpy.convert.weights import Weights
+from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError
 
 _ACTIVATIONS = {"gelu": "use_gelu", "gelu_pytorch_tanh": "use_gelu", "silu": "use_silu", "quick_gelu": ""}
@@ -34,6 +38,19 @@ _HEAD_NORMS = frozenset({"attn_q_norm", "attn_k_norm"})
 def pixel_keys(least: int, most: int) -> Keys:
     """Between how many pixels a picture is brought."""
     return {"vision.image_min_pixels": least, "vision.image_max_pixels": most}
+
+
+def floats_of(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A tensor of floats of this shape, f32. FileFormatError if there is none."""
+    weights = Weights(checkpoint)
+    full = next((each for each in (f"model.{name}", name) if each in checkpoint.tensors), None)
+    if full is None:
+        raise FileFormatError(f"{checkpoint.folder}: tensor '{name}' is missing; the checkpoint is incomplete")
+    if (found := weights.shape(full)) != shape:
+        raise FileFormatError(
+            f"{checkpoint.folder}: tensor '{full}' has shape {list(found)}, not {list(shape)} as config.json says"
+        )
+    return to_float32(weights.load(full, "f32"), weights.kind(full))
 
 
 class SoundEncoder(Protocol):

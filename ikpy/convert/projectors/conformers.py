@@ -10,15 +10,13 @@ import numpy as np
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
 from ikpy.convert.families.base import Keys
-from ikpy.convert.projectors.base import FileProjector, sound_keys
+from ikpy.convert.projectors.base import FileProjector, floats_of, sound_keys
 from ikpy.convert.projectors.tensors import Wanted, constant, linear, norm
-from ikpy.convert.weights import Weights
-from ikpy.convert.words import to_float32
 from ikpy.errors import FileFormatError
 
 EPS = 1e-5
 """Of LayerNorm and of norms over batches, which configurations do not say."""
-_STATISTICS = ("weight", "bias", "running_mean", "running_var")
+STATISTICS = ("weight", "bias", "running_mean", "running_var")
 
 
 class Conformer(FileProjector):
@@ -38,7 +36,6 @@ class Conformer(FileProjector):
         if not isinstance(values, dict):
             raise FileFormatError(f"{path}: there is no '{self.encoder_key}'; the model takes no sound")
         self.audio = Config({**self.defaults, **values}, path.with_name(f"config.json ({self.encoder_key})"))
-        self.weights = Weights(checkpoint)
         self.n = self.audio.count("hidden_dim", "d_model")
         self.n_head = self.audio.count("num_heads", "n_heads")
         self.n_layer = self.audio.count("num_layers", "n_layers")
@@ -115,20 +112,23 @@ class Conformer(FileProjector):
 
     def folded(self, target: str, source: str) -> Iterator[Wanted]:
         """A norm over batches as factors and addends."""
-        weight, bias, mean, variance = (self.statistic(f"{source}.{part}") for part in _STATISTICS)
+        weight, bias, mean, variance = (
+            floats_of(self.checkpoint, f"{source}.{part}", (self.n_inner,)).astype(np.float64) for part in STATISTICS
+        )
         if not (variance >= 0).all():
             raise FileFormatError(f"{self.checkpoint.folder}: tensor '{source}.running_var' has a variance below 0")
         factors = weight / np.sqrt(variance + EPS)
         yield constant(f"{target}.weight", factors.astype(np.float32))
         yield constant(f"{target}.bias", (bias - mean * factors).astype(np.float32))
 
-    def statistic(self, name: str) -> np.ndarray:
-        """A tensor [n_inner] of floats in double precision."""
-        full = next((each for each in (f"model.{name}", name) if each in self.checkpoint.tensors), None)
-        if full is None:
-            raise FileFormatError(f"{self.checkpoint.folder}: tensor '{name}' is missing; the checkpoint is incomplete")
-        shape = self.weights.shape(full)
-        if shape != (self.n_inner,):
-            wanted = f"not [{self.n_inner}] as config.json says"
-            raise FileFormatError(f"{self.checkpoint.folder}: tensor '{full}' has shape {list(shape)}, {wanted}")
-        return to_float32(self.weights.load(full, "f32"), self.weights.kind(full)).astype(np.float64)
+
+def fast_front(sources: tuple[str, str], channels: int, n_mel: int, n: int) -> Iterator[Wanted]:
+    """The convolutions in front of a FastConformer, and the matrix behind them; sources: their modules."""
+    pitches = n_mel
+    for _ in range(3):
+        pitches = (pitches + 1) // 2
+    for i, (n_in, size) in {0: (1, 3), 2: (1, 3), 3: (channels, 1), 5: (1, 3), 6: (channels, 1)}.items():
+        name, source = f"a.conv1d.{i}", f"{sources[0]}.{i}"
+        yield Wanted(f"{name}.weight", f"{source}.weight", (channels, n_in, size, size), floats=True)
+        yield Wanted(f"{name}.bias", f"{source}.bias", (channels,), lambda bias: bias[:, None, None], exact=True)
+    yield from linear("a.pre_encode.out", sources[1], n, channels * pitches)

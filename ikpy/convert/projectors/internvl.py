@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from ikpy.convert.config import Config
 from ikpy.convert.families.base import Keys, flat
 from ikpy.convert.projectors.base import Projector
 from ikpy.convert.projectors.tensors import Wanted, lines, norm, patches, table
+
+
+def joined_side(config: Config, side: int) -> int:
+    """Patches of the side of a square that becomes one token; a picture has `side` of them."""
+    ratio = config.number("downsample_ratio", default=0.5)
+    factor = round(1 / ratio) if ratio > 0 else 0
+    config.require(f"downsample_ratio {ratio:g}", factor > 0 and factor * ratio == 1 and side % factor == 0)
+    return factor
 
 
 class InternVL(Projector):
@@ -60,11 +69,7 @@ class InternVL(Projector):
     @property
     def factor(self) -> int:
         """Patches of the side of a square that becomes one token."""
-        ratio = self.config.number("downsample_ratio", default=0.5)
-        factor = round(1 / ratio) if ratio > 0 else 0
-        side = self.image_size // self.patch_size
-        self.config.require(f"downsample_ratio {ratio:g}", factor > 0 and factor * ratio == 1 and side % factor == 0)
-        return factor
+        return joined_side(self.config, self.image_size // self.patch_size)
 
     def check(self) -> None:
         super().check()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from ikpy.convert.config import Config
-from ikpy.convert.projectors.conformers import Conformer
+from ikpy.convert.projectors.conformers import Conformer, fast_front
 from ikpy.convert.projectors.tensors import Wanted, linear, norm, table
 from ikpy.errors import FileFormatError
 
@@ -109,14 +109,8 @@ class Lfm2Audio(Conformer):
         return target != "linear_pos"
 
     def tensors(self) -> Iterator[Wanted]:
-        channels, pitches = self.channels, self.n_mel
-        for _ in range(3):
-            pitches = (pitches + 1) // 2
-        for i, (n_in, size) in {0: (1, 3), 2: (1, 3), 3: (channels, 1), 5: (1, 3), 6: (channels, 1)}.items():
-            name, source = f"a.conv1d.{i}", f"conformer.pre_encode.conv.{i}"
-            yield Wanted(f"{name}.weight", f"{source}.weight", (channels, n_in, size, size), floats=True)
-            yield Wanted(f"{name}.bias", f"{source}.bias", (channels,), lambda bias: bias[:, None, None], exact=True)
-        yield from linear("a.pre_encode.out", "conformer.pre_encode.out", self.n, channels * pitches)
+        sources = ("conformer.pre_encode.conv", "conformer.pre_encode.out")
+        yield from fast_front(sources, self.channels, self.n_mel, self.n)
         yield from self.layers()
         yield from norm("mm.a.mlp.0", "audio_adapter.model.0", self.n)
         inner = self.adapter_width()

@@ -103,6 +103,8 @@ def test_programs(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ({"dflash_config": {"target_layer_ids": [1, 7]}}, r"reads what layers \[1, 7\] give, of a model of 8"),
         ({"dflash_config": {"target_layer_ids": [-1]}}, r"reads what layers \[-1\] give"),
         ({"block_size": "six"}, "'block_size' is 'six', not an integer"),
+        ({"num_target_layers": 7}, r"for a model of 7 layers .num_target_layers., .* has 8; give the model"),
+        ({"dflash_config": {"num_target_layers": "8"}}, r"for a model of '8' layers .num_target_layers., .* has 8;"),
         ({"aux_hidden_state_layer_ids": [1]}, "drafters of the speculators package are not supported"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
     ],

@@ -199,8 +199,9 @@ def test_all_model_types_have_a_tiny_checkpoint() -> None:
     """Or share the class of one that has."""
     model_types = {tower.config["model_type"] for tower in (*TOWERS, *HEARING_ALONE)} | {*MODEL_TYPES.values()}
     # test_convert_conformers.py, test_convert_deepseek_ocr.py, test_convert_gemma3n_pictures.py,
-    # test_convert_granite4_vision.py, test_convert_hunyuan_vl.py, test_convert_minicpmv.py, test_convert_omni.py
+    # test_convert_glm_edge.py, test_convert_granite4_vision.py, test_convert_hunyuan_vl.py, test_convert_minicpmv.py,
+    # test_convert_nemotron_omni.py, test_convert_omni.py
     model_types |= {"deepseek_vl_v2", "gemma3n", "granite4_vision", "granite_speech", "hunyuan_vl", "lfm2_audio"}
-    model_types |= {"minicpmv", "qwen3_asr"}
+    model_types |= {"glm", "minicpmv", "nemotron_h_omni", "qwen3_asr"}
     covered = {PROJECTORS[model_type] for model_type in model_types}
     assert {*PROJECTORS.values()} == covered

@@ -189,7 +189,7 @@ def test_generation_goes_on_behind_pictures(tmp_path: Path) -> None:
     ("n_keep", "n_between", "gone"),
     [
         (0, 100, (0, 129)),  # half of the text ends in the second picture, which goes as a whole
-        (10, 100, (6, 133)),  # what is to be kept ends in the first one
+        (10, 100, (21, 138)),  # what is to be kept ends in the first one, which is kept
         (21, 100, (21, 138)),  # behind the first one, which is kept
         (21, 111, (21, 140)),
     ],

@@ -138,6 +138,8 @@ def yi(r: Reference, image: np.ndarray) -> np.ndarray:
 
 def glm_edge(r: Reference, image: np.ndarray) -> np.ndarray:
     x = r.layers(r.patches(image) + r.w["v.position_embd.weight"], tanh_gelu)[-1]
+    if "v.post_ln.weight" in r.w:
+        x = r.norm("v.post_ln", x)
     x = np.einsum("tyxd,odyx->to", r.squares(x, r.t.grid, 2), r.w["adapter.conv.weight"].astype(np.float64))
     p = "adapter.linear"
     x = gelu(r.norm(f"{p}.norm1", r.linear(f"{p}.linear", x + r.w["adapter.conv.bias"])))

@@ -10,7 +10,10 @@ import pytest
 
 from ikpy.engine import media
 from ikpy.engine.media import MAX_ID, MediaStore
+from ikpy.engine.sampling_params import SamplingParams
 from ikpy.errors import ResourceError
+from ikpy.server.context_fit import ContextFit
+from ikpy.server.params import GenerationParams
 from ikpy.vision.rows import MediaRows
 
 N_VOCAB, WIDTH = 100, 4
@@ -133,3 +136,32 @@ def test_cuts() -> None:
     assert cuts == [0, 1, 2, *[2] * 5, 8, *[8] * 5, 14, 15, 16, 17, 18, 19, 20, 20, 20]
     assert [store.cut(text[2:], n) for n in (1, 5, 6, 7)] == [6, 6, 6, 6]
     assert [store.cut(text[4:], n) for n in (1, 3, 4)] == [4, 4, 4], "the rest of one"
+
+
+def test_what_is_kept_of_a_text() -> None:
+    """A picture in which it ends, if there is room for it."""
+    store = MediaStore(N_VOCAB, 1 << 20)
+    picture = store.add(b"picture", rows(6))
+    text = [1, 2, *picture, *picture, 3, 4]
+    assert [store.kept_whole(text, n, 20) for n in range(17)] == [0, 1, 2, *[8] * 6, *[14] * 6, 15, 16]
+    assert [store.kept_whole(text, n, 8) for n in (3, 8, 9, 13)] == [8, 8, 9, 13]
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "n_keep", "n_discard", "shift"),
+    [
+        (40, 2, 0, (2, 38, 19)),  # what is dropped ends behind the pictures
+        (40, 2, 3, (2, 38, 6)),  # in the first one, which goes as a whole
+        (40, 3, 0, (8, 32, 16)),  # what is kept ends in it
+        (40, 9, 2, (14, 26, 2)),
+        (17, 9, 2, (8, 9, 6)),  # in the second one, which leaves no room
+        (40, -1, 0, (20, 20, 10)),
+    ],
+)
+def test_full_contexts(n_ctx: int, n_keep: int, n_discard: int, shift: tuple[int, int, int]) -> None:
+    store = MediaStore(N_VOCAB, 1 << 20)
+    picture = store.add(b"picture", rows(6))
+    text = [1, 2, *picture, *picture, *range(40)][:n_ctx]
+    fit = ContextFit(n_ctx, may_shift=True, add_bos=False)
+    params = GenerationParams(SamplingParams(), n_keep=n_keep, n_discard=n_discard)
+    assert fit.shift(text, text[:20], params, store) == shift

@@ -28,6 +28,7 @@ class Machine(NamedTuple):
 
 MACHINES = (
     Machine("Intel Xeon, AVX-512 with AMX tiles", "performance-amx.md", ("performance-amx.json",)),
+    Machine("Intel Ice Lake, AVX-512 without tiles", "performance-avx512.md", ("performance-avx512.json",)),
     Machine("AMD Zen 5, AVX-512", "performance-zen5.md", ("performance-zen5.json",)),
     Machine("AMD Zen 4, AVX-512", "performance-zen4.md", ("performance-zen4.json",)),
     Machine("AMD Zen 3, AVX2", "performance-zen3.md", ("performance-zen3.json", "performance-zen3-shapes.json")),

@@ -44,12 +44,14 @@ Those of single options are named in the tables. The others:
 | `IKPY_AMX` | `0`: no use of the tile unit; `bf16`: no products of halves; `fp16`: F16 weights as halves, too |
 | `IKPY_VBMI` | `0`: no kernels that permute bytes (VBMI and GFNI) |
 | `IKPY_MAKER` | `amd` or `intel`: whose CPUs the kernels suit; default: what the CPU says |
+| `IKPY_GATHERS` | `fast` or `slow`: whether Intel's CPUs gather points and seeds from tables; default: measured |
+| `IKPY_FETCH` | `pages`: weights are fetched from eight pages in turn, as on Intel's CPUs without tiles; `lines`: not |
 | `HF_HOME`, `HF_ENDPOINT` | cache and address of the Hugging Face hub (`-hf`) |
 | `LLAMA_CACHE` | where `-mu` keeps models; default: `~/.cache/ikpy/models` |
 | `XDG_CACHE_HOME` | in place of `~/.cache`, for compiled kernels of GPUs, too |
 | `NVCC`, `CUDA_HOME`, `CUDA_VISIBLE_DEVICES` | compiler, toolkit and devices ([gpu.md](gpu.md)) |
 
-`ikpy info` shows what the first four lead to. Those of the build and of tests are in
+`ikpy info` shows what the first six lead to. Those of the build and of tests are in
 [architecture.md](architecture.md#the-executor) and [gpu-testing.md](gpu-testing.md).
 """
 

@@ -1,6 +1,7 @@
 """Picks the native core for this machine: the best built ISA tier that the CPU supports.
 
-IKPY_ISA=avx512|avxvnni|avx2|portable overrides the choice; the core itself reads IKPY_AMX, IKPY_VBMI and IKPY_MAKER.
+IKPY_ISA=avx512|avxvnni|avx2|portable overrides the choice; the core itself reads IKPY_AMX, IKPY_VBMI,
+IKPY_MAKER, IKPY_GATHERS and IKPY_FETCH.
 Attributes: core (the module), tier, available_tiers.
 """
 
@@ -17,6 +18,8 @@ READ_BY_CORE = {
     "IKPY_AMX": ("use of the tile unit", ("0", "1", "bf16", "fp16")),
     "IKPY_VBMI": ("use of byte permutes", ("0", "1")),
     "IKPY_MAKER": ("maker of CPUs", ("amd", "intel")),
+    "IKPY_GATHERS": ("speed of gathers", ("fast", "slow")),
+    "IKPY_FETCH": ("way of fetching weights", ("lines", "pages")),
 }
 """Variables, what they choose, and their values."""
 

@@ -45,6 +45,8 @@ cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
     cbool _rounds_f16_activations "ikpy::rounds_f16_activations"()
     cbool c_has_byte_permutes "ikpy::has_byte_permutes"()
     cbool c_is_for_amd "ikpy::is_for_amd"()
+    cbool c_has_slow_gathers "ikpy::has_slow_gathers"()
+    cbool c_fetches_from_pages "ikpy::fetches_from_pages"()
     cbool c_has_unpacker "ikpy::has_unpacker"(int)
     size_t act_nbytes(int, int64_t, int64_t, int64_t)
 
@@ -149,6 +151,18 @@ def cpu_maker() -> str:
     """Whose CPU the choices between kernels of the same instructions are made for, "amd" or "intel" (all others);
     IKPY_MAKER decides otherwise."""
     return "amd" if c_is_for_amd() else "intel"
+
+
+def has_slow_gathers() -> bool:
+    """Whether loads of several places by one instruction are slower than as many loads, as with microcode against
+    Downfall on Intel's CPUs up to Ice Lake; measured once; IKPY_GATHERS decides otherwise."""
+    return c_has_slow_gathers()
+
+
+def fetches_from_pages() -> bool:
+    """Whether single tokens fetch weights from eight pages in turn instead of line after line; IKPY_FETCH decides
+    otherwise."""
+    return c_fetches_from_pages()
 
 
 def has_decoder(int type_id) -> bool:

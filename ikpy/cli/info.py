@@ -24,6 +24,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 MAKERS = {"amd": "CPUs of AMD", "intel": "CPUs of Intel"}
+GATHERS = {
+    True: "slow, replaced where permutations or loads are faster (IKPY_GATHERS=fast or slow selects)",
+    False: "fast (IKPY_GATHERS=fast or slow selects)",
+}
+FETCHES = {
+    True: "from eight pages in turn (IKPY_FETCH=pages or lines selects)",
+    False: "line after line (IKPY_FETCH=pages or lines selects)",
+}
 PERMUTES_USE = "VBMI and GFNI, used for few tokens (IKPY_VBMI=0 turns it off)"
 
 
@@ -51,6 +59,8 @@ def facts() -> list[tuple[str, str]]:
         ("tile unit", tile_unit(core)),
         ("byte permutes", PERMUTES_USE if core.has_byte_permutes() else "none in use"),
         ("kernels for", f"{MAKERS[core.cpu_maker()]} (IKPY_MAKER=amd or intel selects)"),
+        ("gathers", GATHERS[core.has_slow_gathers()]),
+        ("weights fetched", FETCHES[core.fetches_from_pages()]),
         ("compiler", str(build["compiler"])),
         ("openmp", str(build["openmp"])),
         ("build flags", str(build["flags"])),

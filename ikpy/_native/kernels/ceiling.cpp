@@ -1,6 +1,7 @@
 #include "ikpy/ceiling.hpp"
 
 #include <omp.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +26,7 @@ double now() {
 constexpr int kRepeats = 30;
 constexpr int kChains = 12;
 constexpr int64_t kSteps = 100000;
+constexpr int64_t kHugePage = int64_t{2} << 20;
 
 // Best rate over some repeats of `work`, which performs `operations` per thread.
 template <class F>
@@ -160,7 +162,7 @@ uint64_t sum_words(const uint64_t* p, int64_t n) {
 
 // Reads [p, p + n) as `streams` interleaved sequential streams, with prefetches `ahead` words before use.
 uint64_t read_streams(const uint64_t* p, int64_t n, int streams, int64_t ahead) {
-    constexpr int64_t kPiece = 256;  // words; 2 KiB per stream and turn
+    constexpr int64_t kPiece = 64;  // words; 512 bytes per stream and turn
     const int64_t part = n / streams / kPiece * kPiece;
     uint64_t s = 0;
     for (int64_t i = 0; i < part; i += kPiece)
@@ -182,7 +184,7 @@ int64_t uncached_bytes() {
 #if defined(_SC_LEVEL3_CACHE_SIZE)
     cache = std::max<int64_t>(0, sysconf(_SC_LEVEL3_CACHE_SIZE));
 #endif
-    return std::clamp<int64_t>(4 * cache, int64_t{256} << 20, int64_t{2} << 30) / 4096 * 4096;
+    return std::clamp<int64_t>(4 * cache, int64_t{256} << 20, int64_t{2} << 30) / kHugePage * kHugePage;
 }
 
 double ceiling_int8_dot(int n_threads) {
@@ -211,9 +213,12 @@ double ceiling_fp32_fma(int n_threads) {
 double ceiling_read_bandwidth(int n_threads) {
     const int64_t words = uncached_bytes() / 8;
     std::unique_ptr<uint64_t, decltype(&std::free)> buffer(
-        static_cast<uint64_t*>(std::aligned_alloc(64, words * sizeof(uint64_t))), &std::free);
+        static_cast<uint64_t*>(std::aligned_alloc(kHugePage, words * sizeof(uint64_t))), &std::free);
     if (!buffer) return 0.0;
     uint64_t* data = buffer.get();
+#if defined(__linux__)
+    madvise(data, words * sizeof(uint64_t), MADV_HUGEPAGE);  // as models that are read into memory
+#endif
     const int64_t part = words / n_threads / 4096 * 4096;
     const int repeats = static_cast<int>(std::max<int64_t>(3, kRepeats * (int64_t{32} << 20) / words));
 #pragma omp parallel num_threads(n_threads)
@@ -222,8 +227,8 @@ double ceiling_read_bandwidth(int n_threads) {
         for (int64_t i = 0; i < part; ++i) data[first + i] = static_cast<uint64_t>(i);
     }
     double best = 0.0;
-    for (int streams : {1, 2, 4})
-        for (int64_t ahead : {0, 128, 512})
+    for (int streams : {1, 4, 8, 16})
+        for (int64_t ahead : {0, 256, 1024})
             best = std::max(best, best_rate(
                                       n_threads, static_cast<double>(part) * sizeof(uint64_t),
                                       [&] {

@@ -9,6 +9,7 @@ struct PrefetchDistances {
     int64_t into_l2, into_l1;
     int64_t beside_into_l1;  // of rows that are read side by side
     int64_t of_groups;       // into L2, of kernels that ask for nothing else
+    bool from_pages;         // instead of all of these (prefetch_from_pages of weight_prefetch.hpp)
 };
 
 // By the processor. Of products of one token of Llama 3.2 1B on 2 threads of an Intel Xeon (33 GB/s can be
@@ -33,7 +34,8 @@ AttentionSteps attention_steps(int64_t n_rows);
 bool fetches_cells_into_l1();
 
 // Whether a gather of eight quadwords is faster than computing them. Zen 4 takes 10.7 cycles for it and 21
-// for a gather of 16 dwords, Intel's CPUs 8 for the latter.
+// for a gather of 16 dwords, Intel's CPUs 8 for the latter, but up to Ice Lake 30 (has_slow_gathers of
+// ops.hpp).
 bool has_fast_gathers();
 // Whether byte and word permutations over two registers are single operations, as on Zen 4.
 bool has_fast_pair_permutes();

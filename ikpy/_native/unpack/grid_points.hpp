@@ -50,7 +50,17 @@ inline __m128i points_of_4(const int8_t* grid, uint64_t index) {
 #endif
 
 #if defined(__AVX512VNNI__)
-inline __m512i gather8(const int8_t* grid, __m512i index) { return _mm512_i64gather_epi64(index, grid, 8); }
+// Whether points are loaded one by one: 32 tokens of IQ2_XS 166 -> 195 Gop/s of Ice Lake, IQ1_S 183 -> 208.
+// The 16 points of IQ3_XXS that a gather finds at once would be slower (191 -> 144).
+inline const bool kOneByOne = has_slow_gathers();
+
+inline __m512i gather8(const int8_t* grid, __m512i index) {
+    if (!kOneByOne) return _mm512_i64gather_epi64(index, grid, 8);
+    alignas(64) uint64_t at[8];
+    _mm512_store_si512(at, index);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(points_of_rows<1>(grid, at)),
+                              points_of_rows<1>(grid, at + 4), 1);
+}
 inline __m512i gather4(const int8_t* grid, __m512i index) { return _mm512_i32gather_epi32(index, grid, 4); }
 
 // Bytes and words in the lanes that gathers take indices from.

@@ -34,12 +34,13 @@ struct OneRegister {
             out[i] = _mm512_mask_blend_epi16(0xAAAAAAAA, even, odd);
         }
     }
-
-  private:
+    // odd: bit 6 of the index.
     static IKPY_VBMI_INLINE __m512i bytes128(const uint8_t* table, __m512i index, __mmask64 odd) {
         const __m512i low = _mm512_permutexvar_epi8(index, _mm512_load_si512(table));
         return _mm512_mask_permutexvar_epi8(low, odd, index, _mm512_load_si512(table + 64));
     }
+
+  private:
     static IKPY_VBMI_INLINE __m512i gathered(const uint32_t* table, __m512i index) {
         // With a mask that the compiler knows to be full it leaves the target as it is, and every gather
         // waits for the last use of its register.
@@ -50,8 +51,21 @@ struct OneRegister {
     }
 };
 
-struct TwoRegisters {
+// Words of points by permutations of bytes, which F looks up.
+template <class F>
+struct PermutedWords {
     static constexpr int kTogether = 4;
+    // table[index] with N entries; bits: those of the index from bit 7 on.
+    template <int N>
+    static IKPY_VBMI_INLINE __m512i bytes(const uint8_t* table, __m512i index, const __mmask64* bits) {
+        if constexpr (N == 128) {
+            return F::bytes128(table, index);
+        } else {
+            constexpr int kTop = N == 256 ? 0 : N == 512 ? 1 : N == 1024 ? 2 : 3;
+            return _mm512_mask_blend_epi8(bits[kTop], bytes<N / 2>(table, index, bits),
+                                          bytes<N / 2>(table + N / 2, index, bits));
+        }
+    }
     static IKPY_VBMI_INLINE __m512i bytes256(const uint8_t* table, __m512i index, __mmask64 upper) {
         return bytes<256>(table, index, &upper);
     }
@@ -60,28 +74,14 @@ struct TwoRegisters {
         const __mmask64 bits[2] = {upper, ninth};
         return bytes<512>(table, index, bits);
     }
-    // table[index] with N entries; bits: those of the index from bit 7 on.
-    template <int N>
-    static IKPY_VBMI_INLINE __m512i bytes(const uint8_t* table, __m512i index, const __mmask64* bits) {
-        if constexpr (N == 128) {
-            return _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
-        } else {
-            constexpr int kTop = N == 256 ? 0 : N == 512 ? 1 : N == 1024 ? 2 : 3;
-            return _mm512_mask_blend_epi8(bits[kTop], bytes<N / 2>(table, index, bits),
-                                          bytes<N / 2>(table + N / 2, index, bits));
-        }
-    }
     // Three permutations and a blend in place of 16 and 15: IQ1_S 50 -> 62, IQ1_M 44 -> 55e9 weights/s of
     // Zen 5. Values of bytes `low` of 11-bit indices whose upper bits are bits 4 to 6 of `high`, the others
     // of which mean nothing.
     static IKPY_VBMI_INLINE __m512i of_runs(const Runs<2048>& values, __m512i low, __m512i high) {
         const __m512i run =
             _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 4), high, _mm512_set1_epi8(15), 0xE4);
-        const auto at = [&](const uint8_t* of) IKPY_VBMI_LAMBDA {
-            return _mm512_permutex2var_epi8(_mm512_load_si512(of), run, _mm512_load_si512(of + 64));
-        };
-        return _mm512_mask_blend_epi8(_mm512_cmpge_epu8_mask(low, at(values.from)), at(values.before),
-                                      at(values.after));
+        return _mm512_mask_blend_epi8(_mm512_cmpge_epu8_mask(low, F::bytes128(values.from, run)),
+                                      F::bytes128(values.before, run), F::bytes128(values.after, run));
     }
     // Of two vectors both bytes of all words are looked up together, 128 entries per permutation. As words,
     // 64 entries each, 256 weights took 1.2 (IQ2_XS) and 1.45 times (IQ2_S) as long on Zen 5.
@@ -112,6 +112,19 @@ struct TwoRegisters {
             second = bytes<N>(table.halves.second, low, bits);
         *to_b = _mm512_unpackhi_epi8(first, second);
         *to_a = _mm512_unpacklo_epi8(first, second);
+    }
+};
+
+struct TwoRegisters : PermutedWords<TwoRegisters> {
+    static IKPY_VBMI_INLINE __m512i bytes128(const uint8_t* table, __m512i index) {
+        return _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
+    }
+};
+
+// For CPUs of Intel whose gathers are slow.
+struct WithoutGathers : PermutedWords<WithoutGathers> {
+    static IKPY_VBMI_INLINE __m512i bytes128(const uint8_t* table, __m512i index) {
+        return OneRegister::bytes128(table, index, _mm512_movepi8_mask(_mm512_add_epi8(index, index)));
     }
 };
 

@@ -10,6 +10,7 @@
 namespace ikpy::points {
 
 // Vectors of 32 bytes as in EightElements; a dword lane is a sub-block.
+template <class Find>
 struct TernaryBytes {
     static constexpr int kVectors = 8;
     static constexpr bool kRaisedOdd = false;
@@ -34,8 +35,8 @@ struct TernaryBytes {
         const __mmask64 bits[4] = {_mm512_movepi8_mask(low), _mm512_test_epi8_mask(high, wide::bytes(16)),
                                    _mm512_test_epi8_mask(high, wide::bytes(32)),
                                    _mm512_test_epi8_mask(high, wide::bytes(64))};
-        first = TwoRegisters::bytes<2048>(iq1s_codes.halves.first, low, bits);
-        second = TwoRegisters::of_runs(iq1s_second, low, high);
+        first = Find::template bytes<2048>(iq1s_codes.halves.first, low, bits);
+        second = Find::of_runs(iq1s_second, low, high);
         down = _mm512_test_epi32_mask(words, _mm512_set1_epi32(0x8000));
         scale = _mm512_mul_ps(row_scale, odd_scales<3>(_mm512_srli_epi32(words, 12), 0.125f));
     }
@@ -46,7 +47,8 @@ struct TernaryBytes {
     }
 };
 
-struct ByBytesIQ1_S : Plain, TernaryBytes {
+template <class Find>
+struct ByBytesIQ1_S : Plain, TernaryBytes<Find> {
     static constexpr int kType = 19, kRowsAtOnce = 2, kBlockBytes = 50;
 
     IKPY_VBMI_INLINE ByBytesIQ1_S(const uint8_t* const* p, int) {
@@ -55,13 +57,14 @@ struct ByBytesIQ1_S : Plain, TernaryBytes {
                 _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p[0] + at))),
                 _mm_loadu_si128(reinterpret_cast<const __m128i*>(p[1] + at)), 1);
         };
-        set(_mm512_inserti64x4(_mm512_castsi256_si512(load32(p[0] + 2)), load32(p[1] + 2), 1),
-            _mm512_cvtepu16_epi32(two(34)), two_row_scales(p));
+        this->set(_mm512_inserti64x4(_mm512_castsi256_si512(load32(p[0] + 2)), load32(p[1] + 2), 1),
+                  _mm512_cvtepu16_epi32(two(34)), two_row_scales(p));
     }
 };
 
 // Steps of four blocks of 32 columns.
-struct ByBytesIQ1_S_R4 : Interleaved, TernaryBytes {
+template <class Find>
+struct ByBytesIQ1_S_R4 : Interleaved, TernaryBytes<Find> {
     static constexpr int kType = 219, kHeaderBytes = 8, kBlockBytes = 8 * 24, kSteps = 2;
 
     IKPY_VBMI_INLINE ByBytesIQ1_S_R4(const uint8_t* const* rows, int step) {
@@ -74,9 +77,9 @@ struct ByBytesIQ1_S_R4 : Interleaved, TernaryBytes {
         } kWords;
         const uint8_t* p = rows[0] + 96 * step;
         const __m512i a = load64(p), b = _mm512_castsi256_si512(load32(p + 64));
-        set(_mm512_permutex2var_epi8(a, kPoints.load(), b),
-            _mm512_maskz_permutex2var_epi16(0x55555555, a, _mm512_load_si512(kWords.at), b),
-            _mm512_set1_ps(1.0f));
+        this->set(_mm512_permutex2var_epi8(a, kPoints.load(), b),
+                  _mm512_maskz_permutex2var_epi16(0x55555555, a, _mm512_load_si512(kWords.at), b),
+                  _mm512_set1_ps(1.0f));
     }
 };
 

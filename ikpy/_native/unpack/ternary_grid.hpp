@@ -67,7 +67,7 @@ inline float odd_eighth(int s) { return static_cast<float>(2 * s + 1) * 0.125f; 
 inline __m512i codes64(uint64_t low, uint64_t high, uint32_t up) {
     const __m128i index = _mm_unpacklo_epi8(_mm_cvtsi64_si128(static_cast<int64_t>(low)),
                                             _mm_cvtsi64_si128(static_cast<int64_t>(high)));
-    const __m512i trits = _mm512_i64gather_epi64(_mm512_cvtepu16_epi64(index), tables::iq1s_grid, 8);
+    const __m512i trits = grid::gather8(tables::iq1s_grid, _mm512_cvtepu16_epi64(index));
     const __m512i codes = _mm512_slli_epi16(_mm512_add_epi8(trits, wide::bytes(1)), 3);
     return _mm512_mask_add_epi64(codes, static_cast<__mmask8>(up), codes, wide::bytes(2));
 }

@@ -456,17 +456,29 @@ def test_types_without_byte_permutes() -> None:
     run_with(code, IKPY_VBMI="0")
 
 
-@pytest.mark.parametrize("maker", ["amd", "intel"])
-def test_types_whose_kernels_depend_on_the_maker_of_the_cpu(maker: str) -> None:
+@pytest.mark.parametrize(("maker", "gathers"), [("amd", "slow"), ("intel", "fast"), ("intel", "slow")])
+def test_types_whose_kernels_depend_on_the_maker_of_the_cpu(maker: str, gathers: str) -> None:
     """Points, trits and trellis values are found by gathers, permutations, or computed; rows meet more tokens."""
     rows = ["Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ3_K", "IQ4_K", "IQ2_KS", "IQ5_KS", "IQ4_XS"]
     points = [n for n in FAST_TYPES if n.startswith(("IQ1_S", "IQ1_M", "IQ2_X", "IQ2_S", "IQ3_X", "IQ3_S"))]
     names = [*points, *(n for n in FAST_TYPES if n.endswith("KT")), *rows, "TQ1_0", "IQ1_BN", "Q1_0_G128"]
     code = (
         "from ikpy._native import core; from tests.cpu.kernels import test_matmul as t\n"
-        f"assert core.cpu_maker() == {maker!r}\n"
+        f"assert core.cpu_maker() == {maker!r} and core.has_slow_gathers() == {gathers == 'slow'}\n"
         f"for name in {names}: t.test_product_is_exact_for_all_token_counts(name)\n"
         f"for name in {points}: t.test_long_rows_and_many_tokens(name)  # up to four blocks at a time\n"
         f"for name in {rows[:3]}: t.test_rows_that_end_inside_a_chunk(name, 1120)"
     )
-    run_with(code, IKPY_MAKER=maker)
+    run_with(code, IKPY_MAKER=maker, IKPY_GATHERS=gathers)
+
+
+@pytest.mark.parametrize("fetch", ["lines", "pages"])
+def test_weights_are_fetched_either_way(fetch: str) -> None:
+    """Lines that are asked for may lie beyond the weights and the pages that the process has."""
+    names = ["Q4_K", "Q8_0", "F16", "BF16_R16", "IQ2_XXS", "IQ1_S_R4", "Q4_K_R4", "Q4_0_R8", "IQ2_KT", "IQ1_BN"]
+    code = (
+        "from ikpy._native import core; from tests.cpu.kernels import test_matmul as t\n"
+        f"assert core.fetches_from_pages() == {fetch == 'pages'}\n"
+        f"for name in {names}: t.test_product_is_exact_for_all_token_counts(name)"
+    )
+    run_with(code, IKPY_FETCH=fetch)

@@ -155,6 +155,8 @@ def test_encoders_write_the_same_bytes(tier: str) -> None:
     [
         ("IKPY_ISA", "avx1024", "IKPY_ISA=avx1024: not available here"),
         ("IKPY_MAKER", "via", "IKPY_MAKER=via: unknown maker of CPUs; give one of amd, intel"),
+        ("IKPY_GATHERS", "0", "IKPY_GATHERS=0: unknown speed of gathers; give one of fast, slow"),
+        ("IKPY_FETCH", "all", "IKPY_FETCH=all: unknown way of fetching weights; give one of lines, pages"),
         ("IKPY_VBMI", "off", "IKPY_VBMI=off: unknown use of byte permutes; give one of 0, 1"),
     ],
 )

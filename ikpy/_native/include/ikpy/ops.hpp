@@ -122,6 +122,11 @@ bool has_byte_permutes();
 // Whose CPU kernels of the same instructions are chosen for: AMD's, or Intel's, for which all others are
 // taken; IKPY_MAKER=amd or intel decides otherwise.
 bool is_for_amd();
+// Whether a gather takes so long that single loads are faster; IKPY_GATHERS=slow or fast decides otherwise.
+bool has_slow_gathers();
+// Whether weights are fetched from eight pages in turn instead of line after line: on Intel's CPUs with
+// AVX-512 but no tiles; IKPY_FETCH=pages or lines decides otherwise.
+bool fetches_from_pages();
 // Whether matmuls of this weight type have an unpacker of their own; other types are decoded to float first.
 bool has_unpacker(int weight_type);
 size_t act_nbytes(int format, int64_t n_in, int64_t n_rows, int64_t n_batch);

@@ -176,14 +176,13 @@ class PartsAhead {
           near_(side_by_side.skip(offset, kPrefetch.beside_into_l1)) {}
     [[gnu::always_inline]] void ask_for(const Quads<U::kRows>& quads, int part) const {
         for (int q = 0; q < kQuads; q += U::kRows / 4) {
-            prefetch_weights_into_l2<kBytes>(quads.block[q] + part * kBytes + far_);
-            prefetch_weights_into_l1<kBytes>(quads.block[q] + part * kBytes + near_);
+            prefetch_weights_beside<kBytes>(quads.block[q] + part * kBytes, far_, near_);
         }
     }
     // Into L2 alone, for what is unpacked into a panel.
     [[gnu::always_inline]] void ask_for_later(const Quads<U::kRows>& quads, int part) const {
         for (int q = 0; q < kQuads; q += U::kRows / 4)
-            prefetch_weights_into_l2<kBytes>(quads.block[q] + part * kBytes + far_);
+            prefetch_weights_into_l2<kBytes>(quads.block[q] + part * kBytes, far_);
     }
 
   private:

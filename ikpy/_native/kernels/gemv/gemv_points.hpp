@@ -212,8 +212,10 @@ IKPY_VBMI_INLINE void add_blocks(const uint8_t* const* rows, StreamsAhead<P>& ah
         ahead.near.move(P::kBlockBytes);
         for (int r = 0; r < kStreams<P>; ++r) {
             at[b][r] = rows[r] + P::kHeaderBytes + offset;
-            prefetch_weights_into_l2<P::kBlockBytes>(at[b][r] + far);
-            prefetch_weights_into_l1<P::kBlockBytes>(at[b][r] + near);
+            if constexpr (kStreams<P> == 1)
+                prefetch_weights<P::kBlockBytes>(at[b][r]);
+            else
+                prefetch_weights_beside<P::kBlockBytes>(at[b][r], far, near);
         }
 #pragma GCC unroll 16
         for (int t = 0; t < NT; ++t) record[b][t] = x[t] + (c + b) * kRecord<P>;

@@ -168,7 +168,10 @@ template <int Bytes, int Steps>
 IKPY_VBMI_INLINE void prefetch_step(const uint8_t* p, int step) {
     asm volatile("" ::: "memory");
     for (int b = 64 * step; b < Bytes; b += 64 * Steps) {
-        _mm_prefetch(reinterpret_cast<const char*>(p + b + kPrefetch.of_groups), _MM_HINT_T1);
+        if (kPrefetch.from_pages)
+            prefetch_from_pages<64>(p + b);
+        else
+            prefetch_bytes<64, false>(p + b + kPrefetch.of_groups);
     }
 }
 

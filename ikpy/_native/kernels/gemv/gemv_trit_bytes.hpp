@@ -185,8 +185,7 @@ IKPY_VBMI void multiply_half(const RowBlock& rows, int h, const Record<L>* const
             near(R, rows.stride, kHeader + kPrefetch.beside_into_l1);
         for (int64_t c = 0; c < rows.n_in / kChunk; ++c) {
             for (int r = 0; r < R; ++r) {
-                prefetch_weights_into_l2<L::kBlockBytes>(p[r] + far.skip());
-                prefetch_weights_into_l1<L::kBlockBytes>(p[r] + near.skip());
+                prefetch_weights_beside<L::kBlockBytes>(p[r], far.skip(), near.skip());
             }
             add_blocks<L, R, NT>(p, x, c, tables, total);
             for (int r = 0; r < R; ++r) p[r] += L::kBlockBytes;

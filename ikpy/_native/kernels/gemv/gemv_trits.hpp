@@ -96,8 +96,7 @@ IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t stride, 
         __m512i bytes[kRows];
         for (int r = 0; r < kRows; ++r) {
             const uint8_t* p = rows[r] + offset;
-            prefetch_weights_into_l2<kBytes>(p + far.skip());
-            prefetch_weights_into_l1<kBytes>(p + near.skip());
+            prefetch_weights_beside<kBytes>(p, far.skip(), near.skip());
             bytes[r] = _mm512_maskz_loadu_epi8((1ull << kBytes) - 1, p);
         }
         far.move(kBytes);

@@ -101,8 +101,7 @@ constexpr int kRows = 2;  // at a time: they share the loads of the factors
     for (int64_t c = 0; c < n_chunks; ++c, ++x) {
         const int64_t offset = kHeader + c * kBytes;
         for (int r = 0; r < kRows; ++r) {
-            prefetch_weights_into_l2<kBytes>(rows[r] + offset + far.skip());
-            prefetch_weights_into_l1<kBytes>(rows[r] + offset + near.skip());
+            prefetch_weights_beside<kBytes>(rows[r] + offset, far.skip(), near.skip());
         }
         far.move(kBytes);
         near.move(kBytes);

@@ -272,6 +272,82 @@ void interleaved_bf16_panel(const RowBlock& rows, int64_t k0, int64_t n, float* 
     }
 }
 
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+inline simd::V even_columns(const uint8_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+}
+inline simd::V odd_columns(const uint8_t* p) {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), upper));
+}
+#else
+inline simd::V even_columns(const uint8_t* p) {
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
+}
+inline simd::V odd_columns(const uint8_t* p) {
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xFFFF0000));
+    return _mm256_castsi256_ps(
+        _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), upper));
+}
+#endif
+
+// Products of 16 rows of BF16_R16, a row to a lane. n: columns, an even number.
+template <int NT>
+void dot_group(const uint8_t* group, int64_t n, const uint8_t* const* x, float* out) {
+    constexpr int kVectors = kHalfRows / simd::kLanes, kBytes = 4 * kHalfRows;  // of two columns
+    simd::V total[NT][kVectors][2];
+#pragma GCC unroll 4
+    for (int t = 0; t < NT; ++t)
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) total[t][v][0] = total[t][v][1] = simd::zero();
+    for (int64_t k = 0; k < n; k += 2, group += kBytes) {
+        prefetch_weights<kBytes>(group);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+            const simd::V even = even_columns(group + 4 * simd::kLanes * v);
+            const simd::V odd = odd_columns(group + 4 * simd::kLanes * v);
+#pragma GCC unroll 4
+            for (int t = 0; t < NT; ++t) {
+                const float* columns = reinterpret_cast<const float*>(x[t]) + k;
+                total[t][v][0] = simd::fma(even, simd::set1(columns[0]), total[t][v][0]);
+                total[t][v][1] = simd::fma(odd, simd::set1(columns[1]), total[t][v][1]);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < NT; ++t)
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v)
+            simd::store(out + t * kBlockRows + v * simd::kLanes, simd::add(total[t][v][0], total[t][v][1]));
+}
+
+constexpr int kGroupsTokens = simd::kLanes == kHalfRows ? 4 : 2;
+
+template <int NT>
+void dot_groups(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out) {
+    if (n_tokens == NT) {
+        for (int h = 0; h < rows.halves(); ++h)
+            dot_group<NT>(rows.group(h, 0, kHalfRows), rows.n_in, x, out + h * kHalfRows);
+    } else if constexpr (NT > 1) {
+        dot_groups<NT - 1>(rows, x, n_tokens, out);
+    }
+}
+
+void group_gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*) {
+    for (int t = 0; t < tokens.n; t += kGroupsTokens)
+        dot_groups<kGroupsTokens>(rows, tokens.x + t, std::min(kGroupsTokens, tokens.n - t),
+                                  out + t * kBlockRows);
+}
+
+constexpr WeightKernels kInterleaved = {
+    kTypeBf16R16, kActF32, kGroupsTokens, group_gemv, float_gemm<interleaved_bf16_panel>, float_work_bytes};
+#else
+constexpr WeightKernels kInterleaved = {
+    kTypeBf16R16, kActF32, 0, nullptr, float_gemm<interleaved_bf16_panel>, float_work_bytes};
+#endif
+
 }  // namespace
 
 void f16_row_products(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out,
@@ -282,11 +358,8 @@ void f16_row_products(const RowBlock& rows, const uint8_t* const* x, int n_token
 const WeightKernels* float_weight_kernels(int type) {
     if (const WeightKernels* k = bf16_dot_kernels(type)) return k;
     // Made when first asked for: which tile products there are may take a trial.
-    static const WeightKernels table[] = {
-        float_kernels<ReadF32>(kF32),
-        f16_kernels(),
-        float_kernels<ReadBf16>(kBF16),
-        {kTypeBf16R16, kActF32, 0, nullptr, float_gemm<interleaved_bf16_panel>, float_work_bytes}};
+    static const WeightKernels table[] = {float_kernels<ReadF32>(kF32), f16_kernels(),
+                                          float_kernels<ReadBf16>(kBF16), kInterleaved};
     for (const WeightKernels& k : table)
         if (k.type == type) return &k;
     return nullptr;

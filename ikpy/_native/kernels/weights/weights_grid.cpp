@@ -38,7 +38,7 @@ template <class Find>
 const WeightKernels* kernels_of_found_points(int type) {
     using namespace points;
     // More passes are faster than panels where points are found faster.
-    constexpr bool kPasses = std::is_same_v<Find, TwoRegisters>;
+    constexpr bool kPasses = !std::is_same_v<Find, OneRegister>;
     static constexpr WeightKernels kTable[] = {
         kernels<IQ2_XXS<Find>, UnpackGrid<grid::IQ2_XXS>, 12, 24, kTileMinFastRowTokens>(),
         kernels<IQ2_XS<Find>, UnpackGrid<grid::IQ2_XS>, 12, kPasses ? 24 : 16>(),
@@ -55,23 +55,34 @@ const WeightKernels* kernels_of_found_points(int type) {
     return nullptr;
 }
 
-const WeightKernels* point_weight_kernels(int type) {
+// Points of IQ1_S and IQ1_M by permutations of bytes.
+template <class Find>
+const WeightKernels* kernels_of_permuted_trits(int type) {
     using namespace points;
-    static constexpr WeightKernels kTernary[] = {kernels<IQ1_S, UnpackIQ1_S, 11>(),
-                                                 kernels<IQ1_M<OneRegister>, UnpackIQ1_M, 11>(),
-                                                 kernels<IQ1_S_R4, UnpackIQ1_S_R4, 12, 16>(),
-                                                 kernels<IQ1_M_R4<OneRegister>, UnpackIQ1_M_R4, 12, 16>()};
-    static constexpr WeightKernels kTernaryByBytes[] = {
-        kernels<ByBytesIQ1_S, UnpackIQ1_S, 11, 18>(), kernels<ByBytesIQ1_S_R4, UnpackIQ1_S_R4, 12, 16>(),
-        kernels<IQ1_M<TwoRegisters>, UnpackIQ1_M, 11, 16>(),
-        kernels<IQ1_M_R4<TwoRegisters>, UnpackIQ1_M_R4, 12, 16>()};
-    if (has_fast_pair_permutes())
-        for (const WeightKernels& k : kTernaryByBytes)
-            if (k.type == type) return &k;
-    for (const WeightKernels& k : kTernary)
+    static constexpr WeightKernels kTable[] = {kernels<ByBytesIQ1_S<Find>, UnpackIQ1_S, 11, 18>(),
+                                               kernels<ByBytesIQ1_S_R4<Find>, UnpackIQ1_S_R4, 12, 16>(),
+                                               kernels<IQ1_M<Find>, UnpackIQ1_M, 11, 16>(),
+                                               kernels<IQ1_M_R4<Find>, UnpackIQ1_M_R4, 12, 16>()};
+    for (const WeightKernels& k : kTable)
         if (k.type == type) return &k;
-    return has_fast_pair_permutes() ? kernels_of_found_points<TwoRegisters>(type)
-                                    : kernels_of_found_points<OneRegister>(type);
+    return kernels_of_found_points<Find>(type);
+}
+
+const WeightKernels* kernels_of_gathered_trits(int type) {
+    using namespace points;
+    static constexpr WeightKernels kTable[] = {kernels<IQ1_S, UnpackIQ1_S, 11>(),
+                                               kernels<IQ1_M<OneRegister>, UnpackIQ1_M, 11>(),
+                                               kernels<IQ1_S_R4, UnpackIQ1_S_R4, 12, 16>(),
+                                               kernels<IQ1_M_R4<OneRegister>, UnpackIQ1_M_R4, 12, 16>()};
+    for (const WeightKernels& k : kTable)
+        if (k.type == type) return &k;
+    return kernels_of_found_points<OneRegister>(type);
+}
+
+const WeightKernels* point_weight_kernels(int type) {
+    if (has_fast_pair_permutes()) return kernels_of_permuted_trits<points::TwoRegisters>(type);
+    if (!has_fast_gathers()) return kernels_of_permuted_trits<points::WithoutGathers>(type);
+    return kernels_of_gathered_trits(type);
 }
 
 }  // namespace

@@ -49,16 +49,17 @@ const WeightKernels* small_block_weight_kernels(int type) {
     static constexpr WeightKernels kTrits = record_kernels<trits::Product>();
     static constexpr WeightKernels kPermuted[] = {
         points::kernels<points::Q1_0_G128, UnpackQ1_0_G128, 12, 16>(),
-        record_kernels<trit_bytes::Product<trit_bytes::TQ1_0, 4>>(),
-        record_kernels<trit_bytes::Product<trit_bytes::IQ1_BN, 10>, 20>()};
+        record_kernels<trit_bytes::Product<trit_bytes::TQ1_0, 4>>()};
+    static constexpr WeightKernels kTritBytes =
+        record_kernels<trit_bytes::Product<trit_bytes::IQ1_BN, 10>, 20>();
     static constexpr WeightKernels kRuns[] = {run_kernels<4, 8, 15>(), run_kernels<8, 8, 32>()};
     if (has_byte_permutes())
         for (const WeightKernels& k : kRuns)
             if (k.type == type) return &k;
-    if (has_byte_permutes() && has_fast_pair_permutes())
+    if (has_byte_permutes())
         for (const WeightKernels& k : kPermuted)
             if (k.type == type) return &k;
-    if (type == kTrits.type && has_byte_permutes()) return &kTrits;
+    if (type == kTrits.type && has_byte_permutes()) return has_fast_pair_permutes() ? &kTritBytes : &kTrits;
 #endif
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
     static constexpr WeightKernels kWords =

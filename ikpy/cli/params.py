@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from ikpy.cli.log_options import LogOptions
 from ikpy.cli.media_options import MediaOptions
 from ikpy.engine.prefix import PROMPT_TAIL
 from ikpy.engine.sampling_params import SamplingParams
@@ -140,16 +141,6 @@ class PromptOptions:
     cfg_scale: float = 1.0
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class LogOptions:
-    """Amount and place of log output."""
-
-    verbosity: int = 0
-    minilog: bool = False
-    disable: bool = False
-    directory: str | None = None
 
 
 @dataclass

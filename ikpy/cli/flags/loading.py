@@ -113,8 +113,6 @@ ROWS = (
         kind=BIT,
         quiet="0",
     ),
-    always("--perf", "timings"),
-    ignored("--no-perf", "timings cost nothing", "no timings"),
     always("-kvu --kv-unified", "one cache for all sequences"),
     ignored("-no-kvu --no-kv-unified", "the cache is always unified", "separate caches per sequence"),
 )

@@ -30,9 +30,11 @@ SAMPLES = (
 )  # fmt: skip
 ON_ALREADY = (
     "--slots", "--cont-batching", "--warmup", "--mmap", "--kv-offload", "--cache-prompt", "--prefill-assistant",
-    "--models-autoload", "--escape", "--ui",
+    "--models-autoload", "--escape", "--ui", "--show-timings",
 )  # fmt: skip
-OFF_ALREADY = ("--no-repack", "--no-skip-chat-parsing", "--no-log-jsonl")
+OFF_ALREADY = (
+    "--no-repack", "--no-skip-chat-parsing", "--no-log-jsonl", "--log-enable", "--no-log-prefix", "--no-log-timestamps",
+)  # fmt: skip
 
 
 def sample(row: Option, file: str) -> list[str] | None:

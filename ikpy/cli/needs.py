@@ -100,6 +100,13 @@ NEEDS = (
         drafts,
         "it needs -md or --spec-type",
     ),
+    need(
+        "-Cd -Crd --cpu-strict-draft --prio-draft --poll-draft -Cbd -Crbd --cpu-strict-batch-draft --prio-batch-draft "
+        "--poll-batch-draft",
+        "SC",
+        drafts,
+        "it needs -md or --spec-type",
+    ),
     need("-ngld -devd -otd -cmoed -ncmoed", "SC", has_draft_file, "it needs -md"),
     need("--suffix-pattern-len --suffix-max-depth --suffix-corpus", "SC", lambda p: drafts(p, "suffix"), "it needs "
          "--spec-type suffix"),

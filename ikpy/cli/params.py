@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ikpy.cli.log_options import LogOptions
 from ikpy.cli.media_options import MediaOptions
+from ikpy.cli.thread_options import ThreadOptions
 from ikpy.engine.prefix import PROMPT_TAIL
 from ikpy.engine.sampling_params import SamplingParams
 
@@ -294,6 +295,10 @@ class CommonParams:
     prompt: PromptOptions = field(default_factory=PromptOptions)
     media: MediaOptions = field(default_factory=MediaOptions)
     log: LogOptions = field(default_factory=LogOptions)
+    threads: ThreadOptions = field(default_factory=ThreadOptions)
+    threads_batch: ThreadOptions = field(default_factory=ThreadOptions)
+    threads_draft: ThreadOptions = field(default_factory=ThreadOptions)
+    threads_batch_draft: ThreadOptions = field(default_factory=ThreadOptions)
     perplexity: PerplexityOptions = field(default_factory=PerplexityOptions)
     sweep: SweepOptions = field(default_factory=SweepOptions)
     batched: BatchedOptions = field(default_factory=BatchedOptions)

@@ -10,6 +10,7 @@ from ikpy.backends.remote import hosts
 from ikpy.cli import log_streams
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import parse
+from ikpy.cli.thread_options import place_threads
 from ikpy.cli.values import MAX_THREADS
 
 WORKER = "IKPY_WORKER"
@@ -41,6 +42,7 @@ def start(tool: str, arguments: Sequence[str], title: str, command: str = "") ->
     for line in params.warnings:
         print(f"warning: {line}", file=sys.stderr)
     limit = place_on_nodes(params.model.numa)
+    place_threads(params, lambda line: print(f"warning: {line}", file=sys.stderr))
     warn_of_threads(params.n_threads, params.n_threads_batch)
     for options in (params.context, params.speculative):
         for name in ("n_threads", "n_threads_batch"):

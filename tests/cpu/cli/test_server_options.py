@@ -21,7 +21,8 @@ ROWS = [
 ]
 OWN = {
     "--run-time-repack": "1", "--samplers": "top_k;temperature", "--chat-template-kwargs": '{"a": 1}',
-    "--draft-params": "n_max=4",
+    "--draft-params": "n_max=4", "--cpu-range": "0-1", "--cpu-range-batch": "0-1", "--spec-draft-cpu-range": "0-1",
+    "--spec-draft-cpu-range-batch": "0-1",
 }  # fmt: skip
 SAMPLES = (
     "2", "0.75", "on", "off", "none", "yarn", "q8_0", "json", "deepseek", "mean", "layer", "a=int:3", "{}", "3,1",

@@ -35,6 +35,7 @@ cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
         Executor(const Op*, int64_t, Tensor*, int64_t) except +
         size_t work_bytes(int) except +
         double run(const Runtime&, int, int64_t, int64_t, uint8_t*) except +
+        void set_thread_set(int)
         void set_profiling(cbool)
         const double* op_seconds()
     const char* op_name(int)
@@ -71,8 +72,11 @@ cdef extern from "quantize/repack.hpp" namespace "ikpy" nogil:
     cbool repack_rows(int, int, const uint8_t*, int64_t, int64_t, uint8_t*)
 
 
-cdef extern from "ikpy/affinity.hpp" namespace "ikpy":
+cdef extern from "ikpy/affinity.hpp" namespace "ikpy" nogil:
+    const int kThreadSets
+    const int kSpins
     void cpp_set_thread_cpus "ikpy::set_thread_cpus"(const vector[vector[int]]&) except +
+    void cpp_set_thread_set "ikpy::set_thread_set"(int, const vector[vector[int]]&, int, int) except +
 
 cdef extern from "ikpy/ceiling.hpp" namespace "ikpy" nogil:
     double ceiling_int8_dot(int)
@@ -179,6 +183,19 @@ def set_thread_cpus(groups) -> None:
     """Thread i of every plan runs on the CPUs groups[i % len(groups)] from its next run on, a list of lists of CPU
     numbers; [] lets threads that were never bound stay where they are. Linux only; not while a plan runs."""
     cpp_set_thread_cpus(groups)
+
+
+USUAL_SPINS = kSpins
+"""Pauses after which a thread that waits for others gives up its core, unless `set_thread_set` says otherwise."""
+
+
+def set_thread_set(int number, groups, int priority, int spins) -> None:
+    """`set_thread_cpus` for the plans of one set (0 and 1: single tokens and more of a model, 2 and 3: of its drafter),
+    with a priority (0 is the usual one, 1 to 3 are real-time ones, -1 is that of work in the background) and the
+    pauses after which a waiting thread gives up its core."""
+    if not 0 <= number < kThreadSets or spins < 0:
+        raise ValueError("no such set of threads, or a negative number of pauses")
+    cpp_set_thread_set(number, groups, priority, spins)
 
 
 def uncached_bytes() -> int:
@@ -323,6 +340,12 @@ cdef class Plan:
 
     def __dealloc__(self):
         del self.executor
+
+    def use_thread_set(self, int number) -> None:
+        """Runs as `set_thread_set` says for this number, 0 unless told."""
+        if not 0 <= number < kThreadSets:
+            raise ValueError("no such set of threads")
+        self.executor.set_thread_set(number)
 
     def work_bytes(self, int n_threads) -> int:
         """Bytes of work memory a run with n_threads allocates (once)."""

@@ -19,6 +19,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from ikpy.cli import log_streams
 from ikpy.cli.streams import prepare_streams
 from ikpy.errors import IkpyError, UsageError, printable
 from ikpy.signals import lost_interrupts, termination
@@ -183,10 +184,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(arguments) or ["--help"]
     if arguments[0] not in COMMANDS:  # `ikpy gguf-split` of scripts in which `llama-` was replaced
         arguments[:1] = named_command(f"llama-{arguments[0]}", arguments) or arguments[:1]
-    if next((name for name in arguments if not name.startswith("-")), None) not in WRITERS:
-        return run(arguments)
-    with termination.as_interruptions() as signals:
-        status = run(arguments)
+    try:
+        if next((name for name in arguments if not name.startswith("-")), None) not in WRITERS:
+            return run(arguments)
+        with termination.as_interruptions() as signals:
+            status = run(arguments)
+    finally:
+        log_streams.remove()
     termination.count_as_handled()
     return status if signals.status is None else signals.status
 

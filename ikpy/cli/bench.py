@@ -14,6 +14,8 @@ from ikpy.cli.bench_command import parse_bench
 from ikpy.cli.bench_options import help_rows
 from ikpy.cli.model_files import default_model
 from ikpy.cli.start import place_on_nodes, print_devices, warn_of_threads
+from ikpy.cli.thread_options import ThreadOptions, use_sets
+from ikpy.cli.values import MAX_THREADS
 from ikpy.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     from ikpy.tools.bench_tests import bench_tests
 
     limit = place_on_nodes(command.values.get("numa"))  # before the cores are counted
+    limit = min(limit, place_bench_threads(command.values))
     command.values["models"] = [*command.values.get("models", []), *fetch_models(command.values)]
     params = command.params(default_model)
     params.threads = [(min(generation, limit), min(batch, limit)) for generation, batch in params.threads]
@@ -73,6 +76,19 @@ def run(arguments: Sequence[str]) -> int:
     for line in dict.fromkeys(skipped):
         print(f"{'error' if len(skipped) == len(tests) else 'warning'}: {line}", file=sys.stderr)
     return int(bool(tests) and len(skipped) == len(tests))
+
+
+def place_bench_threads(values: Mapping[str, Any]) -> int:
+    """Does what the options of threads say; returns the largest number of threads that they leave.
+
+    Raises:
+        UsageError: CPUs that this process may not use.
+    """
+    names = ("mask", "strict", "priority", "poll")
+    options = ThreadOptions(**{name: values[name] for name in names if name in values})
+    if options != ThreadOptions():
+        use_sets([options.as_set()] * 4, values.get("numa"), lambda line: print(f"warning: {line}", file=sys.stderr))
+    return MAX_THREADS if options.mask is None or "threads" in values else len(options.mask)
 
 
 def fetch_models(values: Mapping[str, Any]) -> list[str]:

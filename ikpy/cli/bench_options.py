@@ -19,9 +19,10 @@ from ikpy.cli.bench_values import (
     to_thread_pair,
     to_threads_pair,
 )
-from ikpy.cli.flags.loading import LOAD_MODES, PAGE_CACHE, PRIORITY, TASKSET, WAITING
+from ikpy.cli.flags.loading import LOAD_MODES, PAGE_CACHE
 from ikpy.cli.flags.placement import ASYNCHRONOUS
 from ikpy.cli.options import NO_GPU, Kind, Option
+from ikpy.cli.thread_options import to_mask
 from ikpy.cli.values import Warn
 
 OUTPUTS = ("md", "csv", "json", "jsonl", "sql", "none")
@@ -223,10 +224,10 @@ ROWS = (
     ),
     switch("--no-host", "", "no host buffers", no_effect="weights of the CPU are never in a GPU's host buffers"),
     switch("-dio --direct-io", "", "read past the page cache", no_effect=PAGE_CACHE),
-    row("-C --cpu-mask", "", "HEX", "CPUs to run on", convert=values.to_text, no_effect=TASKSET),
-    row("--cpu-strict", "", "0|1", "a CPU for each thread", no_effect=TASKSET, idle=0),
-    row("--prio", "", "N", "thread priority", no_effect=PRIORITY, idle=0),
-    row("--poll", "", "N", "polling level", no_effect=WAITING),
+    row("-C --cpu-mask", "mask", "HEX", "CPUs that threads run on", convert=to_mask, many=False),
+    row("--cpu-strict", "strict", "0|1", "1: a CPU for each thread", convert=values.to_switch, many=False),
+    row("--prio", "priority", "N", "priority of threads, -1 to 3", convert=values.bounded(-1, 3), many=False),
+    row("--poll", "poll", "N", "how long threads wait, 0 to 100", convert=values.bounded(0, 100), many=False),
     row(
         "--n-cpu-moe -ncmoe",
         "n_cpu_moe",
@@ -335,7 +336,7 @@ ROWS = (
         many=False,
     ),
 )
-SOURCES = ("hf_repos", "hf_files", "hf_token", "offline", "list_devices")
+SOURCES = ("mask", "strict", "priority", "poll", "hf_repos", "hf_files", "hf_token", "offline", "list_devices")
 """Values that the program uses itself."""
 BY_NAME = {name: option for option in ROWS for name in option.names}
 

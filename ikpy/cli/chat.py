@@ -91,10 +91,11 @@ def run_session(session: Session) -> bool:
         raise
     if speculator:
         session.log(["", *(f"warning: {reason}" for reason in speculator.save()), *speculator.lines()])
-    session.log(["", *text_run.times.lines()] if text_run.times.n_generated else [])
+    session.log([""])
     if not text_run.times.n_generated:
-        session.log([""])
         session.finish()
+    elif params.log.timings:
+        session.log(text_run.times.lines())
     return interrupted
 
 

@@ -60,12 +60,15 @@ def draft_files(params: CommonParams, model_params: ModelParams | None) -> Draft
 
 def context_of_drafts(params: CommonParams, n_seq: int) -> ContextParams:
     """Parameters of the contexts of drafters for ``n_seq`` sequences."""
+    from ikpy.engine.params import DRAFT_THREAD_SETS
+
     options = params.speculative
     changes: dict[str, Any] = {
         "n_ctx": options.n_ctx or params.context.n_ctx,
         "n_seq_max": n_seq,
         "n_threads": options.n_threads or params.n_threads,
         "n_threads_batch": options.n_threads_batch or options.n_threads or params.n_threads_batch,
+        "thread_sets": DRAFT_THREAD_SETS,
         "embeddings": False,
     }
     changes |= dict.fromkeys(("type_k_first", "type_k_last", "type_v_first", "type_v_last"))

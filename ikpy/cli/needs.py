@@ -66,6 +66,7 @@ TASKS = "--hellaswag, --winogrande or --multiple-choice"
 NEEDS = (
     need("--control-vector-layer-range", "PISWBC", lambda p: p.model.control_vectors, "it needs --control-vector"),
     need("--lora-init-without-apply", "PISWBC", lambda p: p.model.lora, "it needs --lora"),
+    need("--log-append --log-new", "PISWBC", lambda p: p.log.file, "it needs --log-file"),
     need("--fit-margin -fitt -gfm", "PISWBC", lambda p: p.model.fit, "it needs --fit"),
     need("-np", "P", chooses, f"it needs {TASKS}"),
     need("--hellaswag-tasks", "P", lambda p: p.perplexity.hellaswag, "it needs --hellaswag"),
@@ -95,6 +96,13 @@ NEEDS = (
     ),
     need(
         "-cd -td -tbd -ctkd -ctvd -draft --draft --draft-min --draft-p-min",
+        "SC",
+        drafts,
+        "it needs -md or --spec-type",
+    ),
+    need(
+        "-Cd -Crd --cpu-strict-draft --prio-draft --poll-draft -Cbd -Crbd --cpu-strict-batch-draft --prio-batch-draft "
+        "--poll-batch-draft",
         "SC",
         drafts,
         "it needs -md or --spec-type",

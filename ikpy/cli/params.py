@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from ikpy.cli.log_options import LogOptions
 from ikpy.cli.media_options import MediaOptions
+from ikpy.cli.thread_options import ThreadOptions
 from ikpy.engine.prefix import PROMPT_TAIL
 from ikpy.engine.sampling_params import SamplingParams
 
@@ -143,16 +145,6 @@ class PromptOptions:
 
 
 @dataclass
-class LogOptions:
-    """Amount and place of log output."""
-
-    verbosity: int = 0
-    minilog: bool = False
-    disable: bool = False
-    directory: str | None = None
-
-
-@dataclass
 class PerplexityOptions:
     """Modes of the perplexity tool."""
 
@@ -216,6 +208,7 @@ class ServerOptions:
 
     hosts: list[str] = field(default_factory=lambda: ["127.0.0.1"])
     port: int = 8080
+    reuse_port: bool = False
     path: str | None = None
     webui: str = "auto"
     api_keys: list[str] = field(default_factory=list)
@@ -303,6 +296,10 @@ class CommonParams:
     prompt: PromptOptions = field(default_factory=PromptOptions)
     media: MediaOptions = field(default_factory=MediaOptions)
     log: LogOptions = field(default_factory=LogOptions)
+    threads: ThreadOptions = field(default_factory=ThreadOptions)
+    threads_batch: ThreadOptions = field(default_factory=ThreadOptions)
+    threads_draft: ThreadOptions = field(default_factory=ThreadOptions)
+    threads_batch_draft: ThreadOptions = field(default_factory=ThreadOptions)
     perplexity: PerplexityOptions = field(default_factory=PerplexityOptions)
     sweep: SweepOptions = field(default_factory=SweepOptions)
     batched: BatchedOptions = field(default_factory=BatchedOptions)

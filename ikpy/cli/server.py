@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from ikpy.cli.banner import build_lines
 from ikpy.cli.checks import need_files
 from ikpy.cli.drafters import changes_for_drafts, needs_of_drafts, speculation
 from ikpy.cli.listeners import UNIX_ENDING, close, listen, port_of
+from ikpy.cli.log_streams import beside
 from ikpy.cli.logs import print_log
 from ikpy.cli.params import CommonParams
 from ikpy.cli.session import Session, load
-from ikpy.cli.start import start
+from ikpy.cli.start import WORKER, start
 from ikpy.errors import OutOfMemoryError, UsageError
 from ikpy.server.router import NO_MEMORY
 from ikpy.signals.termination import hangups_passed_over
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
 
 LEAST_SLOT = 16
 """Tokens."""
-WORKER = "IKPY_WORKER"
-"""Set in the environment of processes that serve one model of --models-dir."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -47,19 +47,18 @@ def run(arguments: Sequence[str]) -> int:
     check(params)
     print_log(params, build_lines())
     hosts = [] if params.model.dry_run else params.server.hosts
-    listeners = listen(hosts, params.server.port)
+    listeners = listen(hosts, params.server.port, shared=params.server.reuse_port)
+    log = standard_log(params)
     try:
         with hangups_passed_over():  # keys are read when the model is there, and again at hangups from then on
-            return run_on(listeners, params, arguments)
+            return run_on(listeners, params, arguments, log)
     finally:
+        log.finish()
         close(listeners, hosts)
 
 
-def run_on(listeners: Sequence[socket.socket], params: CommonParams, arguments: Sequence[str]) -> int:
+def run_on(listeners: Sequence[socket.socket], params: CommonParams, arguments: Sequence[str], log: ServerLog) -> int:
     """Serve on bound sockets; without any, end when the plan of a dry run is printed."""
-    from ikpy.server.log import ServerLog
-
-    log = ServerLog() if params.log.disable else ServerLog.standard(params.server.log_format)
     log_start(params, log)
     if is_router(params):
         from ikpy.cli.router import run_router
@@ -89,6 +88,16 @@ def run_on(listeners: Sequence[socket.socket], params: CommonParams, arguments: 
             report(error, ["server", *arguments], verbose=False)
             return NO_MEMORY
         return serve_until_signal(server, reception, params, log, listeners)
+
+
+def standard_log(params: CommonParams) -> ServerLog:
+    """The log of a server, also in the file of --log-file; an empty one with --log-disable."""
+    from ikpy.server.log import ServerLog
+
+    if params.log.disable:
+        return ServerLog()
+    style = params.server.log_format
+    return ServerLog.standard(style, beside(sys.stdout, plain=style == "json"), shows_timings=params.log.timings)
 
 
 def load_server(params: CommonParams, log: ServerLog) -> Server:

@@ -163,11 +163,12 @@ class Session:
         self.timings.__dict__.update(Timings(load=load).__dict__)
 
     def finish(self) -> None:
-        """Print the timings block."""
+        """Print the timings block, unless --no-perf was given."""
         from ikpy.tools.run_logs import timing_lines
 
         self.timings.total = time.perf_counter() - self.started
-        self.log(timing_lines(self.timings))
+        if self.params.log.timings:
+            self.log(timing_lines(self.timings))
 
 
 def load(params: CommonParams, **context_changes: Any) -> Session:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 from ikpy.backends.remote import hosts
+from ikpy.cli import log_streams
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import parse
+from ikpy.cli.thread_options import place_threads
 from ikpy.cli.values import MAX_THREADS
+
+WORKER = "IKPY_WORKER"
+"""Set in the environment of processes that serve one model of --models-dir."""
 
 
 def start(tool: str, arguments: Sequence[str], title: str, command: str = "") -> CommonParams | None:
@@ -31,9 +37,12 @@ def start(tool: str, arguments: Sequence[str], title: str, command: str = "") ->
 
         print(*version_lines(), sep="\n", file=sys.stderr)
         return None
+    if not os.environ.get(WORKER):  # the router copies what the processes of its models print
+        log_streams.install(params.log)
     for line in params.warnings:
         print(f"warning: {line}", file=sys.stderr)
     limit = place_on_nodes(params.model.numa)
+    place_threads(params, lambda line: print(f"warning: {line}", file=sys.stderr))
     warn_of_threads(params.n_threads, params.n_threads_batch)
     for options in (params.context, params.speculative):
         for name in ("n_threads", "n_threads_batch"):

@@ -11,7 +11,7 @@ from ikpy._native.steps import Steps
 from ikpy.engine.graphs import MicroBatchGraphs
 from ikpy.engine.inputs import BatchInputs
 from ikpy.engine.micro_batches import MAX_POSITION
-from ikpy.engine.params import ContextParams
+from ikpy.engine.params import DRAFT_THREAD_SETS, ContextParams
 from ikpy.engine.paused_collection import paused_collection
 from ikpy.engine.plans import Plans, Shape
 from ikpy.models.gemma4_assistant import Gemma4Assistant
@@ -46,6 +46,7 @@ class CacheReader:
             self._steps,
             None,
             threads=(n_threads, n_threads),
+            thread_sets=DRAFT_THREAD_SETS,
             plan_only=context.plan_only,
             reads=None,
             log=log,

@@ -132,6 +132,7 @@ class Context:
             self._steps,
             self.devices,
             threads=(self.n_threads, self.n_threads_batch),
+            thread_sets=self.params.thread_sets,
             plan_only=self.plan_only,
             reads=None if self.plan_only else expert_reads(self.model, self._log),
             log=self._log,

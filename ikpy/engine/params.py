@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ikpy.engine.media import MediaStore
 
 PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
+THREAD_SETS, DRAFT_THREAD_SETS = (0, 1), (2, 3)
+"""Numbers of core.set_thread_set for single tokens and for more, of a model and of its drafter."""
 
 
 @dataclass
@@ -51,6 +53,7 @@ class ContextParams:
     n_seq_max: int = 1
     n_threads: int = field(default_factory=physical_cores)
     n_threads_batch: int | None = None
+    thread_sets: tuple[int, int] = THREAD_SETS
     flash_attn: bool = True
     mla: int | None = None
     attn_max_batch: int = 256

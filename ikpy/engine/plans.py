@@ -74,8 +74,8 @@ class BuiltGraph:
 class Plans:
     """Compiled plans by size, kept in ``steps``, and the compute memory that they share.
 
-    threads: for single tokens, and for more. plan_only: sizes are computed, nothing is allocated. reads: reads experts
-    ahead.
+    threads, thread_sets: their number and what is set for them, for single tokens, and for more. plan_only: sizes are
+    computed, nothing is allocated. reads: reads experts ahead.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Plans:
         devices: DeviceRuntime | None,
         *,
         threads: tuple[int, int],
+        thread_sets: tuple[int, int],
         plan_only: bool,
         reads: ExpertReads | None,
         log: Callable[[str], None],
@@ -93,6 +94,7 @@ class Plans:
         self._steps = steps
         self._devices = devices
         self._n_threads, self._n_threads_batch = threads
+        self._thread_sets = thread_sets
         self._plan_only = plan_only
         self._reads = reads
         self._log = log
@@ -161,6 +163,8 @@ class Plans:
 
     def _compile(self, shape: Shape, built: BuiltGraph) -> Ready:
         cpu_plan = built.cpu_plan(self.arena.ctypes.data, self._reads)
+        if cpu_plan is not None:
+            cpu_plan.use_thread_set(self._thread_sets[shape.n_tokens > 1])
         plan: CompiledPlan | HybridPlan
         if built.graph and self._devices:
             plan = self._devices.compile(built.graph, cpu_plan, self.arena.ctypes.data, built.told(self._reads))

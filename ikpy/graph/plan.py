@@ -93,6 +93,10 @@ class CompiledPlan:
             self._rows.append((key[0], value.type_id, 0, value.shape, value.strides))
         return self._index[key]
 
+    def use_thread_set(self, number: int) -> None:
+        """Runs on the threads that core.set_thread_set places under this number; 0 unless told."""
+        self.native.use_thread_set(number)
+
     def work_bytes(self, n_threads: int) -> int:
         """Bytes of kernel work memory for n_threads."""
         return self.native.work_bytes(n_threads)

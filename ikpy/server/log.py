@@ -29,21 +29,24 @@ class ServerLog:
         out: IO[str] | None = None,
         err: IO[str] | None = None,
         writer: LogWriter | None = None,
+        *,
+        shows_timings: bool = True,
     ) -> None:
         self.style = style
         self._out = out
         self._err = err
+        self._shows_timings = shows_timings
         self._writer = writer
         """Takes the lines, so that nobody waits for who reads them."""
         self._lock = threading.Lock()
 
     @classmethod
-    def standard(cls, style: str = "text") -> ServerLog:
-        """Log on standard output and standard error."""
+    def standard(cls, style: str = "text", out: IO[str] | None = None, *, shows_timings: bool = True) -> ServerLog:
+        """Log on standard error and, if there is no ``out``, on standard output."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        return cls(style, sys.stdout, sys.stderr, LogWriter())
+        return cls(style, out or sys.stdout, sys.stderr, LogWriter(), shows_timings=shows_timings)
 
     def event(self, function: str, message: str, **fields: Any) -> None:
         """An ordinary event."""
@@ -65,6 +68,8 @@ class ServerLog:
 
     def timings(self, id_slot: int, id_task: int, t: Timings) -> None:
         """The timing block of a request."""
+        if not self._shows_timings:
+            return
         total = t.prompt_ms + t.predicted_ms
         self._print(
             self._err,
@@ -77,6 +82,11 @@ class ServerLog:
     def forward(self, line: str, *, error: bool) -> None:
         """A line of another process, as it is."""
         self._print(self._err if error else self._out, line)
+
+    def finish(self) -> None:
+        """Waits until all lines are written, but not for long."""
+        if self._writer is not None:
+            self._writer.finish()
 
     def _write(self, level: str, function: str, message: str, fields: dict[str, Any]) -> None:
         if self._out is None:

@@ -65,16 +65,23 @@ class LogWriter:
 def write_line(stream: IO[str], text: str) -> None:
     """Writes a line. That nobody reads it any more, or that the disk is full, is no error.
 
-    Files are written past their Python objects, whose locks the interpreter would wait for at its end.
+    Files are written past their Python objects, whose locks the interpreter would wait for at its end. A stream with a
+    method ``shares`` names several, each with what it gets.
     """
+    shares = getattr(stream, "shares", None)
+    for file, part in [(stream, f"{text}\n")] if shares is None else shares(f"{text}\n"):
+        _write(file, part)
+
+
+def _write(stream: IO[str], text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         try:
             file = stream.fileno()
         except OSError:  # one in memory
-            stream.write(f"{text}\n")
+            stream.write(text)
             return
         encoding = getattr(stream, "encoding", None) or "utf-8"
-        data = (text + "\n").replace("\n", os.linesep).encode(encoding, "backslashreplace")
+        data = text.replace("\n", os.linesep).encode(encoding, "backslashreplace")
         while data:
             try:
                 data = data[os.write(file, data) :]

@@ -60,6 +60,8 @@ class PicturePlan:
         """Compiles it for an arena, after the device has made room."""
         address = memory.ctypes.data
         on_cpu = CompiledPlan(core, self._nodes, self.arena, address) if self._nodes else None
+        if on_cpu is not None:
+            on_cpu.use_thread_set(1)  # as prompts
         if self._device and self.split:
             self._place_inputs()
             self._compiled = self._device.compile(self.split, on_cpu, address, {})

@@ -26,6 +26,9 @@ const char* const kNames[kOpCount] = {
 #undef X
 };
 
+// Of the plan that runs; where several run at once, of the last one that began.
+std::atomic<int> spin_limit{kSpins};
+
 constexpr size_t kAlign = 64;
 using Clock = std::chrono::steady_clock;
 size_t align_up(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
@@ -76,11 +79,12 @@ void Barrier::meet(Group* level, int place, int n) {
         group.generation.store(generation + 1, std::memory_order_release);
         return;
     }
+    const int limit = spin_limit.load(std::memory_order_relaxed);
     for (int spins = 0; group.generation.load(std::memory_order_acquire) == generation; ++spins) {
 #if defined(__x86_64__)
         _mm_pause();
 #endif
-        if (spins > 1500) {  // some 40 microseconds of pauses: a thread has probably lost its core
+        if (spins > limit) {  // a thread has probably lost its core
             sched_yield();
             spins = 0;
         }
@@ -164,14 +168,15 @@ double Executor::run(const Runtime& runtime, int n_threads, int64_t first, int64
     if (!work) work = own_work(n_threads);
     alignas(64) std::atomic<int64_t> counters[2 * kCountersPerOp] = {};
     uint8_t* const scratch = work + shared_size_;
+    spin_limit.store(thread_spins(thread_set_), std::memory_order_relaxed);
     const WorkGuard guard(work, shared_size_, scratch_bytes_, n_threads);
 #pragma omp parallel num_threads(n_threads)
     {
         // OpenMP may give fewer threads than asked for: OMP_THREAD_LIMIT, OMP_DYNAMIC, a region around this
         // one.
         const int ith = omp_get_thread_num(), nth = omp_get_num_threads();
-        bind_thread(ith);
-        const ThreadContext ctx{ith,       nth,         place_of_thread(ith, nth),
+        bind_thread(ith, thread_set_);
+        const ThreadContext ctx{ith,       nth,         place_of_thread(ith, nth, thread_set_),
                                 &barrier_, work,        scratch + scratch_bytes_ * ith,
                                 nullptr,   taken_.get()};
         run_thread(ctx, runtime, counters, first, last);

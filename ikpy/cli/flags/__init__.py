@@ -13,6 +13,7 @@ from ikpy.cli.flags import (
     server,
     speculative,
     tasks,
+    threads,
 )
 
 GROUPS = (
@@ -21,6 +22,7 @@ GROUPS = (
     ("Attention and experts", context.ATTENTION_ROWS),
     ("RoPE", context.ROPE_ROWS),
     ("Loading and memory", loading.ROWS),
+    ("Threads", threads.ROWS),
     ("Placement on devices", placement.ROWS),
     ("Prompt and text", prompt.ROWS),
     ("Chat program", prompt.CHAT_ROWS),

@@ -1,13 +1,9 @@
 """Options of loading and of host memory."""
 
-from ikpy.cli.options import BARE_OR_BIT, FLAG, INT, OFF, SWITCH_OR_AUTO, TEXT, Kind, always, ignored, option
+from ikpy.cli.options import BARE_OR_BIT, FLAG, OFF, SWITCH_OR_AUTO, Kind, always, ignored, option
 from ikpy.cli.values import bounded, choice, to_numa
 
-TASKSET = "set the CPU mask with taskset"
-PRIORITY = "thread priorities are left to the system"
-WAITING = "threads always wait actively for a short time"
 PAGE_CACHE = "files are read through the page cache"
-BIT = Kind("0|1")
 MAX_READERS = 64
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 
@@ -76,45 +72,6 @@ ROWS = (
         "model.prefetch_threads",
         f"threads of --prefetch-experts, up to {MAX_READERS}",
     ),
-    ignored(
-        "--prio --prio-batch --prio-draft --prio-batch-draft --spec-draft-prio --spec-draft-prio-batch",
-        PRIORITY,
-        "thread priority",
-        kind=INT,
-        quiet="0",
-    ),
-    ignored(
-        "--poll --poll-batch --poll-draft --poll-batch-draft --spec-draft-poll --spec-draft-poll-batch",
-        WAITING,
-        "polling level",
-        kind=INT,
-    ),
-    ignored("-C --cpu-mask -Cd --cpu-mask-draft --spec-draft-cpu-mask", TASKSET, "CPUs to run on", kind=TEXT),
-    ignored(
-        "-Cr --cpu-range -Crd --cpu-range-draft --spec-draft-cpu-range", TASKSET, "range of CPUs to run on", kind=TEXT
-    ),
-    ignored(
-        "-Cb --cpu-mask-batch -Cbd --cpu-mask-batch-draft --spec-draft-cpu-mask-batch",
-        TASKSET,
-        "CPUs for prompts",
-        kind=TEXT,
-    ),
-    ignored(
-        "-Crb --cpu-range-batch -Crbd --cpu-range-batch-draft --spec-draft-cpu-range-batch",
-        TASKSET,
-        "range of CPUs for prompts",
-        kind=TEXT,
-    ),
-    ignored(
-        "--cpu-strict --cpu-strict-batch --cpu-strict-draft --cpu-strict-batch-draft --spec-draft-cpu-strict "
-        "--spec-draft-cpu-strict-batch",
-        TASKSET,
-        "a CPU for each thread",
-        kind=BIT,
-        quiet="0",
-    ),
-    always("--perf", "timings"),
-    ignored("--no-perf", "timings cost nothing", "no timings"),
     always("-kvu --kv-unified", "one cache for all sequences"),
     ignored("-no-kvu --no-kv-unified", "the cache is always unified", "separate caches per sequence"),
 )

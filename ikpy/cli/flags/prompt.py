@@ -1,7 +1,7 @@
 """Options of prompts, text files and the chat program."""
 
 from ikpy.cli import file_values, values
-from ikpy.cli.options import COUNT_OR_ALL, FLAG, OFF, PATH, SWITCH, TEXT, Kind, always, ignored, option
+from ikpy.cli.options import COUNT_OR_ALL, FLAG, OFF, PATH, SWITCH, TEXT, Kind, ignored, option
 
 ROWS = (
     option("-p --prompt", TEXT, "prompt.text", "text to process", "PIC"),
@@ -91,8 +91,6 @@ CHAT_ROWS = (
         "print the token count every N tokens",
         "C",
     ),
-    always("--show-timings", "times at the end", "C"),
-    ignored("--no-show-timings", "--log-disable leaves them out with all other log lines", "no times", "C"),
     ignored("--infill", "send the text to the server's /infill route", "fill in the middle", "C"),
     option("--spm-infill", FLAG, "server.spm_infill", "/infill shows the suffix before the prefix", "S"),
 )

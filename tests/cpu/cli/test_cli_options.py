@@ -392,8 +392,8 @@ def test_help_of_bench_has_the_reasons(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["bench", "--help"]) == 0
     options, _, rest = capsys.readouterr().out.partition("With a CUDA device:")
     gpu, _, idle = rest.partition("Accepted, without effect:")
-    assert " --prio N " in idle and "left to the system" in idle and " -ngl, " in gpu and " --numa " in options
-    assert "--prio" not in options + gpu and "-ngl" not in options.split()
+    assert " --max-gpu N " in idle and "all devices share every" in idle and " -ngl, " in gpu and " --numa " in options
+    assert "--max-gpu" not in options + gpu and "-ngl" not in options.split()
 
 
 def test_values_of_other_programs_that_ask_for_the_default() -> None:

@@ -143,6 +143,10 @@ def test_options_of_bench_have_a_field_or_a_reason() -> None:
         "hf_token",
         "offline",
         "list_devices",
+        "mask",
+        "strict",
+        "priority",
+        "poll",
     }
     for row in BENCH_ROWS:
         assert row.dest in known or (not row.dest and row.no_effect), row.names
@@ -150,7 +154,7 @@ def test_options_of_bench_have_a_field_or_a_reason() -> None:
 
 VALUES = (
     "3", "0.5", "on", "yarn", "q8_0", "mean", "non-causal", "a=int:3", "rank", "27,0", "none", "json", "md", "gguf",
-    "deepseek", "dk", "top_k", "15+1", "mtp", "n_max=4", '{"a": 1}', "3,1",
+    "deepseek", "dk", "top_k", "15+1", "mtp", "n_max=4", "0-1", '{"a": 1}', "3,1",
 )  # fmt: skip
 
 

@@ -21,7 +21,8 @@ ROWS = [
 ]
 OWN = {
     "--run-time-repack": "1", "--samplers": "top_k;temperature", "--chat-template-kwargs": '{"a": 1}',
-    "--draft-params": "n_max=4",
+    "--draft-params": "n_max=4", "--cpu-range": "0-1", "--cpu-range-batch": "0-1", "--spec-draft-cpu-range": "0-1",
+    "--spec-draft-cpu-range-batch": "0-1",
 }  # fmt: skip
 SAMPLES = (
     "2", "0.75", "on", "off", "none", "yarn", "q8_0", "json", "deepseek", "mean", "layer", "a=int:3", "{}", "3,1",
@@ -30,9 +31,11 @@ SAMPLES = (
 )  # fmt: skip
 ON_ALREADY = (
     "--slots", "--cont-batching", "--warmup", "--mmap", "--kv-offload", "--cache-prompt", "--prefill-assistant",
-    "--models-autoload", "--escape", "--ui",
+    "--models-autoload", "--escape", "--ui", "--show-timings",
 )  # fmt: skip
-OFF_ALREADY = ("--no-repack", "--no-skip-chat-parsing", "--no-log-jsonl")
+OFF_ALREADY = (
+    "--no-repack", "--no-skip-chat-parsing", "--no-log-jsonl", "--log-enable", "--no-log-prefix", "--no-log-timestamps",
+)  # fmt: skip
 
 
 def sample(row: Option, file: str) -> list[str] | None:

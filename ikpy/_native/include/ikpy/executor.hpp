@@ -20,6 +20,9 @@ class Executor {
     // the caller, 64-byte aligned, of at least work_bytes(n_threads) bytes; null: memory of its own.
     double run(const Runtime& runtime, int n_threads, int64_t first, int64_t last, uint8_t* work = nullptr);
 
+    // Which settings of ikpy/affinity.hpp hold for its threads.
+    void set_thread_set(int set) { thread_set_ = set; }
+
     // Seconds spent in each op of the last run; filled only while profiling is on.
     void set_profiling(bool on) { profiling_ = on; }
     const double* op_seconds() const { return op_seconds_.get(); }
@@ -44,6 +47,7 @@ class Executor {
     int planned_threads_ = 0;
     std::unique_ptr<TakenItems[]> taken_;  // two sets for planned_threads_, zero between runs
     Barrier barrier_;
+    int thread_set_ = 0;
     bool profiling_ = false;
     std::unique_ptr<double[]> op_seconds_;
 };

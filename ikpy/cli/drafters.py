@@ -90,7 +90,7 @@ def draft_model_params(params: CommonParams, model_params: ModelParams) -> Model
     from ikpy.tools.speculation import kind_of_drafter
 
     kind = kind_of_drafter(options.model_draft)
-    if kind not in ("draft", "eagle3"):
+    if kind == "mtp":
         given = [name for name in ("-ngld", "-devd", "-otd", "-cmoed", "-ncmoed") if name in params.given]
         if given:
             print_log(
@@ -100,7 +100,7 @@ def draft_model_params(params: CommonParams, model_params: ModelParams) -> Model
     wanted = draft_placement.DraftPlacement(
         options.n_gpu_layers, options.devices, tuple(options.tensor_overrides), options.n_cpu_moe
     )
-    return draft_placement.draft_model_params(model_params, wanted, undivided=kind == "eagle3")
+    return draft_placement.draft_model_params(model_params, wanted, undivided=kind != "draft")
 
 
 def bytes_of_drafter(

@@ -41,7 +41,7 @@ class AssistantDraft(Drafter):
         if n_max < 1 or not known or not self._reader.holds(self._seq_id, pos):
             return []
         assert self._state is not None
-        self._reader.refresh()
+        self._reader.refresh(self._seq_id)
         logits, read = self._reader.evaluate(tokens[-1], pos, self._seq_id, self._state)
 
         def follow(found: list[int]) -> NDArray[np.float32]:

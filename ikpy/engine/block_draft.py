@@ -119,8 +119,10 @@ class BlockDraft(ReadingDraft):
         assert isinstance(arch, DFlash)
         super().__init__(context, arch.target_tokens, p_min=p_min, n_ctx=n_ctx, seq_id=seq_id)
         self._arch = arch
-        self._markov = None if arch.markov is None else MarkovSteps(arch.markov, context.n_threads)
-        self._walk = None if arch.selector is None else SelectorWalk(arch.selector)
+        # Of a drafter that is only measured there are no weights to read.
+        markov, selector = (None, None) if context.plan_only else (arch.markov, arch.selector)
+        self._markov = None if markov is None else MarkovSteps(markov, context.n_threads)
+        self._walk = None if selector is None else SelectorWalk(selector)
         self._first = 0 if self._markov and arch.guesses_first else 1
         """Place in the block of the first guess."""
 

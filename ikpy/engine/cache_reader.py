@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 class CacheReader:
     """Evaluates single tokens of ``drafter``, on the CPU, over the caches of ``context``.
 
-    Of caches on devices the layers that are read are copied to host memory by `refresh`.
+    Of caches on devices `refresh` copies to host memory what the layers have of a sequence.
     """
 
     def __init__(self, drafter: Model, context: Context, n_threads: int, log: Callable[[str], None]) -> None:
         arch, kv = drafter.arch, context.kv
         assert isinstance(arch, Gemma4Assistant)
         self._context, self._n_threads = context, n_threads
-        self._read = {value.buffer.name for (il, _), value in kv.tensors.items() if il in arch.cache_layers}
+        self._read = [key for key in kv.tensors if key[0] in arch.cache_layers]
         self._inputs = BatchInputs(1, kv.cells, n_adapters=0, state_size=arch.state_size, keep_slots=None)
         n_vocab, pad = drafter.hparams.n_vocab, context.params.cell_multiple
         self._steps = Steps(core.run_plan, self._inputs, kv.tables, n_vocab, MAX_POSITION, pad, 1)
@@ -59,9 +59,18 @@ class CacheReader:
         kv = self._context.kv
         return not kv.shifted and kv.seq_pos_max(seq_id) == n - 1
 
-    def refresh(self) -> None:
-        """Takes over what the model has stored."""
-        self._context.sync_caches_to_host(self._read)
+    def refresh(self, seq_id: int) -> None:
+        """Takes over what the model has stored of a sequence."""
+        if self._context.devices is None:
+            return
+        kv, wanted = self._context.kv, dict[str, list[tuple[int, int]]]()
+        runs = {window: _runs(cells.matching(seq_id, -1, -1)) for window, cells in kv.cells.items()}
+        for key in self._read:
+            value = kv.tensors[key]
+            start, row = value.offset, value.strides[2]
+            rows = wanted.setdefault(value.buffer.name, [])
+            rows += [(start + a * row, start + b * row) for a, b in runs[kv.window_of[key]]]
+        self._context.sync_caches_to_host(wanted)
 
     def evaluate(
         self, token: int, pos: int, seq_id: int, state: NDArray[np.float32]
@@ -77,3 +86,9 @@ class CacheReader:
         logits, found, _ = ready.results
         assert logits is not None and found is not None
         return logits[0].copy(), found[0].copy()
+
+
+def _runs(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """First and end of every run of chosen cells, boolean [n]."""
+    edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))

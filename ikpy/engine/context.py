@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -276,10 +276,10 @@ class Context:
             finally:
                 self.kv.clear()
 
-    def sync_caches_to_host(self, names: Collection[str] = ()) -> None:
-        """Makes the cache tensors in host memory up to date, to be read; names: of buffers, if others are not."""
+    def sync_caches_to_host(self, wanted: Mapping[str, Sequence[tuple[int, int]]] | None = None) -> None:
+        """Makes the cache tensors in host memory up to date, to be read; wanted: rows of buffers, if others are not."""
         if self.devices:
-            self.devices.download_caches(names)
+            self.devices.download_caches(wanted)
 
     def sync_caches_to_devices(self) -> None:
         """Takes over cache tensors that were written in host memory."""

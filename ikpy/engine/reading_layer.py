@@ -1,4 +1,4 @@
-"""The layer of a draft file that reads inputs of a model's layers (EAGLE-3)."""
+"""The layers of a draft file that read inputs of a model's layers (EAGLE-3, DFlash, DSpark)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ikpy.engine.draft_placement import DraftPlacement, draft_model_params
+from ikpy.engine.draft_placement import draft_model_params
 from ikpy.engine.model import Beside, Model
 from ikpy.engine.params import ModelParams
 from ikpy.errors import UsageError
@@ -17,7 +17,7 @@ from ikpy.models import architecture, silent
 from ikpy.models.base import Architecture, Decoder
 from ikpy.models.gemma4_assistant import Gemma4Assistant
 from ikpy.models.keys import Keys
-from ikpy.models.layer_reading import JOINING, MAPPING, LayerReading
+from ikpy.models.layer_reading import JOINING, LayerReading
 from ikpy.models.weights import WeightSource
 
 
@@ -38,8 +38,6 @@ def reading_layer(
     arch, weights, own = _opened(model, path)
     if not isinstance(arch, LayerReading):
         raise UsageError(f"'{path}' is no drafter that reads layers of a model but a model ({arch.hp.arch})")
-    if arch.runs_on_cpu:
-        params = draft_model_params(model.params, DraftPlacement(n_gpu_layers=0), undivided=True)
     params = params or draft_model_params(model.params, undivided=True)
     target = model.arch
     if not isinstance(target, Decoder) or type(target).build is not Decoder.build:
@@ -58,7 +56,8 @@ def reading_layer(
 def _place(layers: Model, model: Model, arch: LayerReading, own: WeightSource, log: Callable[[str], None]) -> None:
     """Decides where the layers go that read a model; ``own``: what they have of it."""
     lent = {name: model.gguf.tensors[name] for name in own.values if name == arch.output.name}
-    fixed = {JOINING: model.placement.device_of(JOINING)} | ({} if arch.target_tokens is None else {MAPPING: CPU})
+    fixed = dict.fromkeys(layers.gguf.tensors.keys() & set(arch.host_tensors), CPU)
+    fixed[JOINING] = model.placement.device_of(JOINING)
     layers.place(log, Beside(lent, fixed, model.devices.weights if model.devices else None))
     for name, info in lent.items():
         device = _output_device(layers, name)

@@ -27,6 +27,10 @@ USUAL_BLOCK, MAX_BLOCK = 16, 1024
 MASK = "tokenizer.ggml.mask_token_id"
 MARKOV = "markov_w1.weight"
 SELECTOR = "selector_hidden.weight"
+MARKOV_MATRIX, ODDS, ODDS_BIAS = "markov_w2.weight", "conf_proj.weight", "conf_proj.bias"
+BEFORE, AFTER = "selector_predecessor.weight", "selector_successor.weight"
+HEAD_TENSORS = MARKOV, MARKOV_MATRIX, ODDS, ODDS_BIAS, SELECTOR, BEFORE, AFTER
+"""Those with which tokens are chosen one after the other, between the logits of a block and its guesses."""
 
 
 @dataclass
@@ -70,7 +74,7 @@ class DFlash(LayerReading):
     qk_norm = "required"
     attn_sinks = "optional"
     predicts_from_normed = True
-    runs_on_cpu = True
+    host_tensors = (*LayerReading.host_tensors, *HEAD_TENSORS)
 
     # hyper-parameters and tensors
 
@@ -120,9 +124,9 @@ class DFlash(LayerReading):
         rank, d = weights.gguf.tensors[MARKOV].shape[0], self.hp.n_embd
         return MarkovHead(
             weights.take(MARKOV, (rank, self.hp.n_vocab)),
-            weights.take("markov_w2.weight", (rank, self.n_rows)),
-            weights.take("conf_proj.weight", (d + rank, 1), required=False),
-            weights.take("conf_proj.bias", (1,), required=False),
+            weights.take(MARKOV_MATRIX, (rank, self.n_rows)),
+            weights.take(ODDS, (d + rank, 1), required=False),
+            weights.take(ODDS_BIAS, (1,), required=False),
         )
 
     def _take_selector(self, weights: WeightSource) -> Selector:
@@ -130,7 +134,7 @@ class DFlash(LayerReading):
         sizes = self.n_taps, self.conv_group, self.n_best, rank
         if 0 in sizes or self.hp.n_embd % self.conv_group or self.n_best > self.n_rows:
             raise FileFormatError(f"{path}: impossible convolutions or selector: taps, group, candidates, rank {sizes}")
-        before, after = (weights.take(f"selector_{x}.weight", (rank, n_vocab)) for x in ("predecessor", "successor"))
+        before, after = (weights.take(name, (rank, n_vocab)) for name in (BEFORE, AFTER))
         return Selector(self.n_best, before, after, weights.take(SELECTOR, (self.hp.n_embd, rank)))
 
     def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from ikpy.errors import FileFormatError, UsageError
@@ -23,8 +25,8 @@ class LayerReading(Transformer):
     why_not_alone = "the drafter reads what layers of another model read"
     predicts_from_normed = False
     is_beside = False
-    runs_on_cpu = False
-    """Whether drafts are made on the CPU, wherever the model is."""
+    host_tensors: ClassVar[tuple[str, ...]] = (MAPPING,)
+    """Tensors that no graph of the layers reads: they stay in host memory, wherever the layers are."""
     target_layers: tuple[int, ...]
     target_size: int
 

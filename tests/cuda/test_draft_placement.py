@@ -1,4 +1,4 @@
-"""Draft models and EAGLE-3 drafters on devices: where they go, what they take, what is said, and what they guess."""
+"""Draft models and drafters that read layers: where they go on devices, what they take, what is said and guessed."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from ikpy.vocab import Vocab
 from tests.cpu.models import dflash_model as dflash
 from tests.cpu.models import eagle3_model as eagle3
 from tests.cpu.models.definition_checks import TOKENS
+from tests.cpu.models.reference_models import N_VOCAB
 from tests.cuda.models import MIB, emulated
 
 pytestmark = pytest.mark.usefixtures("emulation")
@@ -246,21 +247,34 @@ def test_options_that_are_wrong(files: Path, capsys: pytest.CaptureFixture[str])
     assert "no effect: -ngld (it needs -md)" in capsys.readouterr().err
 
 
-def test_drafters_of_blocks_stay_on_the_cpu(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Wherever the model is; a dry run counts what they take of host memory."""
-    dflash.drafter().write(tmp_path / "block.gguf")
+@pytest.mark.parametrize("markov", ["", "anchor"], ids=["dflash", "dspark"])
+def test_drafters_of_blocks(markov: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They go where options say; a dry run counts what they take there, and a Markov head in host memory."""
+    kind = "dspark" if markov else "dflash"
+    dflash.drafter(markov=markov).write(tmp_path / "block.gguf")
     (tmp_path / "model.gguf").symlink_to(files / "model.gguf")
-    _, truth, _ = cli(tmp_path, "-ngl 0", capsys, "block", "dflash")
-    with emulated(2):
-        status, text, log = cli(tmp_path, "-ngld 99 -devd CUDA1", capsys, "block", "dflash")
-    assert status == 0 and text == truth
-    assert "warning: no effect: -ngld, -devd (drafters of --spec-type dflash run on the CPU)" in log, log
-    assert "CUDA1 KV buffer size" in log and "offloaded 6/6 layers" in log, "the model is on devices"
-    arguments = ["-m", str(tmp_path / "model.gguf"), "-md", str(tmp_path / "block.gguf"), "--spec-type", "dflash"]
-    with emulated(2), pytest.raises(SystemExit):
-        main(["cli", *arguments, *COMMON.split(), "--dry-run"])
-    rows = {row[0]: row for row in memory_lines(capsys.readouterr().err)[1:]}
-    assert float(rows["CPU"][-2]) > 0 and float(rows["CUDA0"][-2]) == 0, rows
+    _, truth, _ = cli(tmp_path, "-ngl 0", capsys, "block", kind)
+    for line, expected in (
+        ("-ngl 0 -devd CUDA1", "CUDA1 KV buffer size"),
+        ("-devd CUDA1 -ngld 99", "CUDA1 KV buffer size"),
+        ("-ngld 0", "offloaded 6/6 layers"),
+        ("", "offloaded 4/4 layers"),
+    ):
+        with emulated(2) as kernels:
+            status, text, log = cli(tmp_path, line, capsys, "block", kind)
+            assert kernels.launched
+        assert status == 0 and text == truth, line
+        assert expected in log and "warning: no effect" not in log, f"{line}:\n{log}"
+    arguments = ["-m", str(tmp_path / "model.gguf"), "-md", str(tmp_path / "block.gguf"), "--spec-type", kind]
+    least = {}
+    for line in ("-ngld 0", "-devd CUDA1"):
+        with emulated(2), pytest.raises(SystemExit):
+            main(["cli", *arguments, *COMMON.split(), *line.split(), "--dry-run"])
+        rows = {row[0]: float(row[-2]) for row in memory_lines(capsys.readouterr().err)[1:]}
+        assert (rows["CUDA1"] > 0) == (line != "-ngld 0") and rows["CUDA0"] == 0, rows
+        least[line] = rows["CPU"]
+    heads = 4 * (2 * N_VOCAB * dflash.RANK + dflash.D + dflash.RANK + 1) / MIB if markov else 0.0
+    assert heads <= least["-devd CUDA1"] < least["-ngld 0"], least
 
 
 @pytest.mark.parametrize("line", ["-ngl 0 -devd CUDA1", "-sm none", "-devd CUDA1", "-ngld 0", "-sm graph -ts 1,1"])

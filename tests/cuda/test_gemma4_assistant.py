@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ikpy.backends.cuda.emulated import EmulatedStream
 from ikpy.engine.assistant_draft import AssistantDraft
 from ikpy.engine.batch import Batch
 from ikpy.engine.cache_reader import CacheReader
@@ -59,7 +60,7 @@ def guessed(tmp_path: Path, placement: PlacementParams) -> np.ndarray:
     context.decode(Batch.single(TOKENS, logits="none"))
     assert context.token_states is not None
     reader, state, found = CacheReader(layers, context, 1, silent), context.token_states[-1], []
-    reader.refresh()
+    reader.refresh(0)
     for token in (9, 77):
         logits, state = reader.evaluate(token, len(TOKENS), 0, state)
         found.append(logits)
@@ -73,6 +74,34 @@ def test_guesses(place: str, tmp_path: Path) -> None:
         found = guessed(tmp_path, PLACES[place])
     error = np.abs(found - truth).max(axis=1) / np.abs(truth).max()
     assert error.max() < TOLERANCE, f"token {error.argmax()} is off by {error.max():.1e}"
+
+
+@pytest.mark.parametrize("place", ["whole", "two devices", "heads and networks divided"])
+def test_what_is_copied(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the caches that are read the cells of the sequence, and nothing else of the context's."""
+    copied: list[int] = []
+    download = EmulatedStream.download
+
+    def counted(stream: EmulatedStream, target: np.ndarray, source: int) -> None:
+        copied.append(target.nbytes)
+        download(stream, target, source)
+
+    with emulated(2):
+        model, layers = pair(tmp_path, PLACES[place])
+        context = Context(model, settings(n_seq_max=2))
+        for seq_id, n in ((0, 20), (1, 9)):
+            context.decode(Batch.single(TOKENS[:n], 0, seq_id, "none"))
+        reader = CacheReader(layers, context, 1, silent)
+        read = [(key, value) for key, value in context.kv.tensors.items() if key[0] in set(layers.arch.cache_layers)]
+        monkeypatch.setattr(EmulatedStream, "download", counted)
+        for seq_id in (0, 1):
+            copied.clear()
+            reader.refresh(seq_id)
+            wanted = 0
+            for key, value in read:
+                cells = context.kv.cells[context.kv.window_of[key]]
+                wanted += int(cells.matching(seq_id, -1, -1).sum()) * value.strides[2]
+            assert sum(copied) == wanted > 0, f"sequence {seq_id}: {sum(copied)} bytes instead of {wanted}"
 
 
 @pytest.mark.parametrize("place", ["some layers", "two devices", "heads and networks divided"])

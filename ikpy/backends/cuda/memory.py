@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -22,6 +22,8 @@ REPORT_INTERVAL = 5.0
 # Bytes of parts of weights that are put together in pageable memory at once.
 GATHERED = 16 << 20
 Key = tuple[str, int, Gather | None]
+Rows = Sequence[tuple[int, int]]
+"""First and end, in bytes of a whole cache, of the rows of some cells."""
 
 
 def host_view(address: int, nbytes: int) -> np.ndarray:
@@ -46,21 +48,26 @@ def host_parts(buffer: Buffer) -> Iterator[np.ndarray]:
         yield np.concatenate(pieces, axis=1).reshape(-1) if len(pieces) > 1 else pieces[0].reshape(-1)
 
 
-def fill_host(buffer: Buffer, read: Callable[[np.ndarray, int], None]) -> None:
-    """Fills what a buffer with a single range is a copy of. read(memory, start): puts its bytes from start on there."""
+def fill_host(buffer: Buffer, read: Callable[[np.ndarray, int], None], rows: Rows | None = None) -> None:
+    """Fills what a buffer with a single range is a copy of. read(memory, start): puts its bytes from start on there.
+
+    rows: first and end, in bytes of the whole memory, of the rows that are wanted, if not all.
+    """
     assert buffer.address is not None
     gather = buffer.gather
     if gather is None:
-        read(host_view(buffer.address, buffer.nbytes), 0)
+        for first, end in [(0, buffer.nbytes)] if rows is None else rows:
+            read(host_view(buffer.address + first, end - first), first)
         return
+    wanted = [(0, gather.count)] if rows is None else [(a // gather.stride, b // gather.stride) for a, b in rows]
     ((start, length),) = gather.ranges
     data = host_view(buffer.address, gather.stride * (gather.count - 1) + start + length)
-    rows = np.lib.stride_tricks.as_strided(data[start:], (gather.count, length), (gather.stride, 1))
+    held = np.lib.stride_tricks.as_strided(data[start:], (gather.count, length), (gather.stride, 1))
     step = max(1, GATHERED // length)
-    for first in range(0, gather.count, step):
-        part = np.empty((min(step, gather.count - first), length), np.uint8)
+    for first, end in ((i, min(i + step, b)) for a, b in wanted for i in range(a, b, step)):
+        part = np.empty((end - first, length), np.uint8)
         read(part.reshape(-1), first * length)
-        rows[first : first + step] = part
+        held[first:end] = part
 
 
 def host_bytes(buffer: Buffer) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from ikpy.backends.cuda.api import Device, DeviceError, DeviceMemoryError, aligned
 from ikpy.backends.cuda.inputs import Block, ContextInputs, InputMemory, Inputs, input_bytes
+from ikpy.backends.cuda.memory import Rows
 from ikpy.backends.cuda.plan import HybridPlan, Told
 from ikpy.backends.cuda.setup import DeviceSetup
 from ikpy.backends.cuda.staging import pinned_or_pageable
@@ -338,10 +339,11 @@ class DeviceRuntime:
 
     # caches as host memory
 
-    def download_caches(self, names: Collection[str] = ()) -> None:
-        """Makes the cache tensors in host memory the same as on the devices; names: of the buffers, if not all."""
+    def download_caches(self, wanted: Mapping[str, Rows] | None = None) -> None:
+        """Makes the cache tensors in host memory the same as on the devices; wanted: rows of these buffers, if not
+        all."""
         for state in self.states.values():
-            state.download_caches(names)
+            state.download_caches(wanted)
 
     def upload_caches(self) -> None:
         """Takes the caches of the devices from the tensors in host memory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import numpy as np
 from ikpy.backends.cuda import staging
 from ikpy.backends.cuda.api import Device, DeviceError, Event, LaunchLike, aligned
 from ikpy.backends.cuda.inputs import Block, InputMemory
-from ikpy.backends.cuda.memory import WeightStore, fill_host, host_parts
+from ikpy.backends.cuda.memory import Rows, WeightStore, fill_host, host_parts
 from ikpy.backends.cuda.staging import Log, Part, StagingRing
 from ikpy.backends.cuda.state_memory import DeviceStates
 from ikpy.graph.ir import Buffer, Node, Value
@@ -126,12 +126,12 @@ class DeviceState:
     def _mirrors(self) -> Iterator[tuple[int, Buffer]]:
         return (self._caches[name] for name in self._mirrored)
 
-    def download_caches(self, names: Collection[str] = ()) -> None:
-        """Makes the host's copies of the caches up to date; names: of whole caches, if not all."""
+    def download_caches(self, wanted: Mapping[str, Rows] | None = None) -> None:
+        """Makes the host's copies of the caches up to date; wanted: rows of whole caches by their names, if not all."""
         for address, buffer in self._mirrors():
             whole, _, _ = buffer.name.partition(" ")
-            if buffer.name not in self._copies and (not names or whole in names):
-                fill_host(buffer, partial(self._download, address))
+            if buffer.name not in self._copies and (wanted is None or whole in wanted):
+                fill_host(buffer, partial(self._download, address), None if wanted is None else wanted[whole])
 
     def _download(self, address: int, memory: np.ndarray, start: int) -> None:
         self.stream.download(memory, address + start)

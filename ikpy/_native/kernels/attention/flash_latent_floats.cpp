@@ -42,7 +42,7 @@ size_t work_bytes(const Shape& shape) {
 }
 
 // Whether a vector of scores holds elements of one row, not of one element of 16 rows.
-bool has_rows_apart(const Shape& shape) { return shape.rows == kRowUnit && is_for_amd(); }
+bool has_rows_apart(const Shape& shape) { return shape.rows == kRowUnit; }
 
 void pack(const Shape& shape, const float* q, uint8_t* work) {
     float* to = work_at(shape, work).q;

@@ -43,9 +43,9 @@ inline void scores_of_cells(const float* q, int64_t ldq, const uint8_t* k, int64
     V acc[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) acc[i] = zero();
-    StraightLines ahead(next, k);
     for (int64_t d = 0; d < dk; d += S * kLanes) {
-        if (d / (S * kLanes) % steps_per_line(C * Row::kBytes) == 0) ahead.fetch(lines_of(C * Row::kBytes));
+        if (d / (S * kLanes) % steps_per_line(C * Row::kBytes) == 0)
+            for (int i = 0; i < lines_of(C * Row::kBytes); ++i) next.one();
 #pragma GCC unroll 16
         for (int c = 0; c < C; ++c) {
             V x[S];
@@ -59,7 +59,6 @@ inline void scores_of_cells(const float* q, int64_t ldq, const uint8_t* k, int64
             }
         }
     }
-    ahead.leave(next);
 #if defined(__AVX512F__)
     if (R * C > 2) {
         float sums[16];
@@ -93,27 +92,19 @@ inline void outputs_of_head(const float* p, int64_t ldp, int64_t n, const uint8_
     using namespace simd;
     constexpr int S = Row::kVectors;
     V acc[R][D * S];
-#pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
         for (int i = 0; i < D * S; ++i) acc[r][i] = mul(set1(alpha[r]), load(o + r * ldo + d + i * kLanes));
-    StraightLines ahead(next, v);
     for (int64_t c = 0; c < n; ++c) {
-        if (c % steps_per_line(D * Row::kBytes) == 0) ahead.fetch(lines_of(D * Row::kBytes));
+        if (c % steps_per_line(D * Row::kBytes) == 0)
+            for (int i = 0; i < lines_of(D * Row::kBytes); ++i) next.one();
         V x[D * S];
-#pragma GCC unroll 8
         for (int i = 0; i < D; ++i) Row::load(v + c * stride, d + i * S * kLanes, x + i * S);
-#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const V w = set1(p[r * ldp + c]);
-#pragma GCC unroll 8
             for (int i = 0; i < D * S; ++i) acc[r][i] = fma(w, x[i], acc[r][i]);
         }
     }
-    ahead.leave(next);
-#pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
         for (int i = 0; i < D * S; ++i) store(o + r * ldo + d + i * kLanes, acc[r][i]);
 }
 

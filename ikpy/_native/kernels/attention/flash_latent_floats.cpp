@@ -4,7 +4,6 @@
 //
 // Roofline of one core that starts two multiply-adds per cycle at 3.4 GHz (a Xeon; Zen 4: one), ns per cell
 // of 576 elements (V: 512): 10 for each row; Zen 5 at 4.3 GHz 8.
-#include "ikpy/ops.hpp"
 #include "kernels/attention/flash_code_weights.hpp"
 #include "kernels/attention/flash_latent.hpp"
 #include "kernels/simd/lane_sums.hpp"
@@ -111,8 +110,8 @@ void score_rows(const float* q, int64_t rows, const float* k, float* s, Backgrou
 // Four cells times four of 16 rows at a time, all of their elements one after the other: four conversions and
 // four loads for 16 multiply-adds, where 16 cells times a vector of rows take as many loads as multiply-adds
 // and cells that were made floats before. One core of Zen 5, 16 heads of 576: F16 6.6 -> 7.9 GB/s (9.1 at
-// best with two multiply-adds per cycle), 7.0 with V made floats before, 7.3 with the next cells fetched; of
-// Ice Lake 2.8 -> 3.5.
+// best with two multiply-adds per cycle), 7.0 with V made floats before, 7.3 with the next cells fetched; Ice
+// Lake 2.8 -> 3.4 to 3.6 (6.4 at best).
 template <bool kBf16>
 void scores_of_rows_apart(const Shape& shape, const Cells& cells, const float* q, float* s,
                           Background& next) {

@@ -16,13 +16,14 @@ BACKLOG = 2048
 """Connections that may wait until the model is loaded."""
 
 
-def listen(hosts: Sequence[str], port: int) -> list[socket.socket]:
+def listen(hosts: Sequence[str], port: int, *, shared: bool = False) -> list[socket.socket]:
     """A listening socket for each address; port 0 stands for the same free one of all. Clients that connect before the
-    server answers wait. Raises ResourceError when an address cannot be used."""
+    server answers wait. shared: other servers that want it so may listen on the port as well, and the system divides
+    connections among them. Raises ResourceError when an address cannot be used."""
     found: list[socket.socket] = []
     try:
         for host in hosts:
-            listener = bind_path(host) if host.endswith(UNIX_ENDING) else bind_address(host, port)
+            listener = bind_path(host) if host.endswith(UNIX_ENDING) else bind_address(host, port, shared=shared)
             found.append(listener)
             port = port or port_of(found)
     except BaseException:
@@ -31,13 +32,17 @@ def listen(hosts: Sequence[str], port: int) -> list[socket.socket]:
     return found
 
 
-def bind_address(host: str, port: int) -> socket.socket:
+def bind_address(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """A socket that listens at a host's address. Raises ResourceError."""
+    if shared and not hasattr(socket, "SO_REUSEPORT"):
+        raise ResourceError("--reuse-port: this system gives a port to one server")
     listener = None
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, proto)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(BACKLOG)  # at once: two sockets that only are bound may share a port
     except OSError as error:

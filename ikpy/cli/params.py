@@ -208,6 +208,7 @@ class ServerOptions:
 
     hosts: list[str] = field(default_factory=lambda: ["127.0.0.1"])
     port: int = 8080
+    reuse_port: bool = False
     path: str | None = None
     webui: str = "auto"
     api_keys: list[str] = field(default_factory=list)

@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     check(params)
     print_log(params, build_lines())
     hosts = [] if params.model.dry_run else params.server.hosts
-    listeners = listen(hosts, params.server.port)
+    listeners = listen(hosts, params.server.port, shared=params.server.reuse_port)
     log = standard_log(params)
     try:
         with hangups_passed_over():  # keys are read when the model is there, and again at hangups from then on

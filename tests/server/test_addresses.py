@@ -131,3 +131,14 @@ def test_a_server_on_a_unix_socket(tmp_path: Path) -> None:
         server.terminate()
         server.wait(PATIENCE)
         assert wait_for(lambda: not os.path.exists(path))
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="a port belongs to one server")
+def test_a_port_of_several_servers() -> None:
+    first = listen(["127.0.0.1"], 0, shared=True)
+    port = port_of(first)
+    second = listen(["127.0.0.1"], port, shared=True)
+    assert port_of(second) == port
+    with pytest.raises(ResourceError, match="couldn't bind"):
+        listen(["127.0.0.1"], port)
+    close([*first, *second], [])

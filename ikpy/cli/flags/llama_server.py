@@ -2,7 +2,7 @@
 line that says why not."""
 
 from ikpy.cli.flags.server import S
-from ikpy.cli.options import INT, OFF, PATH, TEXT, Kind, always, ignored, option, refused
+from ikpy.cli.options import FLAG, INT, OFF, PATH, TEXT, Kind, always, ignored, option, refused
 
 NO_TOOLS = "clients call their tools themselves"
 NO_SPEECH = "speech is not supported"
@@ -32,7 +32,7 @@ ROWS = (
         "seconds without an event after which a stream gets a line that clients pass over; 0 and below = never",
         S,
     ),
-    ignored("--reuse-port", "a port belongs to one server", "several servers on a port", S),
+    option("--reuse-port", FLAG, "server.reuse_port", "other servers with this option may listen on the port, too", S),
     ignored("--cors-methods --cors-headers", ALL_CORS, "what pages of other origins may send", S, TEXT),
     ignored("--cors-credentials --no-cors-credentials", ALL_CORS, "credentials of pages of other origins", S),
     ignored("--no-cache-idle-slots", "--cache-ram 0 saves no texts", "texts of idle slots stay there", S),

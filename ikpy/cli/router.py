@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 OWN = (
     "--models-dir --models-preset --models-max --models-ttl --models-memory --models-autoload --no-models-autoload "
     "--sleep-idle-seconds --host --port --reuse-port -m --alias --api-key --api-key-file --api-prefix --cors "
-    "--ssl-key-file --ssl-cert-file --path --webui --no-webui --log-disable --log-enable --log-file --log-append --log-new "
-    "--log-prefix --no-log-prefix --log-timestamps --no-log-timestamps --log-colors"
+    "--ssl-key-file --ssl-cert-file --path --webui --no-webui --log-disable --log-enable --log-file --log-append "
+    "--log-new --log-prefix --no-log-prefix --log-timestamps --no-log-timestamps --log-colors"
 ).split()
 """Options of the router itself, which the processes of models do not get."""
 

@@ -93,9 +93,7 @@ bool has_tiles() {
 }
 
 // Ice Lake and others of Intel's with AVX-512. Newer ones were not measured.
-bool is_without_tiles() {
-    return !is_for_amd() && __builtin_cpu_supports("avx512vnni") && !has_tiles();
-}
+bool is_without_tiles() { return !is_for_amd() && __builtin_cpu_supports("avx512vnni") && !has_tiles(); }
 #else
 bool is_without_tiles() { return false; }
 #endif

@@ -77,6 +77,15 @@ class Op(NamedTuple):
     dst: Tensor
     src: Sequence[Tensor | None]
     ip: Sequence[int]
+    fp: Sequence[float] = ()
+    cells: tuple[int, int] = (0, 0)
+    """Runs only with more attended cells than the first number and at most the second, 0: no limit."""
+
+    @property
+    def written(self) -> list[Tensor]:
+        """What it writes: a mask comes with the cells that each token sees."""
+        seen = self.src[4] if self.kind == "kq_mask" else None
+        return [self.dst] if seen is None else [self.dst, seen]
 
 
 class Range(NamedTuple):
@@ -108,6 +117,8 @@ def ranges(op: Op) -> Iterator[tuple[Tensor, int, int]]:
         high = table.shape[1]
     elif op.kind == "kv_store":
         found, high = op.src[1], op.dst.shape[2]
+    elif op.kind == "attention" and op.src[1]:
+        found, low, high = op.src[6], 0, op.src[1].shape[2] + 1
     elif op.kind == "moe_group":
         found, high = op.src[0], op.ip[0]
     elif op.kind in SLOTS:
@@ -156,6 +167,7 @@ def _mul_mat(op: Op) -> bool:
     if weight is None or op.ip[0] not in formats(weight.type_id) or op.dst.shape[0] != weight.shape[1]:
         return False
     _, n_rows, n_batch, more = op.dst.shape
+    n_rows = max(n_rows, op.ip[1])
     return _holds(x, op.ip[0], weight.shape[0], n_rows, n_batch * more) and _has(bias, weight.shape[1])
 
 
@@ -165,7 +177,8 @@ def _mul_mat_up_gate(op: Op) -> bool:
         return False
     if op.ip[0] not in formats(up.type_id) or op.dst.shape[0] != up.shape[1]:
         return False
-    return _holds(x, op.ip[0], up.shape[0], op.dst.shape[1], 1) and all(_has(b, up.shape[1]) for b in op.src[3:5])
+    n_rows = max(op.dst.shape[1], op.ip[1])
+    return _holds(x, op.ip[0], up.shape[0], n_rows, 1) and all(_has(b, up.shape[1]) for b in op.src[3:5])
 
 
 def _experts(op: Op, weight: Tensor | None, x: Tensor | None, groups: Tensor | None, per_slot: bool) -> bool:
@@ -235,7 +248,26 @@ def _attention(op: Op) -> bool:
     mask, second = op.src[3], op.src[5]
     width = keys.shape[0] + (second.shape[0] if second else 0)
     seen = mask is not None and mask.type_id == F16 and mask.shape[1] >= n_tokens
-    return fits and seen and q.shape[0] == width and heads % keys.shape[1] == 0 and op.ip[1] > 0
+    fits = fits and seen and q.shape[0] == width and heads % keys.shape[1] == 0 and op.ip[1] > 0
+    return fits and _has(op.src[4], heads) and _sees(op, n_tokens, keys.shape[2]) and _distances(op)
+
+
+def _sees(op: Op, n_tokens: int, n_cells: int) -> bool:
+    """Whether the cells that tokens see, and where tokens and cells are, are known of all of them."""
+    counts = {6: 2 * n_tokens, 9: n_cells, 10: n_tokens}
+    found = [(op.src[i], n) for i, n in counts.items() if op.src[i] is not None]
+    return all(x is not None and x.type_id == I32 and x.nbytes >= 4 * n for x, n in found)
+
+
+def _distances(op: Op) -> bool:
+    """Whether scores that depend on distances have what they need: positions, and biases where there are no slopes."""
+    biases, cell_pos, pos = op.src[8:11]
+    slopes = op.fp[2] != 0
+    if (cell_pos is None) != (pos is None) or (slopes and cell_pos is None):
+        return False
+    if cell_pos is None or slopes:
+        return True
+    return biases is not None and biases.type_id == F32 and biases.shape[1] >= op.dst.shape[1]
 
 
 def _rope(op: Op) -> bool:
@@ -252,6 +284,7 @@ def _kq_mask(op: Op) -> bool:
     more = op.src[5].shape[0] if op.src[5] else 0
     n_cells, n_tokens = cell_pos.shape[0], pos.shape[0]
     fits = op.dst.shape[:2] == (n_cells + more, n_tokens) and ranges_.shape[:2] == (2, n_tokens)
+    fits = fits and op.cells == (0, 0)  # attention trusts what it writes
     types = cell_pos.type_id, cell_seq.type_id, pos.type_id, seq.type_id
     return fits and types == (I32, I64, I32, I32) and cell_seq.shape[0] == n_cells and seq.shape[0] == n_tokens
 

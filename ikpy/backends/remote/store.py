@@ -155,7 +155,7 @@ class Store:
         """Replaces addresses by those of this machine; numbers of the allocations that are used."""
         used = set()
         for record in tensors:
-            nbytes = _extent(int(record["type"]), record["ne"].tolist(), record["nb"].tolist())
+            nbytes = extent_of(int(record["type"]), record["ne"].tolist(), record["nb"].tolist())
             where = int(record["data"])
             memory = self.span(where, nbytes)
             used.add(divided(where)[0])
@@ -189,16 +189,17 @@ def _parsed(records: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return tensors, ops, dynamic
 
 
-def _extent(type_id: int, shape: list[int], strides: list[int]) -> int:
-    """Bytes from the first one of a tensor to its last."""
+def extent_of(type_id: int, shape: list[int], strides: list[int]) -> int:
+    """Bytes from the first one of a tensor to its last, also for kernels that take its rows to be contiguous."""
     if not all(0 < n < MAX_EXTENT for n in shape) or not all(0 <= n < MAX_EXTENT for n in strides):
         raise ProtocolError(f"a tensor of shape {shape} and strides {strides}")
     try:
         kind = registry.by_id(type_id)
-        row = kind.row_nbytes(shape[0]) if kind.block_elements > 1 else (shape[0] - 1) * strides[0] + kind.block_bytes
+        packed = kind.row_nbytes(shape[0])
+        row = packed if kind.block_elements > 1 else (shape[0] - 1) * strides[0] + kind.block_bytes
     except (IkpyError, ValueError) as error:
         raise ProtocolError(f"a tensor of type {type_id}: {error}") from None
-    return row + sum((n - 1) * step for n, step in zip(shape[1:], strides[1:], strict=True))
+    return max(packed, row) + sum((n - 1) * step for n, step in zip(shape[1:], strides[1:], strict=True))
 
 
 def _check_ops(ops: np.ndarray, tensors: np.ndarray) -> list[rules.Range]:
@@ -211,19 +212,20 @@ def _check_ops(ops: np.ndarray, tensors: np.ndarray) -> list[rules.Range]:
         kind, places, target = kinds.get(int(op["kind"])), op["src"].tolist(), int(op["dst"])
         if kind is None or not all(-1 <= i < len(known) for i in places) or not 0 <= target < len(known):
             raise ProtocolError("an op that there is not, or of tensors that there are not")
-        made = rules.Op(kind, known[target], [None if i < 0 else known[i] for i in places], op["ip"].tolist())
+        sources, cells = [None if i < 0 else known[i] for i in places], (int(op["above"]), int(op["upto"]))
+        made = rules.Op(kind, known[target], sources, op["ip"].tolist(), op["fp"].tolist(), cells)
         rules.check(made)
         for tensor, low, high in rules.ranges(made):
             if tensor.data not in written:
                 found[tensor.data, low, high] = rules.Range(_numbers(tensor), low, high)
-        written.add(made.dst.data)
+        written.update(tensor.data for tensor in made.written)
     return list(found.values())
 
 
 def _tensor(record: np.ndarray) -> rules.Tensor:
     shape, strides = tuple(record["ne"].tolist()), tuple(record["nb"].tolist())
     type_id = int(record["type"])
-    return rules.Tensor(type_id, shape, _extent(type_id, list(shape), list(strides)), int(record["data"]), strides)
+    return rules.Tensor(type_id, shape, extent_of(type_id, list(shape), list(strides)), int(record["data"]), strides)
 
 
 def _numbers(tensor: rules.Tensor) -> np.ndarray:

@@ -13,15 +13,18 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from ikpy._native import core
 from ikpy.backends.cuda.api import DeviceError, Stream
 from ikpy.backends.remote import hosts, protocol
 from ikpy.backends.remote.connection import Connection
 from ikpy.backends.remote.device import RemoteDevice
-from ikpy.backends.remote.kernels import Program
-from ikpy.backends.remote.protocol import ANSWER, GREETING, HEAD, Message, address, parse_endpoint
-from ikpy.backends.remote.store import Store
+from ikpy.backends.remote.kernels import COUNTS, Program
+from ikpy.backends.remote.protocol import ANSWER, GREETING, HEAD, Head, Message, address, parse_endpoint
+from ikpy.backends.remote.store import Store, extent_of
 from ikpy.errors import UsageError
+from ikpy.graph.ir import F32
 from ikpy.graph.placement import PlacementParams
+from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from tests.cpu.engine.remote_hosts import ON_CPU, RunningHost, context_on, evaluated, running, tokens_for
 from tests.shared import DATA
 
@@ -260,6 +263,49 @@ def test_fuzzed_records_never_pass_unchecked(monkeypatch: pytest.MonkeyPatch, ho
             assert "\n" not in str(error)
             refused += 1
     assert 100 < refused <= 400
+
+
+CHANGES = {
+    "slopes without positions": ("attention", "fp", 2, 1.0),
+    "slopes that are no numbers": ("attention", "fp", 2, float("nan")),
+    "more rows than there are": ("mul_mat", "ip", 1, 1 << 24),
+    "more rows of two matrices": ("mul_mat_up_gate", "ip", 1, 1 << 16),
+    "a mask that is made now and then": ("kq_mask", "above", 0, 1 << 20),
+    "a mask for few cells": ("kq_mask", "upto", 0, 1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_records_that_would_crash_a_host(name: str, monkeypatch: pytest.MonkeyPatch, host: RunningHost) -> None:
+    """What mutated programs ended a host's process with is refused when they come."""
+    kind, field, place, value = CHANGES[name]
+    said = b"".join(captured(monkeypatch, host))
+    store, at, refused = Store(64 << 20, 1), 0, 0
+    while at < len(said):
+        head = Head(*HEAD.unpack_from(said, at))
+        payload, at = said[at + HEAD.size : at + HEAD.size + head.payload], at + HEAD.size + head.payload
+        if head.message == Message.ALLOC:
+            store.alloc(head.a, head.b)
+        if head.message != Message.PROGRAM:
+            continue
+        store.compile(head.a, head.b, payload)
+        n_tensors, n_ops, _ = COUNTS.unpack_from(payload)
+        data, start = bytearray(payload), COUNTS.size + n_tensors * TENSOR_DTYPE.itemsize
+        ops = np.frombuffer(data, OP_DTYPE, n_ops, start)
+        chosen = np.flatnonzero(ops["kind"] == core.op_kinds()[kind])
+        if len(chosen):
+            ops[field].reshape(n_ops, -1)[chosen[0], place] = value
+            with pytest.raises(protocol.ProtocolError, match=f"^{kind} of shapes"):
+                store.compile(head.a, head.b, bytes(data))
+            refused += 1
+    assert refused
+
+
+def test_memory_of_tensors_whose_strides_overlap() -> None:
+    """Kernels may take rows to be contiguous: there is memory for that, whatever the strides say."""
+    assert extent_of(F32, [64, 8, 1, 1], [0, 0, 0, 0]) == 4 * 64
+    assert extent_of(F32, [64, 8, 1, 1], [4, 1024, 0, 0]) == 7 * 1024 + 4 * 64
+    assert extent_of(F32, [8, 64, 1, 1], [256, 4, 0, 0]) == 4 * 64 * 8
 
 
 @pytest.mark.parametrize(
